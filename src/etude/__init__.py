@@ -1,0 +1,1 @@
+"""Etude: fine-tune the models inside LLM agents from the agents own runs."""

@@ -1,0 +1,1 @@
+"""TrainerAdapter and the backends."""

@@ -1,0 +1,1 @@
+"""TrajectoryBuilder and the algorithms."""

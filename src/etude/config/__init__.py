@@ -1,0 +1,1 @@
+"""YAML to validated config, the component registry, overrides."""

@@ -1,0 +1,45 @@
+"""Typed component configs: the class behind every `_type` in a config file."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class ComponentConfig(BaseModel):
+    """Base of all component configs. `class MyConfig(TrainerConfig, name="mine")` makes `_type: mine`.
+
+    Unknown keys are errors. Instances stay mutable, because the harness hands the reward function
+    down to them.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    type_name: ClassVar[str] = ""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if name is not None:
+            cls.type_name = name
+
+    def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
+        """Takes `name` out of the class arguments; pydantic's own hook above stores it."""
+        super().__init_subclass__(**kwargs)
+
+
+class LlmConfig(ComponentConfig):
+    """A model that agents can call: an entry of `llms`."""
+
+
+class WorkflowConfig(ComponentConfig):
+    """The user's agent: the `workflow` block."""
+
+
+class DatasetConfig(ComponentConfig):
+    """Where examples come from."""
+
+
+class EvaluatorConfig(ComponentConfig):
+    """What scores an episode: an entry of `eval.evaluators`."""

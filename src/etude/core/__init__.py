@@ -1,0 +1,1 @@
+"""The values that everyone passes around: no I/O, no torch."""

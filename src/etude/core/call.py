@@ -1,0 +1,81 @@
+"""A call: one request to a model and what came back, exactly.
+
+The token ids and logprobs that the engine sampled are the truth from here to the gradient; text
+is never tokenised again for training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from etude.core.message import Message, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample. Fields and defaults are OpenAI's."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    """When set, takes the place of the request's own key."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What an engine is asked to complete."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    key: int = 0
+    """Seed of this request's randomness; the same key and weights give the same completion."""
+    conversation: str = ""
+    """The episode that the request belongs to: a hint for reuse of its KV cache and tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine sampled."""
+
+    message: Message
+    """The assistant message in OpenAI's format: `content` and, where there are any, `tool_calls`."""
+    finish_reason: str = "stop"
+    """`stop`, `length` or `tool_calls`."""
+    prompt_ids: tuple[int, ...] | None = None
+    """Token ids of the whole prompt as the model saw it; None where the engine cannot tell."""
+    completion_ids: tuple[int, ...] | None = None
+    """Sampled token ids, the end-of-turn token included."""
+    logprobs: tuple[float, ...] | None = None
+    """Natural-log probability of each sampled token under the distribution it was sampled from."""
+    usage: Usage = field(default_factory=Usage)
+    model_version: int = 0
+    """Version of the weights that sampled this: 0 is the base model."""
+    drifted: bool = False
+    """True when the prompt could not extend the conversation's earlier tokens and was rendered anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One model call within an episode."""
+
+    index: int
+    """Order within the episode, from 0."""
+    function: str
+    """The function of the agent that made the call; `<workflow>` outside of any."""
+    model: str
+    """Name of the model in the config's `llms`."""
+    request: ChatRequest
+    completion: Completion | None = None
+    error: str | None = None
+    """Why there is no completion, for a call that failed for good."""

@@ -1,0 +1,51 @@
+"""The record of an episode: an append-only log of calls and events, and how it ended.
+
+This is the finished value. The live object that a workflow is handed is `etude.rollout.Episode`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from etude.core.call import Call
+from etude.core.example import Example
+
+WORKFLOW = "<workflow>"
+"""The function name of calls that the workflow makes itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened between calls."""
+
+    kind: Literal["step_reward", "note"]
+    after_call: int
+    """Index of the last call before the event; -1 when there was none."""
+    value: float | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an episode has no output. A failure is data: it is counted and shown, never a reward."""
+
+    kind: Literal["raised", "timeout", "no_output", "call_failed"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """All that happened in one run of the workflow on one example."""
+
+    id: str
+    """Unique within the run folder; also the journal key under which the record is kept."""
+    example: Example
+    generation: int
+    """Which of the example's parallel episodes this is, from 0."""
+    calls: tuple[Call, ...] = ()
+    events: tuple[Event, ...] = ()
+    output: Any = None
+    failure: Failure | None = None
+    seconds: float = 0.0
+    """Wall time of the episode."""

@@ -1,0 +1,74 @@
+"""The errors a user can meet.
+
+Every error says what happened, where, and what to do next. The class fixes the exit code of the
+command line: 2 when the request was wrong (nothing was tried), 1 when the work failed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class EtudeError(Exception):
+    """The work failed. Exit code 1."""
+
+    exit_code = 1
+
+
+class RequestError(EtudeError):
+    """What was asked for cannot be done as asked. Exit code 2."""
+
+    exit_code = 2
+
+
+class ConfigError(RequestError):
+    """A config file is wrong; the message starts with `file:line:column` when they are known."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: Path | str | None = None,
+        line: int | None = None,
+        column: int | None = None,
+    ) -> None:
+        where = ":".join(str(part) for part in (path, line, column) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message)
+        self.path = path
+        self.line = line
+        self.column = column
+
+
+class DatasetError(RequestError):
+    """A dataset cannot be read, or a row of it is wrong; the message names file and row."""
+
+
+class MissingExtraError(RequestError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the extra '{extra}'. Install it: pip install 'etude[{extra}]'")
+
+
+class CapabilityError(RequestError):
+    """A config asks the chosen backend for something that it cannot do."""
+
+
+class StoreError(EtudeError):
+    """The run folder cannot be read or written (disk full, other version, in use)."""
+
+
+class EngineError(EtudeError):
+    """A model call failed for good: retries are spent or the request is impossible."""
+
+
+class EpisodeError(EtudeError):
+    """An episode failed: its workflow raised, timed out or returned nothing usable."""
+
+
+class ErrorBudgetExceeded(EtudeError):
+    """More episodes or scores failed than the run allows."""
+
+
+class TrainingError(EtudeError):
+    """A training job failed, or a run ended without having trained on anything."""

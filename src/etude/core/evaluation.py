@@ -1,0 +1,76 @@
+"""What an evaluation run takes and gives: items in, scores out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from etude.core.episode import EpisodeRecord
+
+
+class EvalInputItem(BaseModel):
+    """One episode as an evaluator sees it."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    id: str
+    """Id of the example."""
+    generation: int = 0
+    """Which of the example's parallel episodes."""
+    input_obj: Any = None
+    expected_output_obj: Any = None
+    output_obj: Any = None
+    full_dataset_entry: Any = None
+    episode: EpisodeRecord | None = None
+
+
+class EvalOutputItem(BaseModel):
+    """The score of one episode, or why there is none."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    generation: int = 0
+    score: float | None = None
+    """None when the episode or the evaluator failed. Never a made-up zero."""
+    reasoning: Any = None
+    error: str | None = None
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether there is a finite score."""
+        return self.error is None and self.score is not None and math.isfinite(self.score)
+
+
+class EvalInput(BaseModel):
+    """All episodes of an evaluation run."""
+
+    eval_input_items: list[EvalInputItem] = Field(default_factory=list)
+
+
+class EvalOutput(BaseModel):
+    """All scores of one evaluator."""
+
+    average_score: float | None = None
+    """Mean over the scored items; None when nothing was scored."""
+    eval_output_items: list[EvalOutputItem] = Field(default_factory=list)
+
+
+class EvaluationRunOutput(BaseModel):
+    """What an evaluation run gives back."""
+
+    eval_input: EvalInput = Field(default_factory=EvalInput)
+    evaluation_results: list[tuple[str, EvalOutput]] = Field(default_factory=list)
+    workflow_interrupted: bool = False
+    """True when at least one episode failed."""
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
+
+    def results_of(self, evaluator: str) -> list[EvalOutputItem]:
+        """The items of one evaluator, in the order of `eval_input`. Raises KeyError for an unknown one."""
+        for name, output in self.evaluation_results:
+            if name == evaluator:
+                return output.eval_output_items
+        raise KeyError(evaluator)

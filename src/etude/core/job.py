@@ -1,0 +1,63 @@
+"""A job: one unit of training, and where it stands."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TrainingStatusEnum(StrEnum):
+    """Where a training job stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    NOT_FOUND = "not_found"
+    """The backend answered, and knows no such job."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job will not change any more."""
+        return self not in (TrainingStatusEnum.PENDING, TrainingStatusEnum.RUNNING)
+
+
+class TrainingJobRef(BaseModel):
+    """Names a submitted job well enough to find it again from another process."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    backend: str
+    metadata: dict[str, Any] | None = None
+
+
+class TrainingJobStatus(BaseModel):
+    """The state of a job at one moment."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    backend: str
+    status: TrainingStatusEnum
+    progress: float | None = Field(default=None, ge=0, le=100)
+    """Percent done, where the backend says."""
+    message: str | None = None
+    metadata: dict[str, Any] | None = None
+    """Backend facts: metrics of the job under `metrics`, the new weights under `model_version`."""
+
+
+class ModelVersion(BaseModel):
+    """Weights that a job produced: what an engine adopts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int = Field(ge=0)
+    """0 is the base model; each job that trains makes the next."""
+    location: str
+    """A folder, or the backend's name for the model."""
+    digest: str
+    """Hash of the weights, to show that they changed and that the engine has the right ones."""

@@ -1,0 +1,1 @@
+"""Engines and the recording client."""

@@ -1,0 +1,1 @@
+"""PyTorch: batches, objectives, the optimiser step, checkpoints."""

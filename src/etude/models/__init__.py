@@ -1,0 +1,1 @@
+"""A policy: model, tokenizer, chat template, LoRA weights."""

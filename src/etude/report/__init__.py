@@ -1,0 +1,1 @@
+"""Console progress, metrics files and plots."""

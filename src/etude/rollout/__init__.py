@@ -1,0 +1,1 @@
+"""Running workflows over datasets."""
