@@ -65,7 +65,12 @@ class DPOItem(BaseModel):
     """Token ids as they were sampled; where they are None, a backend tokenises the text."""
     chosen_logprobs: tuple[float, ...] | None = None
     rejected_logprobs: tuple[float, ...] | None = None
-    """Logprobs under the policy that sampled the responses, which is DPO's reference by default."""
+    """Logprobs under the policy that sampled the responses, which is DPO's reference by default.
+    One number per token id; 0.0 where the mask is False."""
+    chosen_mask: tuple[bool, ...] | None = None
+    rejected_mask: tuple[bool, ...] | None = None
+    """Per token id, whether the model sampled it. Observations inside a multi-turn response are False:
+    they are context, and count neither in the loss nor in the reference. None: all were sampled."""
 
 
 class Trajectory(BaseModel):

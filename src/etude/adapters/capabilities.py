@@ -1,0 +1,38 @@
+"""What a training backend can do, and the check that a run asks for nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from etude.core.errors import CapabilityError
+from etude.core.trajectory import Method
+
+ALL_METHODS: frozenset[Method] = frozenset({"grpo", "dpo", "supervised"})
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do. The defaults forbid nothing: they suit an adapter that does not say."""
+
+    methods: frozenset[Method] = ALL_METHODS
+    """Training methods: the `method` of the collections that `submit` takes."""
+    lora: bool = True
+    """Can train LoRA weights."""
+    full_weights: bool = True
+    """Can train all weights."""
+    token_ids_required: bool = False
+    """Needs the sampled token ids, and for `grpo` their logprobs; text is not enough."""
+    versions: bool = False
+    """Says which weights a job produced (`model_version` in the status metadata), so that the engine
+    can adopt them and the liveness check can be made. Without it neither happens."""
+
+
+def check_method(backend: str, capabilities: Capabilities, method: Method, builder: str) -> None:
+    """Raise CapabilityError unless the backend can train with the builder's method."""
+    if method in capabilities.methods:
+        return
+    can = ", ".join(sorted(capabilities.methods)) or "nothing"
+    raise CapabilityError(
+        f"the trajectory builder {builder} makes data for the method '{method}', and the trainer adapter "
+        f"{backend} can do: {can}. Choose another builder or adapter under 'finetuning'."
+    )

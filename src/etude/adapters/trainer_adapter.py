@@ -1,0 +1,111 @@
+"""The interface of trainer adapters: where trajectories are trained on."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+from etude.adapters.capabilities import ALL_METHODS, Capabilities, check_method
+from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
+from etude.core.trajectory import TrajectoryCollection
+
+__all__ = ["ALL_METHODS", "Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
+
+
+class TrainerAdapter(ABC):
+    """Sends trajectories to a training backend and follows the jobs.
+
+    Connections, models and processes belong into `initialize`, not into the constructor.
+    """
+
+    run_config: FinetuneConfig
+    """The `finetuning` block, from `initialize` on."""
+
+    def __init__(self, adapter_config: TrainerAdapterConfig) -> None:
+        """Keep the config. Nothing is started here."""
+        self.adapter_config = adapter_config
+        self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Prepare the backend. Raises an EtudeError that says what to do when that cannot be done."""
+        self.run_config = run_config
+        self.adapter_config.reward = run_config.reward_function
+
+    def capabilities(self) -> Capabilities:
+        """What the backend can do. Known before `initialize`, so that a wrong config costs nothing."""
+        return Capabilities()
+
+    @abstractmethod
+    async def is_healthy(self) -> bool:
+        """Whether the backend answers and could train now."""
+
+    @abstractmethod
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
+        """Start a training job on the collection.
+
+        `trajectories.run_id` names the job and is its idempotency key: submitting the same run_id
+        again, from this process or a later one, must not train twice. Return the ref of the job that
+        is there, or, when its work was lost (a killed in-process job), start it anew from the
+        version that `restore` was last given.
+        """
+
+    @abstractmethod
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """Where the job stands now.
+
+        A job that the backend does not know has the status NOT_FOUND: it is not an error, because a
+        resumed run asks after jobs of a process that was killed. A completed job of a backend with
+        the capability `versions` has the dumped ModelVersion under `model_version` in the metadata;
+        `metrics` holds the numbers to show.
+        """
+
+    @abstractmethod
+    async def wait_until_complete(
+        self, ref: TrainingJobRef, poll_interval: float = 10.0
+    ) -> TrainingJobStatus:
+        """Wait for a final status and return it; `poll_interval` in seconds.
+
+        The trainer bounds the wait and cancels the coroutine when it takes too long.
+        """
+
+    @abstractmethod
+    def log_progress(
+        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
+    ) -> None:
+        """Record facts about a job, in `output_dir` when one is given."""
+
+    async def current_version(self) -> ModelVersion | None:
+        """The weights that the next job starts from; None when the backend does not say."""
+        return None
+
+    async def restore(self, version: ModelVersion) -> None:  # noqa: B027  # a hook with a sound default
+        """Make the next job start from `version`. Called when a run is resumed, after `initialize`.
+
+        A backend that keeps its own state needs nothing here.
+        """
+
+    async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default
+        """Delete the stored weights of this run's versions that are not in `keep`.
+
+        The base model is never deleted. Doing nothing is allowed.
+        """
+
+    async def cancel(self, ref: TrainingJobRef) -> None:  # noqa: B027  # a hook with a sound default
+        """Stop the job if it still runs. An unknown or finished job is no error."""
+
+    async def cleanup(self) -> None:  # noqa: B027  # a hook with a sound default
+        """Free what `initialize` took. Calling it twice is fine."""
+
+
+async def poll_until_final(
+    status: Callable[[], Awaitable[TrainingJobStatus]], poll_interval: float
+) -> TrainingJobStatus:
+    """Ask for the status every `poll_interval` seconds until it is final: `wait_until_complete` for most."""
+    while True:
+        found = await status()
+        if found.status.is_final:
+            return found
+        await asyncio.sleep(poll_interval)

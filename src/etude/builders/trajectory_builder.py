@@ -1,0 +1,97 @@
+"""The interface of trajectory builders: episodes in, training data out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
+from etude.core.errors import EtudeError
+from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.trajectory import Method, TrajectoryCollection
+
+if TYPE_CHECKING:
+    from etude.runtime import Runtime
+
+
+class TrajectoryBuilder(ABC):
+    """Runs the workflow on examples and turns the episodes into trajectories."""
+
+    method: ClassVar[Method] = "grpo"
+    """The training method that the trajectories are made for; the adapter must be able to do it."""
+
+    token_ids_required: bool = False
+    """Set by the trainer from the adapter's capabilities before the first epoch."""
+
+    run_config: FinetuneConfig
+    """The `finetuning` block, from `initialize` on."""
+
+    def __init__(self, trajectory_builder_config: TrajectoryBuilderConfig) -> None:
+        """Keep the config. Nothing is started here."""
+        self.trajectory_builder_config = trajectory_builder_config
+        self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
+        self._runtime: Runtime | None = None
+
+    @property
+    def runtime(self) -> Runtime:
+        """What is running: examples, engines, the evaluation run. Raises EtudeError before `bind_runtime`."""
+        if self._runtime is None:
+            raise EtudeError(
+                f"{type(self).__name__} has no runtime. Call bind_runtime(runtime) before collecting, "
+                "or override run_eval()."
+            )
+        return self._runtime
+
+    def bind_runtime(self, runtime: Runtime) -> None:
+        """Hand over what is running. Called once before `initialize`, and again around a validation."""
+        self._runtime = runtime
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Take the `finetuning` block, and its reward function into the own config."""
+        self.run_config = run_config
+        self.trajectory_builder_config.reward = run_config.reward_function
+
+    async def run_eval(self) -> EvaluationRunOutput:
+        """Run the workflow once on each of the runtime's examples, and score the episodes."""
+        runtime = self.runtime
+        return await runtime.evaluation.run(
+            runtime.examples,
+            phase=runtime.phase,
+            on_episode=runtime.progress.episode_finished,
+        )
+
+    @abstractmethod
+    async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
+        """Start collecting for one epoch.
+
+        Args:
+            run_id: names the collection; unique for each epoch.
+            meta: `epoch` (from 0) and whatever else the trainer knows.
+
+        Raises ValueError when `run_id` is already being collected.
+        """
+
+    @abstractmethod
+    async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
+        """Wait for the episodes of `start_run` and return their trajectories.
+
+        Raises ValueError for a `run_id` that was not started, ErrorBudgetExceeded when too many
+        episodes or scores failed.
+        """
+
+    async def compute_reward(self, output_item: EvalOutputItem, meta: dict[str, Any] | None = None) -> float:
+        """The reward of one scored episode; override it to shape rewards.
+
+        Raises ValueError for an item without a score: a failed evaluator is never a zero reward.
+        """
+        if not output_item.is_scored or output_item.score is None:
+            reason = output_item.error or f"the score is {output_item.score!r}"
+            raise ValueError(f"example {output_item.id!r} has no reward: {reason}")
+        return float(output_item.score)
+
+    @abstractmethod
+    def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+        """Record facts about a collection, in `output_dir` when one is given."""
+
+    async def cleanup(self) -> None:  # noqa: B027  # a hook: builders that hold nothing need not override it
+        """Stop what is still being collected and free what is held."""
