@@ -1,0 +1,237 @@
+"""The journal: every effect of a run is a step that happens once.
+
+`step(key, fn)` gives back what is stored under the key, or runs `fn` and stores what it returns. A
+run that was killed takes the same steps again, and gets back everything it had paid for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, overload
+
+from etude.core.errors import StoreError
+from etude.store.database import open_database, store_error
+from etude.store.writer import Barrier, Delete, Put, Writer
+
+Json: TypeAlias = Any
+"""A value that survives `json.dumps` and `json.loads`."""
+
+T = TypeVar("T")
+
+_PAGE = 256
+_READ_ONLY = "this journal was opened for reading only"
+
+
+class Journal:
+    """A durable map from step keys to JSON values, safe against kill -9 at any instant.
+
+    What `step` and `put` have returned from is committed. One process writes a journal at a time
+    (the run folder's lock sees to that); any number may read it.
+    """
+
+    def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
+        """Open or make the journal at `path`.
+
+        Raises StoreError when it cannot be opened, is damaged, or is of another schema version.
+        """
+        self.path = Path(path)
+        self._engine = open_database(self.path, read_only=read_only)
+        # Reads go to the driver's own connection: a look-up is on the path of every model call.
+        pooled = self._engine.raw_connection()
+        driver = pooled.driver_connection
+        pooled.detach()
+        assert isinstance(driver, sqlite3.Connection)
+        self._reader = driver
+        self._reader_lock = threading.Lock()
+        self._writer = None if read_only else Writer(self._engine, self.path)
+        self._running: dict[str, asyncio.Future[None]] = {}
+        self._closed = False
+
+    @overload
+    async def step(self, key: str, fn: Callable[[], Awaitable[Json]]) -> Json: ...
+
+    @overload
+    async def step(
+        self,
+        key: str,
+        fn: Callable[[], Awaitable[T]],
+        *,
+        encode: Callable[[T], Json],
+        decode: Callable[[Json], T],
+    ) -> T: ...
+
+    async def step(
+        self,
+        key: str,
+        fn: Callable[[], Awaitable[Any]],
+        *,
+        encode: Callable[[Any], Json] | None = None,
+        decode: Callable[[Json], Any] | None = None,
+    ) -> Any:
+        """The value of the step `key`: the stored one, or else what `fn` returns, once it is committed.
+
+        Steps of one key that run at the same time run `fn` once. When `fn` raises, nothing is stored.
+        `encode` and `decode` turn values that are not JSON into JSON and back. Without them the value
+        comes back as JSON keeps it (a tuple as a list), so that a resumed run sees no difference.
+
+        Raises what `fn` raises, TypeError for a value that is not JSON, StoreError when the journal
+        cannot be read or written.
+        """
+        while True:
+            text = self._lookup(key)
+            if text is not None:
+                stored = json.loads(text)
+                return stored if decode is None else decode(stored)
+            running = self._running.get(key)
+            if running is None:
+                break
+            # Then look again: the other one has stored the value, or was cancelled and left none.
+            await asyncio.shield(running)
+        return await self._run_step(key, fn, encode)
+
+    async def _run_step(
+        self, key: str, fn: Callable[[], Awaitable[Any]], encode: Callable[[Any], Json] | None
+    ) -> Any:
+        running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running[key] = running
+        running.add_done_callback(lambda settled: self._forget(key, settled))
+        try:
+            value = await fn()
+            text = _dumps(key, value if encode is None else encode(value))
+            self._submit(key, text, running)
+        except BaseException as error:
+            # Forgotten at once, so that whoever asks next runs the step anew.
+            self._running.pop(key, None)
+            if isinstance(error, asyncio.CancelledError):
+                running.set_result(None)
+            else:
+                running.set_exception(error)
+            raise
+        # Shielded: when this task is cancelled now, the value is still stored, and others wait for it.
+        await asyncio.shield(running)
+        return json.loads(text) if encode is None else value
+
+    def _forget(self, key: str, settled: asyncio.Future[None]) -> None:
+        if self._running.get(key) is settled:
+            del self._running[key]
+        if not settled.cancelled():
+            settled.exception()  # Seen: with nobody else waiting it must not be reported as lost.
+
+    def get(self, key: str, default: Json = None) -> Json:
+        """The value stored under `key`, or `default`. Raises StoreError when it cannot be read."""
+        text = self._lookup(key)
+        return default if text is None else json.loads(text)
+
+    def contains(self, key: str) -> bool:
+        """Whether a value is stored under `key`."""
+        return bool(self._select("SELECT 1 FROM steps WHERE key=?", (key,)))
+
+    async def put(self, key: str, value: Json) -> None:
+        """Store `value` under `key`, in place of what is there; returns when it is committed.
+
+        Raises TypeError for a value that is not JSON, StoreError when it cannot be stored.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._submit(key, _dumps(key, value), done)
+        await done
+
+    def scan(self, prefix: str = "") -> Iterator[tuple[str, Json]]:
+        """All keys that start with `prefix` and their values, in the order of the keys, a page at a time."""
+        first, end = _range(prefix)
+        condition, bounds = "key >= ?", (first,)
+        while True:
+            rows = self._select(
+                f"SELECT key, value FROM steps WHERE {condition} {'AND key < ?' if end else ''} "
+                f"ORDER BY key LIMIT {_PAGE}",
+                (*bounds, end) if end else bounds,
+            )
+            for key, text in rows:
+                yield key, json.loads(text)
+            if len(rows) < _PAGE:
+                return
+            condition, bounds = "key > ?", (rows[-1][0],)
+
+    async def delete(self, prefix: str) -> None:
+        """Delete all keys that start with `prefix`; returns when that is committed.
+
+        Raises ValueError for an empty prefix, StoreError when it cannot be done.
+        """
+        if not prefix:
+            raise ValueError("delete needs a prefix; to delete everything, delete the run folder")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._require_writer().submit(Delete(*_range(prefix), done))
+        await done
+
+    async def flush(self) -> None:
+        """Wait until all writes that were started are committed or have failed."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._require_writer().submit(Barrier(done))
+        await done
+
+    def close(self) -> None:
+        """Write out what is queued and close the file. Calling it twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._writer is not None:
+            self._writer.close()
+        with self._reader_lock:
+            self._reader.close()
+        self._engine.dispose()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _submit(self, key: str, text: str, waiter: asyncio.Future[None]) -> None:
+        if not key.isascii():
+            try:
+                key.encode()
+            except UnicodeEncodeError as error:
+                raise StoreError(f"{self.path}: step key {key!r} is not valid Unicode text") from error
+        self._require_writer().submit(Put(key, text, waiter))
+
+    def _require_writer(self) -> Writer:
+        if self._closed:
+            raise StoreError(f"{self.path}: the journal is closed")
+        if self._writer is None:
+            raise StoreError(f"{self.path}: {_READ_ONLY}")
+        return self._writer
+
+    def _lookup(self, key: str) -> str | None:
+        rows = self._select("SELECT value FROM steps WHERE key=?", (key,))
+        return rows[0][0] if rows else None
+
+    def _select(self, statement: str, bounds: tuple[str, ...]) -> list[Any]:
+        if self._closed:
+            raise StoreError(f"{self.path}: the journal is closed")
+        try:
+            with self._reader_lock:
+                return self._reader.execute(statement, bounds).fetchall()
+        except sqlite3.Error as error:
+            raise store_error(self.path, error) from error
+
+
+def _dumps(key: str, value: Json) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the value of step {key!r} cannot be kept as JSON: {error}") from error
+
+
+def _range(prefix: str) -> tuple[str, str | None]:
+    """Bounds `[first, end)` of the keys that start with `prefix`; an end of None is no bound."""
+    for length in range(len(prefix), 0, -1):
+        following = ord(prefix[length - 1]) + 1
+        if 0xD800 <= following <= 0xDFFF:
+            following = 0xE000  # Surrogates are no characters and cannot be stored.
+        if following <= 0x10FFFF:
+            return prefix, prefix[: length - 1] + chr(following)
+    return prefix, None

@@ -1,0 +1,151 @@
+"""The run folder: everything that a run keeps, in one place.
+
+runs/<name>/run.db            the journal
+runs/<name>/checkpoints/      weights
+runs/<name>/config.yml        the config as it was resolved, without secrets
+runs/<name>/environment.json  what the run ran on
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from etude.core.errors import RequestError, StoreError
+from etude.store.environment import describe_environment
+from etude.store.files import write_atomically
+from etude.store.journal import Journal
+from etude.store.lock import RunLock
+from etude.store.names import check_run_name, new_run_name
+
+DATABASE = "run.db"
+LOCK = "lock"
+
+
+class RunFolder:
+    """An open run folder. Use it as a context manager, or `close` it."""
+
+    def __init__(self, path: Path, journal: Journal, lock: RunLock | None) -> None:
+        self.path = path
+        self.journal = journal
+        self._lock = lock
+
+    @classmethod
+    def create(
+        cls,
+        root: Path | str,
+        name: str | None = None,
+        *,
+        config_yaml: str | None = None,
+        seed: int | None = None,
+    ) -> RunFolder:
+        """Make a new run folder in `root` and lock it.
+
+        `config_yaml` is the resolved config without secrets, kept as `config.yml`; `seed` is noted in
+        `environment.json`. Raises RequestError when the run exists or the name is no folder's name,
+        StoreError when the folder cannot be written.
+        """
+        root = Path(root)
+        path = root / (new_run_name(root) if name is None else check_run_name(name))
+        if (path / DATABASE).exists():
+            raise RequestError(
+                f"run {path} exists already; go on with it: etude resume {path}, or choose another name"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}; the output folder must be writable") from error
+        run = cls._open(path)
+        try:
+            if config_yaml is not None:
+                run.write_text("config.yml", config_yaml)
+            run.write_json("environment.json", describe_environment(seed=seed))
+        except StoreError:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """Open an existing run folder to go on with it, and lock it.
+
+        Raises RequestError when there is no run there, StoreError when another process uses it, its
+        database is damaged or of another schema version.
+        """
+        return cls._open(require_run(Path(path)))
+
+    @classmethod
+    def read(cls, path: Path | str) -> RunFolder:
+        """Open an existing run folder for reading only, also while another process writes it.
+
+        Raises RequestError when there is no run there, StoreError when it cannot be read.
+        """
+        path = require_run(Path(path))
+        return cls(path, Journal(path / DATABASE, read_only=True), None)
+
+    @classmethod
+    def _open(cls, path: Path) -> RunFolder:
+        lock = RunLock(path / LOCK)
+        try:
+            journal = Journal(path / DATABASE)
+        except StoreError:
+            lock.release()
+            raise
+        return cls(path, journal, lock)
+
+    @property
+    def name(self) -> str:
+        """The name of the run: that of its folder."""
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's weights; made when it is first asked for."""
+        folder = self.path / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a file of the run: the old text or the new, never half of it. Raises StoreError."""
+        write_atomically(self.path / name, text)
+        return self.path / name
+
+    def write_json(self, name: str, data: Any) -> Path:
+        """Write a JSON file of the run, as `write_text` does."""
+        return self.write_text(name, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+    def read_json(self, name: str, default: Any = None) -> Any:
+        """The content of a JSON file of the run; `default` when there is no such file.
+
+        Raises StoreError when it is no JSON.
+        """
+        path = self.path / name
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return default
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path}: cannot be read ({error}); delete it and resume the run") from error
+
+    def close(self) -> None:
+        """Commit what is queued, close the journal and give up the lock. Calling it twice is fine."""
+        self.journal.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def require_run(path: Path) -> Path:
+    """`path` itself when it is a run folder. Raises RequestError naming the runs that there are."""
+    if (path / DATABASE).is_file():
+        return path
+    root = path if path.is_dir() else path.parent
+    there = sorted(found.parent.name for found in root.glob(f"*/{DATABASE}"))
+    known = f"runs in {root}: {', '.join(there[-5:])}" if there else f"there are no runs in {root}"
+    raise RequestError(f"{path} is not a run folder (it has no {DATABASE}); {known}")

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.core.errors import StoreError
+from etude.store.journal import Journal
+
+keys = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.fixture
+def journal(tmp_path: Path):
+    with Journal(tmp_path / "run.db") as journal:
+        yield journal
+
+
+def counted(value):
+    """A function that returns `value` and a list that grows by one at each call."""
+    calls: list[int] = []
+
+    async def fn():
+        calls.append(1)
+        return value
+
+    return fn, calls
+
+
+async def test_a_step_runs_once_and_is_remembered(journal: Journal) -> None:
+    fn, calls = counted({"answer": 42})
+    assert await journal.step("a", fn) == {"answer": 42}
+    assert await journal.step("a", fn) == {"answer": 42}
+    assert len(calls) == 1
+
+
+async def test_a_step_is_remembered_by_the_next_process(tmp_path: Path) -> None:
+    fn, calls = counted(1)
+    with Journal(tmp_path / "run.db") as journal:
+        await journal.step("a", fn)
+    with Journal(tmp_path / "run.db") as journal:
+        assert await journal.step("a", fn) == 1
+    assert len(calls) == 1
+
+
+async def test_a_step_that_returned_none_is_not_run_again(journal: Journal) -> None:
+    fn, calls = counted(None)
+    assert await journal.step("a", fn) is None
+    assert await journal.step("a", fn) is None
+    assert len(calls) == 1
+
+
+async def test_a_value_looks_the_same_at_once_and_after_a_resume(journal: Journal) -> None:
+    fn, _ = counted({"pair": (1, 2)})
+    assert await journal.step("a", fn) == await journal.step("a", fn) == {"pair": [1, 2]}
+
+
+async def test_a_codec_lets_a_step_return_more_than_json(journal: Journal) -> None:
+    fn, calls = counted({3, 1, 2})
+    first = await journal.step("a", fn, encode=sorted, decode=set)
+    again = await journal.step("a", fn, encode=sorted, decode=set)
+    assert first == again == {1, 2, 3}
+    assert journal.get("a") == [1, 2, 3]
+    assert len(calls) == 1
+
+
+async def test_steps_of_one_key_at_the_same_time_run_once(journal: Journal) -> None:
+    release = asyncio.Event()
+    calls: list[int] = []
+
+    async def slow():
+        calls.append(1)
+        await release.wait()
+        return len(calls)
+
+    steps = [asyncio.create_task(journal.step("a", slow)) for _ in range(5)]
+    await asyncio.sleep(0)
+    release.set()
+    assert await asyncio.gather(*steps) == [1, 1, 1, 1, 1]
+
+
+async def test_a_step_that_raises_stores_nothing(journal: Journal) -> None:
+    async def broken():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await journal.step("a", broken)
+    assert not journal.contains("a")
+    fn, _ = counted(7)
+    assert await journal.step("a", fn) == 7
+
+
+async def test_all_who_wait_for_a_step_see_its_error(journal: Journal) -> None:
+    release = asyncio.Event()
+
+    async def broken():
+        await release.wait()
+        raise ValueError("no")
+
+    steps = [asyncio.create_task(journal.step("a", broken)) for _ in range(3)]
+    await asyncio.sleep(0)
+    release.set()
+    outcomes = await asyncio.gather(*steps, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ValueError] * 3
+
+
+async def test_when_a_step_is_cancelled_another_waiter_takes_it_over(journal: Journal) -> None:
+    started = asyncio.Event()
+
+    async def never():
+        started.set()
+        await asyncio.Event().wait()
+
+    fn, calls = counted("taken over")
+    first = asyncio.create_task(journal.step("a", never))
+    await started.wait()
+    second = asyncio.create_task(journal.step("a", fn))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == "taken over"
+    assert len(calls) == 1
+    assert first.cancelled()
+
+
+async def test_a_result_is_kept_when_its_owner_is_cancelled_while_it_is_stored(journal: Journal) -> None:
+    fn, calls = counted("paid for")
+    step = asyncio.create_task(journal.step("a", fn))
+    while not calls:
+        await asyncio.sleep(0)
+    step.cancel()
+    assert await journal.step("a", fn) == "paid for"
+    assert len(calls) == 1
+
+
+async def test_a_value_that_is_no_json_is_refused_by_name(journal: Journal) -> None:
+    fn, _ = counted(object())
+    with pytest.raises(TypeError, match="'train/1' cannot be kept as JSON"):
+        await journal.step("train/1", fn)
+    assert not journal.contains("train/1")
+
+
+async def test_put_replaces_and_get_has_a_default(journal: Journal) -> None:
+    assert journal.get("a") is None
+    assert journal.get("a", "default") == "default"
+    await journal.put("a", 1)
+    await journal.put("a", 2)
+    assert journal.get("a", "default") == 2
+    assert journal.contains("a")
+
+
+async def test_scan_gives_the_prefix_in_key_order_over_many_pages(journal: Journal) -> None:
+    keys = [f"train/{index:04d}" for index in range(700)]
+    await asyncio.gather(*(journal.put(key, index) for index, key in enumerate(keys)))
+    await journal.put("trail", 0)
+    await journal.put("train0", 0)
+    assert list(journal.scan("train/")) == [(key, index) for index, key in enumerate(keys)]
+
+
+async def test_a_scan_that_is_under_way_does_not_hide_new_steps(journal: Journal) -> None:
+    await journal.put("a", 1)
+    scan = journal.scan("")
+    assert next(scan) == ("a", 1)
+    await journal.put("b", 2)
+    assert journal.get("b") == 2
+
+
+async def test_delete_takes_a_prefix_and_nothing_else(journal: Journal) -> None:
+    for key in ("a/1", "a/2", "b/1", "a0"):
+        await journal.put(key, key)
+    await journal.delete("a/")
+    assert [key for key, _ in journal.scan()] == ["a0", "b/1"]
+
+
+async def test_delete_of_everything_is_refused(journal: Journal) -> None:
+    with pytest.raises(ValueError, match="delete the run folder"):
+        await journal.delete("")
+
+
+async def test_writes_keep_their_order(journal: Journal) -> None:
+    writes = [journal.put("a", 1), journal.delete("a"), journal.put("a", 2), journal.put("a", 3)]
+    await asyncio.gather(*writes)
+    assert journal.get("a") == 3
+
+
+async def test_flush_waits_for_writes_that_nobody_awaits(journal: Journal) -> None:
+    writes = [asyncio.ensure_future(journal.put(str(index), index)) for index in range(100)]
+    await asyncio.sleep(0)
+    await journal.flush()
+    assert sum(1 for _ in journal.scan()) == 100
+    await asyncio.gather(*writes)
+
+
+@settings(max_examples=25, deadline=None)
+@given(entries=st.dictionaries(keys, values, max_size=8), prefix=st.text(max_size=2).filter(str.isprintable))
+def test_any_unicode_key_and_json_value_comes_back(entries, prefix, tmp_path_factory) -> None:
+    async def check() -> None:
+        with Journal(tmp_path_factory.mktemp("journal") / "run.db") as journal:
+            await asyncio.gather(*(journal.put(key, value) for key, value in entries.items()))
+            assert dict(journal.scan()) == entries
+            expected = sorted(key for key in entries if key.startswith(prefix))
+            assert [key for key, _ in journal.scan(prefix)] == expected
+
+    asyncio.run(check())
+
+
+async def test_a_key_that_is_no_text_is_an_error_of_that_step_only(journal: Journal) -> None:
+    with pytest.raises(StoreError, match="not valid Unicode"):
+        await journal.put("\ud800", 1)
+    await journal.put("fine", 1)
+
+
+async def test_text_with_lone_surrogates_is_kept(journal: Journal) -> None:
+    await journal.put("a", "half \ud83d")
+    assert journal.get("a") == "half \ud83d"
+
+
+async def test_a_closed_journal_says_so(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run.db")
+    journal.close()
+    journal.close()
+    with pytest.raises(StoreError, match="closed"):
+        await journal.put("a", 1)
+    with pytest.raises(StoreError, match="closed"):
+        journal.get("a")
+
+
+async def test_another_process_may_read_while_one_writes(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run.db") as journal:
+        await journal.put("a", 1)
+        with Journal(tmp_path / "run.db", read_only=True) as reader:
+            await journal.put("b", 2)
+            assert dict(reader.scan()) == {"a": 1, "b": 2}
+            with pytest.raises(StoreError, match="reading only"):
+                await reader.put("c", 3)
+
+
+def test_reading_a_journal_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="does not exist"):
+        Journal(tmp_path / "run.db", read_only=True)
+
+
+def test_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run.db").write_bytes(b"this is not a database at all, only text" * 30)
+    with pytest.raises(StoreError, match=r"run\.db: the file is not a run database"):
+        Journal(tmp_path / "run.db")
+
+
+def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
+    Journal(tmp_path / "run.db").close()
+    with sqlite3.connect(tmp_path / "run.db") as connection:
+        connection.execute("PRAGMA user_version=99")
+    with pytest.raises(StoreError, match="schema version 99.*reads version 1.*start a new run"):
+        Journal(tmp_path / "run.db")
+
+
+def test_a_folder_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be opened; check that the folder exists"):
+        Journal(tmp_path / "nowhere" / "run.db")
+
+
+async def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    with Journal(path) as journal:
+        for index in range(50):
+            await journal.put(f"key {index}", "x" * 2000)
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(data)
+    with Journal(path) as journal, pytest.raises(StoreError, match=r"run\.db: the file is damaged"):
+        journal.get("key 1")

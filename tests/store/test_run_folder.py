@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from etude.core.errors import RequestError, StoreError
+from etude.store.environment import describe_environment, git_state
+from etude.store.names import new_run_name
+from etude.store.run_folder import RunFolder
+from etude.store.run_list import list_runs
+
+HOLD = """
+import sys
+from etude.store.run_folder import RunFolder
+run = RunFolder.open(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def hold(run: Path) -> subprocess.Popen[str]:
+    """Another process that has the run open."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "open\n"
+    return process
+
+
+def test_a_new_run_has_its_files(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "runs", "first", config_yaml="seed: 3\n", seed=3) as run:
+        assert run.path == tmp_path / "runs" / "first"
+        assert run.name == "first"
+        assert run.checkpoints.is_dir()
+        assert (run.path / "config.yml").read_text() == "seed: 3\n"
+        environment = run.read_json("environment.json")
+    assert environment["seed"] == 3
+    assert environment["python"].startswith("3.")
+    assert environment["packages"]["pydantic"]
+
+
+def test_the_environment_holds_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-very-secret")
+    assert "sk-very-secret" not in json.dumps(describe_environment())
+
+
+def test_the_environment_names_the_commit(tmp_path: Path) -> None:
+    assert git_state(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "file").write_text("1")
+    subprocess.run([*git, "add", "file"], check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], check=True)
+    state = git_state(tmp_path)
+    assert state is not None and re.fullmatch("[0-9a-f]{40}", state["commit"]) and state["dirty"] is False
+    (tmp_path / "file").write_text("2")
+    changed = git_state(tmp_path)
+    assert changed is not None and changed["dirty"] is True
+
+
+def test_a_machine_without_git_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(tmp_path) is None
+
+
+async def test_what_was_journalled_is_there_when_the_run_is_opened_again(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "a") as run:
+        await run.journal.put("key", 1)
+    with RunFolder.open(tmp_path / "a") as run:
+        assert run.journal.get("key") == 1
+
+
+def test_names_are_made_up_and_unique(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path) as one, RunFolder.create(tmp_path) as two:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d-[a-z]+-[a-z]+(-\d+)?", one.name)
+        assert one.name != two.name
+
+
+def test_a_made_up_name_that_is_taken_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.choice", lambda words: words[0])
+    first = new_run_name(tmp_path)
+    (tmp_path / first).mkdir()
+    assert new_run_name(tmp_path) == f"{first}-2"
+
+
+def test_a_run_is_never_made_over_another(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "a").close()
+    with pytest.raises(RequestError, match="exists already; go on with it: etude resume"):
+        RunFolder.create(tmp_path, "a")
+
+
+@pytest.mark.parametrize("name", ["", " ", "..", "a/b", "a\\b", ".hidden"])
+def test_a_name_must_make_one_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RequestError, match="cannot name a run"):
+        RunFolder.create(tmp_path, name)
+
+
+def test_an_output_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="must be writable"):
+        RunFolder.create(tmp_path / "file", "a")
+
+
+def test_opening_what_is_no_run_names_the_runs_there_are(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="there are no runs in"):
+        RunFolder.open(tmp_path / "a")
+    RunFolder.create(tmp_path, "good").close()
+    with pytest.raises(RequestError, match="is not a run folder.*good"):
+        RunFolder.open(tmp_path / "a")
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "a").close()
+    other = hold(tmp_path / "a")
+    try:
+        with pytest.raises(StoreError, match=f"run a is in use by process {other.pid}; wait for it"):
+            RunFolder.open(tmp_path / "a")
+        assert [run.in_use_by for run in list_runs(tmp_path)] == [other.pid]
+        with RunFolder.read(tmp_path / "a") as reader:
+            assert reader.journal.get("nothing") is None
+    finally:
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+    # The lock of a dead process is free, though its file and its process id are still there.
+    RunFolder.open(tmp_path / "a").close()
+
+
+def test_the_same_process_cannot_open_a_run_twice(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "a"), pytest.raises(StoreError, match="in use by this process already"):
+        RunFolder.open(tmp_path / "a")
+
+
+def test_a_run_that_cannot_be_opened_is_not_left_locked(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "a").close()
+    (tmp_path / "a" / "run.db").write_bytes(b"no database, but long enough to look at" * 30)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="not a run database"):
+            RunFolder.open(tmp_path / "a")
+
+
+def test_files_are_replaced_whole(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "a") as run:
+        run.write_json("history.json", [1])
+        assert run.write_json("history.json", [1, 2]) == run.path / "history.json"
+        assert run.read_json("history.json") == [1, 2]
+        run.write_text("sub/folder.txt", "text")
+        assert sorted(path.name for path in run.path.glob("**/*.tmp")) == []
+
+
+def test_a_file_that_cannot_be_written_keeps_its_old_content(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "a") as run:
+        (run.path / "folder").mkdir()
+        (run.path / "folder" / "inside").write_text("old")
+        with pytest.raises(StoreError, match="folder: "):
+            run.write_text("folder", "new")
+        assert (run.path / "folder" / "inside").read_text() == "old"
+        assert not list(run.path.glob(".*.tmp"))
+
+
+def test_reading_json_files(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "a") as run:
+        assert run.read_json("missing.json", default={}) == {}
+        run.write_text("broken.json", "{")
+        with pytest.raises(StoreError, match=r"broken\.json: cannot be read"):
+            run.read_json("broken.json")
+
+
+async def test_runs_are_listed_the_last_changed_first(tmp_path: Path) -> None:
+    assert list_runs(tmp_path / "nowhere") == []
+    for age, name in ((30, "old"), (10, "new")):
+        with RunFolder.create(tmp_path, name) as run:
+            await run.journal.put("key", 1)
+        stamp = 1_700_000_000 - age
+        os.utime(tmp_path / name / "run.db", (stamp, stamp))
+    (tmp_path / "no run").mkdir()
+    assert [run.name for run in list_runs(tmp_path)] == ["new", "old"]
+    assert [run.in_use_by for run in list_runs(tmp_path)] == [None, None]
