@@ -136,10 +136,16 @@ async def test_when_a_step_is_cancelled_another_waiter_takes_it_over(journal: Jo
 
 
 async def test_a_result_is_kept_when_its_owner_is_cancelled_while_it_is_stored(journal: Journal) -> None:
-    fn, calls = counted("paid for")
+    calls: list[int] = []
+    sampled = asyncio.Event()
+
+    async def fn():
+        calls.append(1)
+        sampled.set()
+        return "paid for"
+
     step = asyncio.create_task(journal.step("a", fn))
-    while not calls:
-        await asyncio.sleep(0)
+    await sampled.wait()
     step.cancel()
     assert await journal.step("a", fn) == "paid for"
     assert len(calls) == 1
@@ -262,7 +268,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path / "run.db").close()
     with sqlite3.connect(tmp_path / "run.db") as connection:
         connection.execute("PRAGMA user_version=99")
-    with pytest.raises(StoreError, match="schema version 99.*reads version 1.*start a new run"):
+    with pytest.raises(StoreError, match=r"schema version 99.*reads version 1.*start a new run"):
         Journal(tmp_path / "run.db")
 
 

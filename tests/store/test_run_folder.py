@@ -112,7 +112,7 @@ def test_opening_what_is_no_run_names_the_runs_there_are(tmp_path: Path) -> None
     with pytest.raises(RequestError, match="there are no runs in"):
         RunFolder.open(tmp_path / "a")
     RunFolder.create(tmp_path, "good").close()
-    with pytest.raises(RequestError, match="is not a run folder.*good"):
+    with pytest.raises(RequestError, match=r"is not a run folder.*good"):
         RunFolder.open(tmp_path / "a")
 
 
