@@ -1,0 +1,66 @@
+"""Lanes: one HTTP connection for each request under way."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import httpx
+
+_KEEPALIVE_SECONDS = 4.0
+"""Below the 5 s after which uvicorn, and so vLLM, closes an idle connection: no race on reuse."""
+
+
+class HttpLanes:
+    """Sends POST requests to one URL, each over a client of its own that is used again afterwards.
+
+    One client for all would be simpler, but its pool looks at every connection on every request:
+    at 64 requests under way that is 4.4 ms of CPU per request, and with a lane for each 0.5 ms.
+    Holds as many lanes as there ever were requests at once.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        # Here and not above: a command that samples nothing should not wait for the import.
+        import httpx
+
+        self._httpx = httpx
+        self._url = httpx.URL(url)
+        self._headers = httpx.Headers(headers)
+        self._idle: list[httpx.AsyncClient] = []
+        self._all: list[httpx.AsyncClient] = []
+        self._tls: ssl.SSLContext | None = None
+
+    async def post(self, content: bytes) -> httpx.Response:
+        """Send `content` and read the whole answer. No time limit: the caller sets one.
+
+        Raises httpx.RequestError when there is no answer. Cancelling closes the connection.
+        """
+        client = self._idle.pop() if self._idle else self._open()
+        try:
+            return await client.send(
+                self._httpx.Request(
+                    "POST", self._url, headers=self._headers, content=content, extensions={"timeout": {}}
+                )
+            )
+        finally:
+            self._idle.append(client)
+
+    async def close(self) -> None:
+        """Close all connections. Calling it twice is fine."""
+        lanes, self._all, self._idle = self._all, [], []
+        for client in lanes:
+            await client.aclose()
+
+    def _open(self) -> httpx.AsyncClient:
+        if self._tls is None:
+            # Reading the certificates takes milliseconds, so the lanes share them.
+            self._tls = self._httpx.create_ssl_context()
+        client = self._httpx.AsyncClient(
+            verify=self._tls,
+            timeout=None,
+            limits=self._httpx.Limits(keepalive_expiry=_KEEPALIVE_SECONDS),
+        )
+        self._all.append(client)
+        return client

@@ -1,0 +1,164 @@
+"""The engine for any endpoint that speaks OpenAI's chat completions, near or far."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import stamina
+
+from etude.config.registry import register_llm
+from etude.core.call import ChatRequest, Completion, Sampling
+from etude.core.errors import EngineError, RequestError
+from etude.core.job import ModelVersion
+from etude.core.keys import generator
+from etude.inference.http_lanes import HttpLanes
+from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.openai_failures import Disturbed, Refused, failure_of
+from etude.inference.openai_wire import encode, parse_completion, request_fields
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+_OPENAI = "https://api.openai.com/v1"
+_PLAIN_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""vLLM fills these in from the model's own generation config where a request leaves them open; the
+logprobs it reports are then not those of the distribution that it sampled from."""
+
+
+class OpenAiEngine:
+    """Samples from a model behind HTTP. Concurrent calls are sent at once; the endpoint batches them."""
+
+    def __init__(self, config: OpenAiLlmConfig) -> None:
+        self._config = config
+        self._base_url = config.base_url or os.environ.get("OPENAI_BASE_URL", "").rstrip("/") or _OPENAI
+        self._secrets = [value.get_secret_value() for value in config.headers.values()]
+        self._lanes = HttpLanes(f"{self._base_url}/chat/completions", self._headers())
+        self._model = config.model_name
+        self._version = 0
+        self._closed = False
+        self._fixed_fields = self._make_fixed_fields()
+
+    @property
+    def version(self) -> int:
+        """Number of the model version that the next request will be sampled from."""
+        return self._version
+
+    @property
+    def sampling(self) -> Sampling:
+        """The config's own sampling parameters."""
+        return self._config.sampling
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Sample one assistant message. Raises EngineError when all attempts are spent or it is refused."""
+        if self._closed:
+            raise self._error("the engine is closed")
+        fields = request_fields(request)
+        for name in self._config.omit:
+            fields.pop(name, None)
+        fields |= self._fixed_fields
+        try:
+            async for attempt in self._attempts(request.key):
+                with attempt:
+                    return await self._attempt(fields)
+        except Refused as error:
+            raise self._error(str(error)) from None
+        except Disturbed as error:
+            raise self._error(f"{error} (attempt {self._config.max_retries + 1}, the last)") from None
+        raise AssertionError("the loop above returns or raises")
+
+    async def adopt(self, version: ModelVersion) -> None:
+        """Ask for `version.location`, the endpoint's name for the new weights, from the next attempt on."""
+        self._model, self._version = version.location, version.number
+
+    async def close(self) -> None:
+        """Close all connections. Calling it twice is fine."""
+        self._closed = True
+        await self._lanes.close()
+
+    async def _attempt(self, fields: dict[str, Any]) -> Completion:
+        import httpx
+
+        model, version = self._model, self._version
+        content = encode({"model": model, **fields})
+        seconds = self._config.request_timeout
+        try:
+            # httpx limits each read; an endpoint that trickles bytes could hold the call for ever.
+            async with asyncio.timeout(seconds):
+                response = await self._lanes.post(content)
+        except TimeoutError:
+            raise Disturbed(f"no answer within {seconds:g} s; `request_timeout` sets the limit") from None
+        except httpx.LocalProtocolError as error:
+            raise Refused(f"the request cannot be sent: {error}") from error
+        except httpx.RequestError as error:
+            raise Disturbed(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        if response.status_code != 200:
+            raise failure_of(response.status_code, response.headers, response.content)
+        return parse_completion(response.content, version)
+
+    def _attempts(self, key: int) -> AsyncIterator[stamina.Attempt]:
+        config = self._config
+
+        def wait(error: Exception) -> bool | float:
+            if not isinstance(error, Disturbed):
+                return False
+            if error.retry_after is None:
+                return True
+            # Calls that were turned away together should not come back together.
+            spread = generator(key, "retry").uniform(0, config.retry_wait)
+            return min(error.retry_after + spread, config.max_retry_wait)
+
+        return aiter(
+            stamina.retry_context(
+                on=wait,
+                attempts=config.max_retries + 1,
+                timeout=None,
+                wait_initial=config.retry_wait,
+                wait_max=config.max_retry_wait,
+                wait_jitter=config.retry_wait,
+            )
+        )
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json"}
+        configured = self._config.api_key
+        key = configured.get_secret_value() if configured else os.environ.get("OPENAI_API_KEY", "")
+        key = key.strip()
+        if key:
+            self._secrets.append(key)
+            headers["authorization"] = f"Bearer {key}"
+        elif self._base_url == _OPENAI:
+            raise RequestError(
+                f"model '{self._config.model_name}' is to be sampled from OpenAI, but there is no API key. "
+                "Set OPENAI_API_KEY, or `api_key`, or `base_url` for another endpoint."
+            )
+        return headers | {name: value.get_secret_value() for name, value in self._config.headers.items()}
+
+    def _make_fixed_fields(self) -> dict[str, Any]:
+        config = self._config
+        fields: dict[str, Any] = {}
+        if config.logprobs:
+            fields["logprobs"] = True
+            if config.top_logprobs is not None:
+                fields["top_logprobs"] = config.top_logprobs
+        if config.return_token_ids:
+            fields |= {"return_token_ids": True, **_PLAIN_SAMPLING}
+        return fields | config.extra_body
+
+    def _error(self, reason: str) -> EngineError:
+        for secret in self._secrets:
+            if secret:
+                reason = reason.replace(secret, "***")
+        return EngineError(f"model '{self._model}' at {self._base_url}: {reason}")
+
+
+@register_llm(config_type=OpenAiLlmConfig)
+async def openai_llm(config: OpenAiLlmConfig, builder: Builder) -> AsyncIterator[OpenAiEngine]:
+    """A model behind an OpenAI-compatible endpoint."""
+    engine = OpenAiEngine(config)
+    try:
+        yield engine
+    finally:
+        await engine.close()

@@ -1,0 +1,89 @@
+"""The config of a model behind an OpenAI-compatible endpoint: `_type: openai`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator
+
+from etude.config.component import LlmConfig
+from etude.core.call import Sampling
+
+_OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "n"})
+
+
+class OpenAiLlmConfig(LlmConfig, name="openai"):
+    """A model behind an OpenAI-compatible endpoint: OpenAI, vLLM, SGLang, llama.cpp, a router."""
+
+    model_name: str = Field(min_length=1, description="The endpoint's name for the model.")
+    base_url: str | None = Field(
+        default=None,
+        description="Address that ends before `/chat/completions`. Left out: `OPENAI_BASE_URL`, else OpenAI.",
+    )
+    api_key: SecretStr | None = Field(
+        default=None, description="Left out: `OPENAI_API_KEY`, else none is sent."
+    )
+    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling: probability mass kept.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Most tokens of one completion.")
+    request_timeout: float = Field(default=60.0, gt=0, description="Seconds for one attempt, all in all.")
+    max_retries: int = Field(
+        default=4,
+        ge=0,
+        description="More attempts after 408, 409, 429, 5xx, a lost connection or a malformed answer.",
+    )
+    retry_wait: float = Field(
+        default=0.5,
+        ge=0,
+        description="Seconds before the first retry; doubles with each. `Retry-After` goes first.",
+    )
+    max_retry_wait: float = Field(
+        default=30.0, ge=0, description="Longest wait in seconds between two attempts."
+    )
+    logprobs: bool = Field(
+        default=True,
+        description="Ask for the sampled tokens' logprobs. At temperatures other than 1 a vLLM server must "
+        "run with `--logprobs-mode processed_logprobs` for them to be those of the sampling distribution.",
+    )
+    top_logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="Ask for the most likely tokens as well."
+    )
+    return_token_ids: bool = Field(
+        default=False,
+        description="Ask for token ids, as vLLM >= 0.10.2 gives them; training on this model needs them. "
+        "Also switches off the model's own top_k, min_p and repetition penalty; `extra_body` can set "
+        "them again.",
+    )
+    headers: dict[str, SecretStr] = Field(default_factory=dict, description="More request headers.")
+    extra_body: dict[str, Any] = Field(default_factory=dict, description="More fields of the request body.")
+    omit: list[Literal["temperature", "top_p", "seed", "max_tokens", "stop"]] = Field(
+        default_factory=list, description="Fields that the endpoint does not take and that are not sent."
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("expected an address like http://localhost:8000/v1")
+        if parts.username or parts.password:
+            raise ValueError("an address with a password in it would be shown in errors; use `api_key`")
+        if parts.query or parts.fragment:
+            raise ValueError("expected an address without `?` and `#`")
+        return value.rstrip("/")
+
+    @field_validator("extra_body")
+    @classmethod
+    def _not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+        clash = sorted(_OWN_FIELDS & value.keys())
+        if clash:
+            raise ValueError(f"cannot set {', '.join(clash)}: the engine sets it itself")
+        return value
+
+    @property
+    def sampling(self) -> Sampling:
+        """How to sample where a call does not say."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)

@@ -1,0 +1,456 @@
+"""The OpenAI engine against a real HTTP server that speaks the wire format, and misbehaves on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.core.call import ChatRequest, Completion, Sampling, Usage
+from etude.core.errors import EngineError, RequestError
+from etude.core.job import ModelVersion
+from etude.inference.openai_compatible import OpenAiEngine
+from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.openai_failures import Disturbed, Refused, failure_of
+from etude.inference.openai_wire import parse_completion, request_fields
+
+SECRET = "sk-do-not-show-me"
+LOGPROBS = (-0.25, -1.5, -0.0078125)
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def answer(**choice: Any) -> dict[str, Any]:
+    """A chat completion as vLLM 0.32 writes it, optional fields and all."""
+    logprobs = [{"token": "ab", "logprob": p, "bytes": [97, 98], "top_logprobs": []} for p in LOGPROBS]
+    message = {
+        "role": "assistant",
+        "content": "ababab",
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": [],
+        "reasoning": None,
+    }
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1_763_000_000,
+        "model": "tiny",
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": {"content": logprobs},
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "token_ids": None,
+                **choice,
+            }
+        ],
+        "usage": {"prompt_tokens": 5, "total_tokens": 8, "completion_tokens": 3},
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+    }
+
+
+class Remote:
+    """A stand-in for a remote endpoint: answers by script, then always well."""
+
+    def __init__(self) -> None:
+        self.script: list[Any] = []
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.barrier = 0
+        """How many requests must have arrived before any is answered."""
+        self.arrived = threading.Event()
+        self._released = asyncio.Event()
+        self.base_url = ""
+
+    def reset(self) -> None:
+        """Forget the last test."""
+        self.script, self.requests, self.headers, self.barrier = [], [], [], 0
+        self.arrived.clear()
+        self._released.clear()
+
+    async def handle(self, request: Request) -> Response:
+        self.requests.append(await request.json())
+        self.headers.append(dict(request.headers))
+        self.arrived.set()
+        if self.barrier:
+            if len(self.requests) >= self.barrier:
+                self._released.set()
+            await self._released.wait()
+        fault = self.script.pop(0) if self.script else answer()
+        if isinstance(fault, Response):
+            return fault
+        if isinstance(fault, dict):
+            return Response(json.dumps(fault), media_type="application/json")
+        if fault == "hang":
+            await asyncio.sleep(30)
+        if fault == "reset":
+            # The ASGI messages have no word for a reset: go to the socket under uvicorn's transport.
+            request.scope["transport"].abort()
+        if fault == "cut":
+            return Response("{", headers={"content-length": "1000"})
+        return Response("never sent")
+
+
+def application(remote: Remote) -> Any:
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def completions(request: Request) -> Response:
+        return await remote.handle(request)
+
+    async def with_transport(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "transport": receive.__self__.transport}, receive, send)
+
+    return with_transport
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Remote]:
+    remote = Remote()
+    listening = socket.create_server(("127.0.0.1", 0), backlog=256)
+    remote.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+    config = uvicorn.Config(application(remote), log_level="critical", lifespan="off", http="h11")
+    uvicorn_server = uvicorn.Server(config)
+    thread = threading.Thread(target=uvicorn_server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    yield remote
+    uvicorn_server.should_exit = uvicorn_server.force_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def remote(server: Remote, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    server.reset()
+    return server
+
+
+def config_for(remote: Remote, **fields: Any) -> OpenAiLlmConfig:
+    settings = {"model_name": "tiny", "base_url": remote.base_url, "api_key": SECRET, "retry_wait": 0.001}
+    return OpenAiLlmConfig.model_validate(settings | fields)
+
+
+@pytest.fixture
+async def engine(remote: Remote) -> AsyncIterator[OpenAiEngine]:
+    engine = OpenAiEngine(config_for(remote, request_timeout=5))
+    yield engine
+    await engine.close()
+
+
+def asking(text: str = "hello", **fields: Any) -> ChatRequest:
+    return ChatRequest(messages=({"role": "user", "content": text},), **fields)
+
+
+async def outcome(remote: Remote, request: ChatRequest | None = None, **fields: Any) -> Completion:
+    """What one call gives with an engine of this config."""
+    engine = OpenAiEngine(config_for(remote, **fields))
+    try:
+        return await engine.complete(request or asking())
+    finally:
+        await engine.close()
+
+
+async def test_a_request_says_what_was_asked_in_openais_words(remote: Remote, engine: OpenAiEngine) -> None:
+    sampling = Sampling(temperature=0.5, top_p=0.9, max_tokens=7, stop=("\n",))
+    await engine.complete(asking(tools=(ADD,), sampling=sampling, key=5 << 32))
+    assert remote.requests == [
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "hello"}],
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "max_tokens": 7,
+            "stop": ["\n"],
+            "seed": 5,
+            "tools": [ADD],
+            "logprobs": True,
+        }
+    ]
+    assert remote.headers[0]["authorization"] == f"Bearer {SECRET}"
+
+
+async def test_a_completion_holds_message_logprobs_and_usage(engine: OpenAiEngine) -> None:
+    assert await engine.complete(asking()) == Completion(
+        message={"role": "assistant", "content": "ababab"},
+        finish_reason="stop",
+        logprobs=LOGPROBS,
+        usage=Usage(prompt_tokens=5, completion_tokens=3),
+    )
+
+
+async def test_token_ids_are_asked_for_in_vllms_words_and_taken_from_its_answer(remote: Remote) -> None:
+    remote.script = [answer(token_ids=[7, 8, 2]) | {"prompt_token_ids": [1, 5, 6]}]
+    completion = await outcome(remote, return_token_ids=True)
+    assert (completion.prompt_ids, completion.completion_ids) == ((1, 5, 6), (7, 8, 2))
+    asked = remote.requests[0]
+    assert asked["return_token_ids"] is True
+    # Or the model's own generation config would shape the distribution behind the logprobs' back.
+    assert (asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (-1, 0.0, 1.0)
+
+
+async def test_the_seed_of_the_sampling_goes_before_the_requests_key(
+    remote: Remote, engine: OpenAiEngine
+) -> None:
+    await engine.complete(asking(key=5 << 32, sampling=Sampling(seed=11)))
+    assert remote.requests[0]["seed"] == 11
+
+
+async def test_extra_body_headers_and_omit_shape_the_request(remote: Remote) -> None:
+    await outcome(
+        remote,
+        api_key=None,
+        logprobs=False,
+        extra_body={"response_format": {"type": "json_object"}},
+        headers={"x-team": "blue"},
+        omit=["seed", "temperature", "top_p"],
+    )
+    assert remote.requests[0] == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hello"}],
+        "response_format": {"type": "json_object"},
+    }
+    assert remote.headers[0]["x-team"] == "blue"
+    assert "authorization" not in remote.headers[0]
+
+
+async def test_tool_calls_come_back_as_openai_writes_them(remote: Remote) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    other = {"function": {"name": "add", "arguments": {"a": 2}}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call, other]}
+    remote.script = [answer(message=message, finish_reason="tool_calls", logprobs=None)]
+    completion = await outcome(remote)
+    assert completion.finish_reason == "tool_calls"
+    assert completion.message["tool_calls"] == [
+        call,
+        {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":2}'}},
+    ]
+    assert completion.logprobs is None
+
+
+FAULTS = {
+    "500": Response('{"error": {"message": "CUDA error", "type": "internal"}}', 500),
+    "502 of a proxy": Response("<html>Bad Gateway</html>", 502),
+    "408": Response("", 408),
+    "409": Response("", 409),
+    "429": Response("", 429),
+    "connection reset": "reset",
+    "body cut short": "cut",
+    "hang": "hang",
+    "broken JSON": Response('{"choices": [', 200),
+    "not an object": Response('"hello"', 200),
+    "NaN for a logprob": Response(json.dumps(answer()).replace("-1.5", "NaN"), 200),
+    "no choices": answer() | {"choices": []},
+    "an error with status 200": {"error": {"message": "upstream is gone", "code": 502}},
+    "no message": {"choices": [{"index": 0, "finish_reason": "stop"}]},
+    "content of a wrong type": answer(message={"role": "assistant", "content": 7}),
+    "more logprobs than tokens": answer(token_ids=[1, 2]),
+    "token ids of a wrong type": answer(token_ids=["a", "b", "c"]),
+    "the server gave up": answer(finish_reason="abort"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+async def test_a_disturbance_is_retried(remote: Remote, fault: Any) -> None:
+    remote.script = [fault]
+    completion = await outcome(remote, request_timeout=0.3 if fault == "hang" else 5)
+    assert completion.logprobs == LOGPROBS
+    assert len(remote.requests) == 2
+
+
+async def test_retry_after_is_obeyed(remote: Remote) -> None:
+    remote.script = [Response("", 429, headers={"retry-after": "0.3"})]
+    started = time.monotonic()
+    await outcome(remote)
+    assert time.monotonic() - started >= 0.3
+
+
+async def test_a_long_retry_after_is_cut_to_the_longest_wait(remote: Remote) -> None:
+    remote.script = [Response("", 429, headers={"retry-after": "3600"})]
+    await asyncio.wait_for(outcome(remote, max_retry_wait=0.01), timeout=5)
+
+
+def test_retry_after_may_be_a_date() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
+    failure = failure_of(503, {"retry-after": soon}, b"")
+    assert isinstance(failure, Disturbed)
+    assert failure.retry_after == pytest.approx(20, abs=2)
+    unreadable = failure_of(503, {"retry-after": "soon"}, b"")
+    assert isinstance(unreadable, Disturbed)
+    assert unreadable.retry_after is None
+
+
+async def test_when_the_retries_are_spent_the_error_says_what_where_and_how_often(remote: Remote) -> None:
+    remote.script = [FAULTS["500"]] * 3
+    with pytest.raises(EngineError) as caught:
+        await outcome(remote, max_retries=2)
+    assert str(caught.value) == (
+        f"model 'tiny' at {remote.base_url}: HTTP 500: CUDA error (internal) (attempt 3, the last)"
+    )
+    assert len(remote.requests) == 3
+
+
+REFUSALS = {
+    "too long": Response('{"error": {"message": "maximum context length is 2048"}}', 400),
+    "bad key": Response('{"error": {"message": "Incorrect API key", "code": "invalid_api_key"}}', 401),
+    "unknown model": Response('{"detail": "The model `tiny` does not exist."}', 404),
+    "no money": Response('{"error": {"message": "You ran out", "code": "insufficient_quota"}}', 429),
+    "moved": Response("", 308, headers={"location": "http://elsewhere/v1"}),
+    "filtered": answer(finish_reason="content_filter"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
+async def test_a_refusal_is_not_retried(remote: Remote, refusal: Any) -> None:
+    remote.script = [refusal]
+    with pytest.raises(EngineError, match=r"model 'tiny' at http://127\.0\.0\.1"):
+        await outcome(remote)
+    assert len(remote.requests) == 1
+
+
+async def test_a_request_that_json_cannot_hold_is_refused(engine: OpenAiEngine) -> None:
+    with pytest.raises(EngineError, match="cannot be written as JSON"):
+        await engine.complete(ChatRequest(messages=({"role": "user", "content": object()},)))
+
+
+async def test_secrets_are_never_shown(remote: Remote) -> None:
+    remote.script = [Response(json.dumps({"error": {"message": f"bad key {SECRET} and hush"}}), 401)]
+    with pytest.raises(EngineError) as caught:
+        await outcome(remote, headers={"x-key": "hush"})
+    assert "bad key *** and ***" in str(caught.value)
+    assert SECRET not in repr(config_for(remote))
+
+
+async def test_nobody_listening_is_an_error_that_names_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        base_url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    config = OpenAiLlmConfig(model_name="tiny", base_url=base_url, max_retries=1, retry_wait=0)
+    engine = OpenAiEngine(config)
+    with pytest.raises(EngineError, match=f"at {base_url}: ConnectError"):
+        await engine.complete(asking())
+    await engine.close()
+
+
+async def test_an_adopted_version_is_what_the_next_request_asks_for(
+    remote: Remote, engine: OpenAiEngine
+) -> None:
+    before = await engine.complete(asking())
+    version = ModelVersion(number=3, location="tiny-v3", digest="d")
+    await engine.adopt(version)
+    await engine.adopt(version)
+    after = await engine.complete(asking())
+    assert [request["model"] for request in remote.requests] == ["tiny", "tiny-v3"]
+    assert (before.model_version, after.model_version, engine.version) == (0, 3, 3)
+
+
+async def test_concurrent_calls_are_all_under_way_at_once(remote: Remote, engine: OpenAiEngine) -> None:
+    remote.barrier = 64
+    async with asyncio.timeout(20):
+        completions = await asyncio.gather(*(engine.complete(asking(str(n))) for n in range(64)))
+    assert len(completions) == 64
+
+
+async def test_a_cancelled_call_leaves_the_engine_usable(remote: Remote, engine: OpenAiEngine) -> None:
+    remote.script = ["hang"]
+    call = asyncio.create_task(engine.complete(asking()))
+    assert await asyncio.to_thread(remote.arrived.wait, 5)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (await engine.complete(asking())).logprobs == LOGPROBS
+
+
+async def test_an_idle_connection_that_the_server_closed_is_no_error(
+    remote: Remote, engine: OpenAiEngine
+) -> None:
+    remote.script = [Response(json.dumps(answer()), headers={"connection": "close"})]
+    await engine.complete(asking())
+    await engine.complete(asking())
+    assert len(remote.requests) == 2
+
+
+async def test_closing_twice_is_fine_and_a_closed_engine_says_so(engine: OpenAiEngine) -> None:
+    await engine.close()
+    await engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await engine.complete(asking())
+
+
+def test_openai_itself_needs_a_key(remote: Remote) -> None:
+    with pytest.raises(RequestError, match="Set OPENAI_API_KEY"):
+        OpenAiEngine(OpenAiLlmConfig(model_name="gpt"))
+
+
+async def test_address_and_key_come_from_the_environment(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", remote.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\n")
+    await outcome(remote, base_url=None, api_key=None)
+    assert remote.headers[0]["authorization"] == f"Bearer {SECRET}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"base_url": "localhost:8000"}, "expected an address like"),
+        ({"base_url": "http://me:pass@host/v1"}, "use `api_key`"),
+        ({"base_url": "http://host/v1?x=1"}, "without"),
+        ({"extra_body": {"n": 2}}, "cannot set n"),
+        ({"max_retries": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        OpenAiLlmConfig.model_validate({"model_name": "tiny"} | fields)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.sampled_from(["choices", "message", "logprobs", "token_ids", "usage", "content"]), json_values)
+def test_whatever_the_endpoint_says_is_a_completion_or_a_named_failure(field: str, junk: Any) -> None:
+    reply = answer()
+    choice = reply["choices"][0]
+    target = {"choices": reply, "usage": reply, "content": choice["message"]}.get(field, choice)
+    target[field] = junk
+    try:
+        completion = parse_completion(json.dumps(reply).encode())
+    except (Disturbed, Refused):
+        return
+    assert completion.message["role"] == "assistant"
+    assert completion.logprobs is None or all(math.isfinite(p) for p in completion.logprobs)
+
+
+@given(st.lists(st.floats(max_value=0, allow_nan=False, allow_infinity=False)))
+def test_logprobs_arrive_bit_for_bit(values: list[float]) -> None:
+    content = [{"token": "x", "logprob": value} for value in values]
+    completion = parse_completion(json.dumps(answer(logprobs={"content": content})).encode())
+    assert completion.logprobs == tuple(values)
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_seed_fits_in_31_bits(key: int) -> None:
+    assert 0 <= request_fields(asking(key=key))["seed"] < 2**31
