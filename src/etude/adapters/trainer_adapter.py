@@ -10,6 +10,7 @@ from typing import Any
 from etude.adapters.capabilities import ALL_METHODS, Capabilities, check_method
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
+from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 
 __all__ = ["ALL_METHODS", "Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
@@ -43,13 +44,14 @@ class TrainerAdapter(ABC):
         """Whether the backend answers and could train now."""
 
     @abstractmethod
-    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Start a training job on the collection.
 
         `trajectories.run_id` names the job and is its idempotency key: submitting the same run_id
         again, from this process or a later one, must not train twice. Return the ref of the job that
         is there, or, when its work was lost (a killed in-process job), start it anew from the
-        version that `restore` was last given.
+        version that `restore` was last given. A backend that will not train on so little data
+        returns Skipped with the reason; a collection of another method raises CapabilityError.
         """
 
     @abstractmethod
@@ -68,7 +70,8 @@ class TrainerAdapter(ABC):
     ) -> TrainingJobStatus:
         """Wait for a final status and return it; `poll_interval` in seconds.
 
-        The trainer bounds the wait and cancels the coroutine when it takes too long.
+        The trainer bounds the wait and cancels the coroutine when it takes too long. A backend in
+        this process waits for the job itself and does not poll.
         """
 
     @abstractmethod

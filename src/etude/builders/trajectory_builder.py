@@ -55,9 +55,7 @@ class TrajectoryBuilder(ABC):
         """Run the workflow once on each of the runtime's examples, and score the episodes."""
         runtime = self.runtime
         return await runtime.evaluation.run(
-            runtime.examples,
-            phase=runtime.phase,
-            on_episode=runtime.progress.episode_finished,
+            runtime.examples, phase=runtime.phase, on_episode=runtime.progress.episode_finished
         )
 
     @abstractmethod
@@ -92,6 +90,15 @@ class TrajectoryBuilder(ABC):
     @abstractmethod
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Record facts about a collection, in `output_dir` when one is given."""
+
+    def facts(self, run_id: str) -> dict[str, Any]:
+        """What a finished collection says about itself, as JSON; empty when the builder does not say.
+
+        The trainer understands `rewards` (of all scored episodes, trained on or not), `episodes`,
+        `failures` (counts by kind), `unscored`, `drifted`, `completion_tokens` and `left_out` (counts
+        by reason).
+        """
+        return {}
 
     async def cleanup(self) -> None:  # noqa: B027  # a hook: builders that hold nothing need not override it
         """Stop what is still being collected and free what is held."""

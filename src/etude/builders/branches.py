@@ -1,0 +1,105 @@
+"""Branches: the calls of an episode that continue each other token for token.
+
+Training never tokenises text again, so two calls belong to one sequence only when the prompt of the
+later one starts with exactly the tokens of the earlier one: its prompt and what was sampled. Any other
+call starts a branch of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from etude.core.call import Call
+from etude.core.episode import EpisodeRecord
+from etude.core.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Calls that extend each other, in order; each has a completion."""
+
+    index: int
+    """Order within the episode, from 0."""
+    calls: tuple[Call, ...]
+    drifted: bool = False
+    """Whether it began because a prompt repeated an earlier conversation in other tokens."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...] | None:
+        """Prompt and completion of the last call: the whole sequence. None where tokens are unknown."""
+        return sequence_of(self.calls[-1])
+
+
+def branches_of(
+    episode: EpisodeRecord, target_functions: Collection[str], target_model: str | None
+) -> list[Branch]:
+    """The branches of an episode's calls by the given functions to the given model (None: any model)."""
+    open_branches: list[list[Call]] = []
+    drifted: list[bool] = []
+    for call in episode.calls:
+        if call.completion is None or call.function not in target_functions:
+            continue
+        if target_model is not None and call.model != target_model:
+            continue
+        extended = _branch_to_extend(open_branches, call)
+        if extended is not None:
+            extended.append(call)
+            continue
+        drifted.append(call.completion.drifted or any(_repeats(branch, call) for branch in open_branches))
+        open_branches.append([call])
+    return [
+        Branch(index, tuple(calls), drift)
+        for index, (calls, drift) in enumerate(zip(open_branches, drifted, strict=True))
+    ]
+
+
+def sequence_of(call: Call) -> tuple[int, ...] | None:
+    """The tokens of a call, prompt and completion; None where the engine did not tell."""
+    completion = call.completion
+    if completion is None or completion.prompt_ids is None or completion.completion_ids is None:
+        return None
+    return completion.prompt_ids + completion.completion_ids
+
+
+def _branch_to_extend(branches: Sequence[list[Call]], call: Call) -> list[Call] | None:
+    """The branch with the longest sequence that the call extends."""
+    fitting = [branch for branch in branches if _extends(branch[-1], call)]
+    return max(
+        fitting, key=lambda branch: len(sequence_of(branch[-1]) or branch[-1].request.messages), default=None
+    )
+
+
+def _extends(earlier: Call, call: Call) -> bool:
+    """By tokens where both calls have them, otherwise by messages."""
+    sequence = sequence_of(earlier)
+    prompt = call.completion.prompt_ids if call.completion is not None else None
+    if sequence is None or prompt is None:
+        return _continues(earlier, call)
+    return prompt[: len(sequence)] == sequence
+
+
+def _repeats(branch: Sequence[Call], call: Call) -> bool:
+    """Whether the call's messages continue any call of a branch that its tokens do not extend."""
+    return any(_continues(earlier, call) and not _extends(earlier, call) for earlier in branch)
+
+
+def _continues(earlier: Call, call: Call) -> bool:
+    """Whether the messages of `call` start with those of `earlier` and its reply."""
+    if earlier.completion is None:
+        return False
+    history = (*earlier.request.messages, earlier.completion.message)
+    messages = call.request.messages
+    return len(messages) >= len(history) and all(
+        message_key(a) == message_key(b) for a, b in zip(history, messages, strict=False)
+    )
+
+
+def message_key(message: Message) -> str:
+    """What makes two messages the same: role, content and tool calls.
+
+    Ids and empty fields are left out, because client libraries drop and renumber them.
+    """
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    return json.dumps([message.get("role"), message.get("content") or "", calls], sort_keys=True, default=str)

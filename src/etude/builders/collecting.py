@@ -1,0 +1,176 @@
+"""What the shipped builders share: run the workflow, score, group by example, and count the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from etude.builders.branches import branches_of
+from etude.builders.scored import Group, ScoredEpisode, Tally, rewards_of
+from etude.builders.selection import examples_for_epoch
+from etude.builders.trajectory_builder import TrajectoryBuilder
+from etude.builders.transcript import require_tokens
+from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.example import Example
+from etude.core.trajectory import Trajectory, TrajectoryCollection
+
+
+class CollectingConfig(TrajectoryBuilderConfig):
+    """Keys that the shipped builders share."""
+
+    num_generations: int = Field(default=8, ge=1, description="Episodes for each example of an epoch.")
+    examples_per_epoch: int | None = Field(
+        default=None,
+        ge=1,
+        description="Examples of an epoch, from a shuffle that cycles through the dataset; all by default.",
+    )
+    discount: float = Field(
+        default=1.0, ge=0, le=1, description="Discount of later rewards, for agents that give step rewards."
+    )
+
+
+class CollectingBuilder(TrajectoryBuilder):
+    """Collects several episodes for each example; subclasses turn a group of them into trajectories."""
+
+    def __init__(self, trajectory_builder_config: CollectingConfig) -> None:
+        """Keep the config. Nothing is started here."""
+        super().__init__(trajectory_builder_config)
+        self.config = trajectory_builder_config
+        self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
+
+    @abstractmethod
+    def build(self, group: Group, tally: Tally) -> list[Trajectory]:
+        """The trajectories of one example's scored episodes; what is left out goes into `tally.left_out`."""
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Take the `finetuning` block. Raises RequestError when no evaluator is named as the reward."""
+        await super().initialize(run_config)
+        self._reward_name()
+
+    async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
+        """Start the episodes of the epoch `meta["epoch"]`."""
+        if run_id in self.evaluation_runs:
+            raise ValueError(f"Run {run_id} is already in progress.")
+        epoch = (meta or {}).get("epoch")
+        phase = f"train/{run_id if epoch is None else epoch}"
+        examples = examples_for_epoch(
+            self.runtime.examples, self.config.examples_per_epoch, epoch or 0, self.run_config.seed
+        )
+        self.runtime.progress.phase("collecting", len(examples) * self.config.num_generations)
+        self.evaluation_runs[run_id] = asyncio.create_task(
+            self.collect(examples, phase), name=f"collect {run_id}"
+        )
+
+    async def collect(self, examples: Sequence[Example], phase: str) -> EvaluationRunOutput:
+        """Run `num_generations` episodes on each example and score them."""
+        return await self.runtime.evaluation.run(
+            examples, phase=phase, generations=self.config.num_generations, on_episode=self._episode_finished
+        )
+
+    async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
+        """Wait for the episodes and build the groups, in the order of the examples."""
+        if run_id not in self.evaluation_runs:
+            raise ValueError(f"No evaluation runs found for run_id: {run_id}")
+        try:
+            output = await self.evaluation_runs[run_id]
+        finally:
+            self.evaluation_runs.pop(run_id, None)
+        tally = Tally(failures=dict(output.failures))
+        groups = await self._scored_groups(output, tally, {"run_id": run_id, **(meta or {})})
+        built = [self._with_group_rewards(self.build(group, tally), group) for group in groups]
+        self._facts = {run_id: tally.facts()}
+        return TrajectoryCollection(
+            trajectories=[group for group in built if group], run_id=run_id, method=self.method
+        )
+
+    def facts(self, run_id: str) -> dict[str, Any]:
+        """Counts of the last finished collection."""
+        return dict(self._facts.get(run_id, {}))
+
+    def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+        """Add a line to `trajectory_builder.jsonl` in `output_dir`; nothing without one."""
+        if output_dir is None:
+            return
+        path = Path(output_dir) / "trajectory_builder.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run_id": run_id, **metrics}, allow_nan=False) + "\n")
+
+    async def cleanup(self) -> None:
+        """Cancel collections that nobody finalised, and wait until they have stopped."""
+        tasks = list(self.evaluation_runs.values())
+        self.evaluation_runs.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _scored_groups(
+        self, output: EvaluationRunOutput, tally: Tally, meta: dict[str, Any]
+    ) -> list[list[ScoredEpisode]]:
+        scores = {(item.id, item.generation): item for item in output.results_of(self._reward_name())}
+        groups: dict[str, list[ScoredEpisode]] = {}
+        for item in output.eval_input.eval_input_items:
+            tally.episodes += 1
+            score = scores.get((item.id, item.generation))
+            reward = None if score is None else await self._reward_of(score, meta)
+            if item.episode is None or score is None or reward is None:
+                tally.unscored += 1
+                continue
+            scored = self._scored(item.episode, reward, score.reasoning, tally)
+            if scored is not None:
+                groups.setdefault(item.id, []).append(scored)
+        return list(groups.values())
+
+    def _scored(
+        self, episode: EpisodeRecord, reward: float, reasoning: Any, tally: Tally
+    ) -> ScoredEpisode | None:
+        tally.rewards.append(reward)
+        tally.completion_tokens += sum(
+            call.completion.usage.completion_tokens for call in episode.calls if call.completion is not None
+        )
+        branches = tuple(branches_of(episode, self.run_config.target_functions, self._target_model()))
+        tally.branches += len(branches)
+        tally.drifted += sum(branch.drifted for branch in branches)
+        if not branches:
+            tally.untargeted += 1
+            return None
+        return ScoredEpisode(episode, reward, branches, reasoning)
+
+    async def _reward_of(self, item: EvalOutputItem, meta: dict[str, Any]) -> float | None:
+        if not item.is_scored:
+            return None
+        reward = await self.compute_reward(item, meta)
+        return reward if math.isfinite(reward) else None
+
+    def _episode_finished(self, episode: EpisodeRecord) -> None:
+        self.runtime.progress.episode_finished(episode)
+        if self.token_ids_required:
+            # Checked while the first episodes come in, so that a wrong engine does not cost an epoch.
+            for branch in branches_of(episode, self.run_config.target_functions, self._target_model()):
+                require_tokens(episode, branch, logprobs=self.method != "supervised")
+
+    def _with_group_rewards(self, trajectories: list[Trajectory], group: Group) -> list[Trajectory]:
+        """The curriculum judges a group by all of its episodes, also by those that are not trained on."""
+        rewards = {"group_rewards": rewards_of(group)}
+        return [one.model_copy(update={"metadata": (one.metadata or {}) | rewards}) for one in trajectories]
+
+    def _target_model(self) -> str | None:
+        return self.run_config.target_model or self.runtime.target_model
+
+    def _reward_name(self) -> str:
+        if self.run_config.reward_function is None:
+            raise RequestError(
+                "no reward function: name an evaluator under 'finetuning.reward_function.name'"
+            )
+        return self.run_config.reward_function.name

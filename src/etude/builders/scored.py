@@ -1,0 +1,71 @@
+"""Scored episodes: what the algorithms work on, and what a collection says about itself."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from etude.builders.branches import Branch
+from etude.core.episode import EpisodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredEpisode:
+    """An episode with its reward, and the branches of it that are trained on."""
+
+    episode: EpisodeRecord
+    reward: float
+    branches: tuple[Branch, ...]
+    reasoning: Any = None
+
+
+Group = Sequence[ScoredEpisode]
+"""The scored episodes of one example."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one collection. Nothing that was left out goes uncounted."""
+
+    episodes: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
+    rewards: list[float] = field(default_factory=list)
+    """Of every scored episode, whether or not it is trained on."""
+    unscored: int = 0
+    """Episodes without a reward."""
+    untargeted: int = 0
+    """Scored episodes without a call to the target functions and model."""
+    branches: int = 0
+    drifted: int = 0
+    """Branches that began because a prompt repeated a conversation in other tokens."""
+    completion_tokens: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    """What the algorithm left out, by reason."""
+
+    def facts(self) -> dict[str, Any]:
+        """The counts as JSON."""
+        return {
+            "episodes": self.episodes,
+            "failures": dict(self.failures),
+            "rewards": list(self.rewards),
+            "unscored": self.unscored,
+            "untargeted": self.untargeted,
+            "branches": self.branches,
+            "drifted": self.drifted,
+            "completion_tokens": self.completion_tokens,
+            "left_out": dict(self.left_out),
+        }
+
+
+def rewards_of(group: Group) -> list[float]:
+    """The rewards of a group's episodes."""
+    return [scored.reward for scored in group]
+
+
+def mean_of(group: Group) -> float:
+    """The mean reward of a group that is not empty."""
+    return math.fsum(rewards_of(group)) / len(group)

@@ -1,0 +1,148 @@
+"""The curriculum: train on the easiest groups first, and widen.
+
+A pure function with a state that is JSON. Groups whose rewards hardly differ teach nothing and are left
+out. The rest are sorted by average reward, and the first share of them, the current percentile, is
+trained on. The share grows after `expansion_interval` epochs have trained at it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from etude.config.finetuning import CurriculumLearningConfig
+from etude.core.keys import generator
+from etude.core.trajectory import Trajectory
+
+State = dict[str, Any]
+"""`current_percentile`, `epochs_at_percentile`, `last_expansion_epoch` (-1: never), `total_groups` (with
+enough difference, in the last epoch) and `included_groups` (ids of the groups last trained on)."""
+
+T = TypeVar("T")
+
+Groups = list[list[Trajectory]]
+
+_ROUNDING = 1e-9
+"""10 groups at 0.1 + 0.2 are 3 groups, not 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """A group with what it is judged by."""
+
+    place: int
+    trajectories: list[Trajectory]
+    average: float
+    spread: float
+
+    @property
+    def id(self) -> str:
+        facts = self.trajectories[0].metadata or {}
+        return str(facts.get("id", self.place))
+
+
+def initial_state(config: CurriculumLearningConfig) -> State:
+    """The state before the first epoch."""
+    return {
+        "current_percentile": config.initial_percentile,
+        "epochs_at_percentile": 0,
+        "last_expansion_epoch": -1,
+        "total_groups": 0,
+        "included_groups": [],
+    }
+
+
+def apply(
+    groups: Sequence[Sequence[Trajectory]],
+    state: State,
+    config: CurriculumLearningConfig,
+    seed: int,
+    epoch: int,
+) -> tuple[Groups, State, dict[str, Any]]:
+    """The groups to train on in `epoch`, the state after it, and facts to show.
+
+    Disabled, everything is selected. A collection of one group is not filtered; `random_subsample` then
+    draws from its trajectories. When no group has rewards that differ enough, nothing is selected, and
+    the epoch does not count as one that trained at its percentile.
+    """
+    present = [list(group) for group in groups if group]
+    if not config.enabled:
+        return present, dict(state), {"curriculum_percentile": 1.0}
+    if len(present) == 1:
+        return _single(present[0], state, config, seed, epoch)
+    return _several(present, state, config, seed, epoch)
+
+
+def _single(
+    group: list[Trajectory], state: State, config: CurriculumLearningConfig, seed: int, epoch: int
+) -> tuple[Groups, State, dict[str, Any]]:
+    kept = _subsample(group, len(group), config, seed, epoch)
+    return [kept], dict(state), {"curriculum_percentile": state["current_percentile"], "curriculum_groups": 1}
+
+
+def _several(
+    groups: Groups, state: State, config: CurriculumLearningConfig, seed: int, epoch: int
+) -> tuple[Groups, State, dict[str, Any]]:
+    ranked = [_rank(place, group) for place, group in enumerate(groups)]
+    valid = [group for group in ranked if group.spread >= config.min_reward_diff - _ROUNDING]
+    facts: dict[str, Any] = {
+        "curriculum_groups": len(valid),
+        "curriculum_flat_groups": len(ranked) - len(valid),
+    }
+    if not valid:
+        return [], dict(state), facts | {"curriculum_percentile": state["current_percentile"]}
+    sign = 1 if config.sort_ascending else -1
+    valid.sort(key=lambda group: sign * group.average)
+    expanded = _expand(state, config, epoch)
+    share = expanded["current_percentile"]
+    selected = valid[: max(1, math.ceil(len(valid) * share - _ROUNDING))]
+    selected = _subsample(selected, len(valid), config, seed, epoch)
+    after = expanded | {
+        "epochs_at_percentile": expanded["epochs_at_percentile"] + 1,
+        "total_groups": len(valid),
+        "included_groups": sorted(group.id for group in selected),
+    }
+    facts |= {"curriculum_percentile": share, **_difficulty(valid)}
+    return [group.trajectories for group in selected], after, facts
+
+
+def _expand(state: State, config: CurriculumLearningConfig, epoch: int) -> State:
+    """The state with a larger percentile, once enough epochs have trained at the current one."""
+    share = state["current_percentile"]
+    if share >= 1 or state["epochs_at_percentile"] < config.expansion_interval:
+        return dict(state)
+    return state | {
+        "current_percentile": min(1.0, round(share + config.increment_percentile, 9)),
+        "epochs_at_percentile": 0,
+        "last_expansion_epoch": epoch,
+    }
+
+
+def _rank(place: int, group: list[Trajectory]) -> _Ranked:
+    """A group is judged by all of its episodes, where the builder tells their rewards."""
+    told = (group[0].metadata or {}).get("group_rewards")
+    rewards = list(told) if told else [trajectory.reward for trajectory in group]
+    return _Ranked(place, group, math.fsum(rewards) / len(rewards), max(rewards) - min(rewards))
+
+
+def _subsample(items: list[T], of: int, config: CurriculumLearningConfig, seed: int, epoch: int) -> list[T]:
+    """At most the share `random_subsample` of `of` items, in their order."""
+    if config.random_subsample is None:
+        return items
+    size = math.ceil(of * config.random_subsample - _ROUNDING)
+    if len(items) <= size:
+        return items
+    places = generator(seed, "curriculum", epoch).sample(range(len(items)), size)
+    return [items[place] for place in sorted(places)]
+
+
+def _difficulty(valid: Sequence[_Ranked]) -> dict[str, float]:
+    """Average rewards of the easiest, the middle and the hardest group."""
+    averages = sorted((group.average for group in valid), reverse=True)
+    return {
+        "curriculum_easiest": averages[0],
+        "curriculum_median": averages[len(averages) // 2],
+        "curriculum_hardest": averages[-1],
+    }

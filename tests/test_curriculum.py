@@ -1,0 +1,155 @@
+"""Golden tables of the curriculum."""
+
+import json
+
+import pytest
+
+from etude.config.finetuning import CurriculumLearningConfig
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+from etude.curriculum import apply, initial_state
+
+
+def config(**keys):
+    return CurriculumLearningConfig(enabled=True, **keys)
+
+
+def trajectory(reward, **metadata):
+    item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=())
+    return Trajectory(episode=[item], reward=reward, metadata=metadata)
+
+
+def groups(*averages, spread=0.4):
+    """Groups of two episodes around each average; the id is the place."""
+    return [
+        [trajectory(average - spread / 2, id=str(place)), trajectory(average + spread / 2, id=str(place))]
+        for place, average in enumerate(averages)
+    ]
+
+
+def selected(found):
+    return [group[0].metadata["id"] for group in found]
+
+
+def percentiles(settings, epochs, make=lambda: groups(0.5, 0.4, 0.3)):
+    state = initial_state(settings)
+    seen = []
+    for epoch in range(epochs):
+        _, state, facts = apply(make(), state, settings, 0, epoch)
+        state = json.loads(json.dumps(state))
+        seen.append(facts["curriculum_percentile"])
+    return seen
+
+
+def test_disabled_it_selects_everything():
+    settings = CurriculumLearningConfig()
+    found, state, facts = apply(groups(0.1, 0.9), initial_state(settings), settings, 0, 0)
+    assert selected(found) == ["0", "1"]
+    assert state == initial_state(settings)
+    assert facts == {"curriculum_percentile": 1.0}
+
+
+def test_the_easiest_groups_come_first_and_the_hardest_when_asked():
+    settings = config(initial_percentile=0.5)
+    found, state, _ = apply(groups(0.2, 0.8, 0.5, 0.4), initial_state(settings), settings, 0, 0)
+    assert selected(found) == ["1", "2"]
+    assert (state["total_groups"], state["included_groups"]) == (4, ["1", "2"])
+    settings = config(initial_percentile=0.5, sort_ascending=True)
+    found, _, _ = apply(groups(0.2, 0.8, 0.5, 0.4), initial_state(settings), settings, 0, 0)
+    assert selected(found) == ["0", "3"]
+
+
+def test_each_percentile_trains_for_the_expansion_interval():
+    assert percentiles(config(), 21) == [0.3] * 5 + [0.5] * 5 + [0.7] * 5 + [0.9] * 5 + [1.0]
+
+
+def test_an_interval_of_one_still_trains_an_epoch_at_the_initial_percentile():
+    settings = config(initial_percentile=0.4, increment_percentile=0.4, expansion_interval=1)
+    assert percentiles(settings, 4) == [0.4, 0.8, 1.0, 1.0]
+
+
+def test_an_epoch_that_selects_nothing_does_not_count_as_trained():
+    settings = config(initial_percentile=0.4, increment_percentile=0.4, expansion_interval=1)
+    state = initial_state(settings)
+    found, state, facts = apply(groups(0.5, 0.4, spread=0.0), state, settings, 0, 0)
+    assert (found, facts["curriculum_flat_groups"]) == ([], 2)
+    _, state, facts = apply(groups(0.5, 0.4), state, settings, 0, 1)
+    assert facts["curriculum_percentile"] == 0.4
+    _, state, facts = apply(groups(0.5, 0.4), state, settings, 0, 2)
+    assert (facts["curriculum_percentile"], state["last_expansion_epoch"]) == (0.8, 2)
+
+
+def test_groups_whose_rewards_hardly_differ_are_left_out_and_the_exact_difference_is_kept():
+    def pair(name, low, high):
+        return [trajectory(low, id=name), trajectory(high, id=name)]
+
+    settings = config(initial_percentile=1.0, min_reward_diff=0.2)
+    near, exact, wide = pair("near", 0.1, 0.25), pair("exact", 0.1, 0.3), pair("wide", 0.0, 1.0)
+    found, _, facts = apply([near, exact, wide], initial_state(settings), settings, 0, 0)
+    assert selected(found) == ["wide", "exact"]
+    assert facts["curriculum_flat_groups"] == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "percentile", "expected"), [(10, 0.3, 3), (3, 0.3, 1), (7, 0.5, 4), (1, 0.3, 1), (10, 1.0, 10)]
+)
+def test_the_share_is_rounded_up_without_float_noise(count, percentile, expected):
+    settings = config(initial_percentile=percentile)
+    found, _, _ = apply(groups(*[n / 100 for n in range(count)]), initial_state(settings), settings, 0, 0)
+    assert len(found) == expected
+
+
+def test_ten_groups_at_one_tenth_and_two_tenths_are_three():
+    settings = config(initial_percentile=0.1, increment_percentile=0.2, expansion_interval=1)
+    state = initial_state(settings)
+    for epoch in range(2):
+        found, state, _ = apply(groups(*[n / 100 for n in range(10)]), state, settings, 0, epoch)
+    assert len(found) == 3
+
+
+def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_and_epoch():
+    settings = config(initial_percentile=1.0, random_subsample=0.5)
+    many = groups(*[n / 100 for n in range(20)])
+
+    def draw(seed, epoch):
+        return selected(apply(many, initial_state(settings), settings, seed, epoch)[0])
+
+    assert len(draw(0, 0)) == 10
+    assert draw(0, 0) == draw(0, 0)
+    assert draw(0, 0) != draw(1, 0)
+    assert draw(0, 0) != draw(0, 1)
+
+
+def test_a_subsample_larger_than_the_selection_leaves_it_alone():
+    settings = config(initial_percentile=0.3, random_subsample=0.5)
+    found, _, _ = apply(groups(*[n / 100 for n in range(10)]), initial_state(settings), settings, 0, 0)
+    assert len(found) == 3
+
+
+def test_a_single_group_is_only_subsampled_by_trajectory_and_the_state_stays():
+    settings = config(random_subsample=0.5)
+    one = [trajectory(n / 10, id="a", generation=n) for n in range(10)]
+    found, state, _ = apply([one, []], initial_state(settings), settings, 0, 0)
+    assert [len(group) for group in found] == [5]
+    assert state == initial_state(settings)
+    whole, _, _ = apply([one], initial_state(config()), config(), 0, 0)
+    assert whole == [one]
+
+
+def test_a_group_is_judged_by_all_of_its_episodes_where_the_builder_tells_them():
+    pair = [trajectory(0.9, id="pair", group_rewards=[0.0, 0.9, 0.1])]
+    flat = [trajectory(0.9, id="flat", group_rewards=[0.9, 0.9])]
+    settings = config(initial_percentile=1.0)
+    found, _, facts = apply([pair, flat], initial_state(settings), settings, 0, 0)
+    assert selected(found) == ["pair"]
+    assert facts["curriculum_easiest"] == pytest.approx(1 / 3)
+
+
+def test_the_state_given_is_not_changed():
+    settings = config()
+    state = initial_state(settings)
+    apply(groups(0.5, 0.4), state, settings, 0, 0)
+    assert state == initial_state(settings)
+
+
+def test_no_groups_select_nothing():
+    assert apply([], initial_state(config()), config(), 0, 0)[0] == []
