@@ -1,0 +1,80 @@
+"""The history of a training run: what each epoch and each validation gave, as it is journalled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from etude.core.job import ModelVersion, TrainingJobStatus
+
+
+class EpochEntry(BaseModel):
+    """One finished epoch: trained on, or skipped."""
+
+    model_config = ConfigDict(frozen=True)
+
+    epoch: int
+    """From 0."""
+    timestamp: str
+    """When it finished: ISO 8601, UTC."""
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    status: TrainingJobStatus | None = None
+    """How its training job ended; None for a skipped epoch."""
+    skipped: str | None = None
+    """Why nothing was trained on."""
+    sampled_from: ModelVersion | None = None
+    """The weights that its episodes were sampled from, where the backend says."""
+    version: ModelVersion | None = None
+    """The weights after it."""
+    curriculum_state: dict[str, Any] | None = None
+    """After the epoch; None when there is no curriculum."""
+
+
+class ValidationEntry(BaseModel):
+    """One evaluation on the validation examples."""
+
+    model_config = ConfigDict(frozen=True)
+
+    epoch: int
+    """How many epochs the evaluated weights had trained for: 0 is the base model."""
+    timestamp: str
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    version: ModelVersion | None = None
+
+
+class History(BaseModel):
+    """All that a run has done so far, in order."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    epochs: tuple[EpochEntry, ...] = ()
+    validations: tuple[ValidationEntry, ...] = ()
+
+    @property
+    def trained(self) -> list[EpochEntry]:
+        """The epochs that were trained on."""
+        return [entry for entry in self.epochs if entry.status is not None]
+
+    @property
+    def skipped(self) -> list[EpochEntry]:
+        """The epochs that were not."""
+        return [entry for entry in self.epochs if entry.skipped is not None]
+
+    def with_epoch(self, entry: EpochEntry) -> History:
+        """The history and one epoch more."""
+        return self.model_copy(update={"epochs": (*self.epochs, entry)})
+
+    def with_validation(self, entry: ValidationEntry) -> History:
+        """The history and one validation more."""
+        return self.model_copy(update={"validations": (*self.validations, entry)})
+
+    def until(self, epoch: int) -> History:
+        """The history as it was after `epoch` and the validation that followed it."""
+        return self.model_copy(
+            update={
+                "epochs": tuple(entry for entry in self.epochs if entry.epoch <= epoch),
+                "validations": tuple(entry for entry in self.validations if entry.epoch <= epoch + 1),
+            }
+        )

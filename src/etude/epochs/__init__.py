@@ -1,0 +1,1 @@
+"""What the epoch trainer remembers, measures and decides."""

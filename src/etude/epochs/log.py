@@ -1,0 +1,74 @@
+"""The epoch log: what the trainer keeps in the run's journal, so that no epoch is done twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from etude.core.history import EpochEntry, History, ValidationEntry
+from etude.core.job import TrainingJobRef
+from etude.store.journal import Journal
+
+_EPOCHS = "trainer/epoch/"
+_VALIDATIONS = "trainer/validation/"
+_SUBMITTED = "trainer/submitted/"
+_ATTEMPTS = "trainer/attempts/"
+
+
+class Submission(BaseModel):
+    """A job that was submitted, and what was known of its epoch by then."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ref: TrainingJobRef
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    curriculum_state: dict[str, Any] | None = None
+
+
+class EpochLog:
+    """Reads and writes the trainer's steps. All writes return when they are committed."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def history(self, run_id: str) -> History:
+        """Everything recorded so far."""
+        return History(
+            run_id=run_id,
+            epochs=tuple(EpochEntry.model_validate(value) for _, value in self._journal.scan(_EPOCHS)),
+            validations=tuple(
+                ValidationEntry.model_validate(value) for _, value in self._journal.scan(_VALIDATIONS)
+            ),
+        )
+
+    async def add_epoch(self, entry: EpochEntry) -> None:
+        """Record a finished epoch."""
+        await self._journal.put(_key(_EPOCHS, entry.epoch), entry.model_dump(mode="json"))
+
+    async def add_validation(self, entry: ValidationEntry) -> None:
+        """Record a finished validation."""
+        await self._journal.put(_key(_VALIDATIONS, entry.epoch), entry.model_dump(mode="json"))
+
+    def submission(self, epoch: int) -> Submission | None:
+        """The job of an epoch that is not finished yet, when it was submitted."""
+        value = self._journal.get(_key(_SUBMITTED, epoch))
+        return None if value is None else Submission.model_validate(value)
+
+    async def add_submission(self, epoch: int, submission: Submission) -> None:
+        """Record that the epoch's job was submitted."""
+        await self._journal.put(_key(_SUBMITTED, epoch), submission.model_dump(mode="json"))
+
+    def attempt(self, epoch: int) -> int:
+        """How many jobs of the epoch have failed: part of the next one's idempotency key."""
+        return int(self._journal.get(_key(_ATTEMPTS, epoch), 0))
+
+    async def forget_submission(self, epoch: int) -> None:
+        """The job failed: a resumed run submits the epoch again, as another job."""
+        await self._journal.put(_key(_ATTEMPTS, epoch), self.attempt(epoch) + 1)
+        await self._journal.delete(_key(_SUBMITTED, epoch))
+
+
+def _key(prefix: str, epoch: int) -> str:
+    """Padded, so that the order of the keys is that of the epochs."""
+    return f"{prefix}{epoch:08d}"

@@ -1,0 +1,70 @@
+"""Which versions of the model are worth keeping, and whether a new one is alive."""
+
+from __future__ import annotations
+
+from etude.core.errors import TrainingError
+from etude.core.history import History
+from etude.core.job import ModelVersion
+
+
+def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
+    """Versions and their rewards, oldest first.
+
+    By validation where there was any, else by the rewards of the episodes sampled from the version.
+    """
+    if history.validations:
+        found = [(entry.version, entry.metrics.get("avg_reward")) for entry in history.validations]
+    else:
+        found = [(entry.sampled_from, entry.metrics.get("avg_reward")) for entry in history.epochs]
+    return [
+        (version, float(reward)) for version, reward in found if version is not None and reward is not None
+    ]
+
+
+def last_version(history: History) -> ModelVersion | None:
+    """The weights after the last epoch."""
+    return next((entry.version for entry in reversed(history.epochs) if entry.version is not None), None)
+
+
+def best_version(history: History) -> ModelVersion | None:
+    """The version with the highest validation reward, the latest of equals; the last one when nothing was
+    validated, because nobody has sampled from it yet."""
+    measured = measured_versions(history) if history.validations else []
+    if not measured:
+        return last_version(history)
+    return max(measured, key=lambda pair: (pair[1], pair[0].number))[0]
+
+
+def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
+    """The `count` best versions and the last one, from which a run is resumed; oldest first."""
+    ranked = sorted(measured_versions(history), key=lambda pair: (-pair[1], -pair[0].number))
+    chosen = {version.number: version for version, _ in ranked}
+    best = list(chosen.values())[:count]
+    last = last_version(history)
+    kept = {version.number: version for version in [*best, *([last] if last is not None else [])]}
+    return [kept[number] for number in sorted(kept)]
+
+
+def check_changed(before: ModelVersion | None, after: ModelVersion, job: str) -> None:
+    """Raise TrainingError unless the job made new weights."""
+    if before is None:
+        return
+    if after.digest == before.digest:
+        raise TrainingError(
+            f"job {job} says that it is completed, and the weights have not changed (digest {after.digest}). "
+            "Check the learning rate, and that the trajectories have differing rewards."
+        )
+    if after.number <= before.number:
+        raise TrainingError(
+            f"job {job} made version {after.number}, and version {before.number} was there before it; "
+            "versions must count upwards"
+        )
+
+
+def check_adopted(engine_version: int, version: ModelVersion, model: str) -> None:
+    """Raise TrainingError unless the engine samples from the new weights."""
+    if engine_version != version.number:
+        raise TrainingError(
+            f"the model {model!r} still samples from version {engine_version} after adopting version "
+            f"{version.number} ({version.location}): the policy sampled next would not be the one trained"
+        )

@@ -1,0 +1,95 @@
+"""The live display: what is happening, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from etude.report.state import RunState, shown_reward, shown_time, sparkline
+
+
+class LiveProgress(RunState):
+    """A panel that is drawn over itself. Use it as a context manager; messages scroll by above it."""
+
+    def __init__(self, console: Console | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._console = console or Console()
+        self._live = Live(
+            console=self._console, get_renderable=self.render, refresh_per_second=4, transient=True
+        )
+
+    def __enter__(self) -> LiveProgress:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def skipped(self, epoch: int, reason: str) -> None:
+        """Say so above the panel."""
+        super().skipped(epoch, reason)
+        self.message(f"epoch {epoch + 1} skipped: {reason}", warning=True)
+
+    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Say so above the panel."""
+        super().validated(epoch, metrics)
+        when = "before training" if epoch == 0 else f"after epoch {epoch}"
+        self.message(f"validation {when}: {shown_reward(metrics)}, n={metrics.get('num_examples')}")
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        """Print a line above the panel."""
+        self._console.print(Text(text, style="yellow" if warning else "dim"))
+
+    def render(self) -> RenderableType:
+        """The panel as it is now."""
+        rows: list[RenderableType] = [self._headline(), self._rewards()]
+        if self.phase_total:
+            rows.insert(1, ProgressBar(total=self.phase_total, completed=self.episodes, width=None))
+        title = Text.assemble(("etude", "bold"), f" · {self.run_id}" if self.run_id else "")
+        return Panel(
+            Group(*rows),
+            title=title,
+            title_align="left",
+            border_style="blue",
+            width=min(self._console.width, 100),
+        )
+
+    def _headline(self) -> Table:
+        row = Table.grid(expand=True)
+        row.add_column()
+        row.add_column(justify="right")
+        left = Text.assemble((self.phase_name, "bold cyan"))
+        if self.epoch is not None:
+            left.append(f"  epoch {self.epoch + 1}/{self.num_epochs}")
+        if self.phase_total:
+            left.append(f"  {self.episodes}/{self.phase_total} episodes")
+        right = Text(f"{shown_time(self.elapsed)}", style="dim")
+        if self.tokens:
+            right = Text(f"{self.tokens_per_second:,.0f} tokens/s · ", style="dim") + right
+        if self.failures:
+            right = Text(f"{self.failures} failed · ", style="yellow") + right
+        if self.skips:
+            right = Text(f"{self.skips} skipped · ", style="yellow") + right
+        row.add_row(left, right)
+        return row
+
+    def _rewards(self) -> Text:
+        reward = self.reward_so_far
+        text = Text.assemble("reward ", ("–" if reward is None else f"{reward:.3f}", "bold green"))
+        if self.rewards:
+            text.append(f"  {sparkline(self.rewards)}", style="green")
+        if self.validations:
+            first, last = self.validations[0], self.validations[-1]
+            told = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
+            text.append(f"   validation {told}", style="magenta")
+        return text

@@ -1,0 +1,160 @@
+"""The reward plot: one picture of what a run has learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from etude.core.errors import StoreError
+from etude.core.history import History
+
+_INK, _MUTED, _GRID = "#22262e", "#7a8290", "#e6e8ec"
+_TRAIN, _VALIDATION, _FILTERED, _CURRICULUM = "#4c78a8", "#e4572e", "#59a14f", "#b07aa1"
+
+Points = list[tuple[float, float]]
+
+
+def write_reward_plot(history: History, path: Path) -> None:
+    """Draw the rewards over the epochs as a PNG. Raises StoreError when it cannot be written.
+
+    The x axis counts the epochs that the weights had trained for, so that the episodes of an epoch and
+    the validation before it stand above each other.
+    """
+    data = render_reward_plot(history)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}; the plot was not written") from error
+
+
+def render_reward_plot(history: History) -> bytes:
+    """The plot as the bytes of a PNG, 1500 by 840 pixels."""
+    # Imported here, because drawing is the only thing that needs it; no pyplot, so no global state.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 5.6), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _frame(axes, history)
+    _draw_curriculum(axes, history)
+    _draw_training(axes, history)
+    _draw_validation(axes, history)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", frameon=False, labelcolor=_INK, fontsize=9.5)
+    else:
+        axes.text(0.5, 0.5, "no rewards yet", transform=axes.transAxes, ha="center", color=_MUTED)
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _frame(axes: Any, history: History) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(_title(history), loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
+    axes.set_xlabel("epochs trained", color=_MUTED)
+    axes.set_ylabel("reward", color=_MUTED)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color=_GRID, linewidth=0.9)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_MUTED, length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_GRID)
+    axes.margins(x=0.02, y=0.12)
+
+
+def _title(history: History) -> str:
+    entries: Sequence[Any] = history.validations or history.epochs
+    rewards = [entry.metrics.get("avg_reward") for entry in entries]
+    known = [reward for reward in rewards if reward is not None]
+    if len(known) < 2:
+        return f"Reward · {history.run_id}"
+    what = "Validation reward" if history.validations else "Reward of the training episodes"
+    return f"{what} {known[0]:.2f} → {known[-1]:.2f} · {history.run_id}"
+
+
+def _draw_training(axes: Any, history: History) -> None:
+    train = _points(history.epochs, "avg_reward")
+    if train:
+        axes.plot(
+            *zip(*train, strict=True),
+            color=_TRAIN,
+            linewidth=1.6,
+            marker="o",
+            markersize=3.2,
+            label="training",
+        )
+    filtered = _points(history.epochs, "filtered_avg_reward")
+    if filtered and filtered != train:
+        axes.plot(
+            *zip(*filtered, strict=True),
+            color=_FILTERED,
+            linewidth=1.4,
+            linestyle=(0, (1, 1.6)),
+            label="trained on",
+        )
+
+
+def _draw_validation(axes: Any, history: History) -> None:
+    points = _points(history.validations, "avg_reward")
+    if not points:
+        return
+    low, high = _points(history.validations, "reward_low"), _points(history.validations, "reward_high")
+    if len(low) == len(high) == len(points) > 1:
+        places = [place for place, _ in points]
+        bounds = ([value for _, value in low], [value for _, value in high])
+        axes.fill_between(places, *bounds, color=_VALIDATION, alpha=0.14, linewidth=0, label="95 % interval")
+    axes.plot(
+        *zip(*points, strict=True),
+        color=_VALIDATION,
+        linewidth=2.4,
+        marker="o",
+        markersize=5,
+        label="validation",
+    )
+    ends = sorted({points[0], points[-1]}, key=lambda point: point[1])
+    for point in ends:
+        below = point is ends[0] and len(ends) > 1
+        _label(axes, point, below)
+
+
+def _label(axes: Any, point: tuple[float, float], below: bool) -> None:
+    axes.annotate(
+        f"{point[1]:.2f}",
+        point,
+        xytext=(0, -18 if below else 9),
+        textcoords="offset points",
+        ha="center",
+        color=_VALIDATION,
+        fontsize=10,
+        fontweight="bold",
+    )
+
+
+def _draw_curriculum(axes: Any, history: History) -> None:
+    """The share of groups that the curriculum lets through, as steps on an axis of its own."""
+    points = _points(history.epochs, "curriculum_percentile")
+    if not points or all(share == 1.0 for _, share in points):
+        return
+    shares = axes.twinx()
+    places, values = zip(*[(place, share * 100) for place, share in points], strict=True)
+    shares.fill_between(places, values, step="mid", color=_CURRICULUM, alpha=0.10, linewidth=0)
+    shares.step(places, values, where="mid", color=_CURRICULUM, linewidth=1.0, alpha=0.6)
+    shares.set_ylim(0, 105)
+    shares.set_ylabel("groups in the curriculum, %", color=_CURRICULUM)
+    shares.tick_params(colors=_CURRICULUM, length=0)
+    for spine in shares.spines.values():
+        spine.set_visible(False)
+    axes.set_zorder(shares.get_zorder() + 1)
+    axes.patch.set_visible(False)
+
+
+def _points(entries: Sequence[Any], key: str) -> Points:
+    found = [(float(entry.epoch), entry.metrics.get(key)) for entry in entries]
+    return [(place, float(value)) for place, value in found if value is not None]

@@ -1,0 +1,162 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from etude.core.call import Call, ChatRequest, Completion, Usage
+from etude.core.episode import EpisodeRecord, Failure
+from etude.core.evaluation import EvalOutputItem
+from etude.core.example import Example
+from etude.report.json_lines import JsonProgress
+from etude.report.lines import LineProgress
+from etude.report.live import LiveProgress
+from etude.report.progress import progress_for
+from etude.report.state import shown_time, sparkline
+
+
+def episode(tokens=10, failure=None):
+    completion = Completion(message={"role": "assistant", "content": "x"}, usage=Usage(5, tokens))
+    call = Call(0, "<workflow>", "policy", ChatRequest(()), completion)
+    return EpisodeRecord(id="train/0/a/0", example=Example("a"), generation=0, calls=(call,), failure=failure)
+
+
+def play(progress, advance=lambda seconds: None):
+    """A run of one validated, one trained and one skipped epoch."""
+    progress.run_started("brave-otter", 2, {"examples": 4, "folder": "runs/brave-otter"})
+    progress.phase("validating", 1)
+    progress.episode_finished(episode())
+    progress.validated(0, {"avg_reward": 0.25, "reward_low": 0.1, "reward_high": 0.4, "num_examples": 1})
+    progress.epoch_started(0, 2)
+    progress.phase("collecting", 2)
+    progress.episode_finished(episode())
+    progress.scored(EvalOutputItem(id="a", score=0.5))
+    advance(10)
+    progress.episode_finished(episode(failure=Failure("timeout", "took longer than 5 s")))
+    progress.scored(EvalOutputItem(id="a", error="no output"))
+    progress.phase("training")
+    progress.trained(0, {"avg_reward": 0.5, "filtered_trajectories": 2, "failures": {"timeout": 1}})
+    progress.epoch_started(1, 2)
+    progress.skipped(1, "nothing to train on")
+    progress.message("look here", warning=True)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def advance(self, seconds):
+        self.now += seconds
+
+
+def test_plain_lines_tell_a_run_from_beginning_to_end():
+    stream, clock = io.StringIO(), Clock()
+    with LineProgress(stream, clock=clock) as progress:
+        play(progress, clock.advance)
+    assert stream.getvalue().splitlines() == [
+        "run brave-otter: 2 epochs (examples 4, folder runs/brave-otter)",
+        "validating 1 episodes",
+        "validation before training: reward 0.250 [0.100, 0.400], n=1",
+        "epoch 1/2: collecting 2 episodes",
+        "epoch 1/2: 2/2 episodes, reward so far 0.500, 1 failed, 2 tokens/s",
+        "epoch 1/2: reward 0.500, 2 trajectories, 1 failed, 0:10 elapsed",
+        "epoch 2/2 skipped: nothing to train on",
+        "warning: look here",
+    ]
+
+
+def test_json_lines_are_one_object_for_each_event():
+    stream = io.StringIO()
+    with JsonProgress(stream) as progress:
+        play(progress)
+        progress.finished({"epochs_trained": 1, "reward": float("nan")})
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events] == [
+        "run_started",
+        "phase",
+        "episode_finished",
+        "validated",
+        "epoch_started",
+        "phase",
+        "episode_finished",
+        "scored",
+        "episode_finished",
+        "scored",
+        "phase",
+        "trained",
+        "epoch_started",
+        "skipped",
+        "message",
+        "finished",
+    ]
+    assert events[8]["failure"] == "timeout: took longer than 5 s"
+    assert events[-1] == {"event": "finished", "epochs_trained": 1, "reward": None}
+
+
+def test_the_live_panel_shows_phase_epoch_episodes_rewards_failures_and_speed():
+    clock = Clock()
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    progress = LiveProgress(console, clock=clock)
+    progress.run_started("brave-otter", 3, {})
+    progress.validated(0, {"avg_reward": 0.25, "num_examples": 512})
+    progress.trained(0, {"avg_reward": 0.1})
+    progress.trained(1, {"avg_reward": 0.9})
+    progress.epoch_started(2, 3)
+    progress.phase("collecting", 4)
+    clock.advance(5)
+    progress.episode_finished(episode(tokens=50))
+    progress.episode_finished(episode(tokens=50, failure=Failure("raised", "oops")))
+    progress.scored(EvalOutputItem(id="a", score=0.75))
+    with console.capture() as capture:
+        console.print(progress.render())
+    shown = capture.get()
+    for text in (
+        "etude · brave-otter",
+        "collecting",
+        "epoch 3/3",
+        "2/4 episodes",
+        "reward 0.750",
+        "▁█",
+        "1 failed",
+        "20 tokens/s",
+        "0:05",
+        "validation 0.250",
+    ):
+        assert text in shown
+
+
+def test_the_live_display_starts_stops_and_prints_messages_above_the_panel():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with LiveProgress(console) as progress:
+        play(progress)
+    shown = console.file.getvalue()
+    assert "look here" in shown
+    assert "epoch 2 skipped: nothing to train on" in shown
+
+
+@pytest.mark.parametrize(
+    ("values", "blocks"),
+    [([], ""), ([0.5], "▅"), ([0, 1], "▁█"), ([0, 0.5, 1], "▁▅█"), ([1, 1], "▅▅")],
+)
+def test_sparklines(values, blocks):
+    assert sparkline(values) == blocks
+
+
+def test_a_sparkline_shows_the_last_values():
+    assert sparkline([9.0] * 50 + [0.0, 1.0], width=2) == "▁█"
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (65, "1:05"), (3661, "1:01:01")])
+def test_durations(seconds, shown):
+    assert shown_time(seconds) == shown
+
+
+def test_the_display_suits_the_output():
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    assert isinstance(progress_for(stream=io.StringIO()), LineProgress)
+    assert isinstance(progress_for(stream=terminal), LiveProgress)
+    assert isinstance(progress_for(stream=terminal, json=True), JsonProgress)
