@@ -1,0 +1,100 @@
+"""An evaluator: what scores an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import numbers
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from etude.config.import_path import where_raised
+from etude.core.errors import EtudeError
+from etude.core.evaluation import EvalInputItem, EvalOutputItem
+
+
+class Evaluator(ABC):
+    """Scores episodes. Subclasses that compare the episodes of an example override `evaluate_group` too."""
+
+    timeout: float | None = None
+    """Seconds that one evaluation may take; None leaves it to the evaluation run."""
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether a score depends on the example's other episodes, so that they must be scored together."""
+        return type(self).evaluate_group is not Evaluator.evaluate_group
+
+    @abstractmethod
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        """Score one episode. An evaluator that cannot gives an item with an error, or raises."""
+
+    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
+        """Score all episodes of one example, in their order."""
+        return list(await asyncio.gather(*(self.evaluate_item(item) for item in items)))
+
+
+def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
+    """What an evaluator returned, as the score of `item`.
+
+    Takes a number, a bool, `(score, reasoning)`, or an EvalOutputItem. Whatever is not a finite
+    number becomes an error, never a score.
+    """
+    reasoning: Any = None
+    if isinstance(result, EvalOutputItem):
+        if result.error is not None:
+            return unscored(item, result.error, result.reasoning)
+        result, reasoning = result.score, result.reasoning
+    elif isinstance(result, tuple) and len(result) == 2:
+        result, reasoning = result
+    reasoning = jsonable(reasoning)
+    if not isinstance(result, numbers.Real):
+        what = "None" if result is None else f"a {type(result).__name__}"
+        return unscored(item, f"the evaluator returned {what}; a score is a number", reasoning)
+    score = float(result)
+    if not math.isfinite(score):
+        return unscored(item, f"the evaluator returned {score}; a score is a finite number", reasoning)
+    return EvalOutputItem(id=item.id, generation=item.generation, score=score, reasoning=reasoning)
+
+
+def unscored(item: EvalInputItem, reason: str, reasoning: Any = None) -> EvalOutputItem:
+    """The output for an episode that has no score, and why."""
+    return EvalOutputItem(id=item.id, generation=item.generation, error=reason, reasoning=jsonable(reasoning))
+
+
+async def evaluate(
+    evaluator: Evaluator, items: Sequence[EvalInputItem], seconds: float
+) -> list[EvalOutputItem]:
+    """The outputs of an evaluator for `items`, whatever it does: an output for each, in their order.
+
+    `seconds` is how long it may take, unless the evaluator has its own `timeout`.
+    """
+    seconds = seconds if evaluator.timeout is None else evaluator.timeout
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            if evaluator.is_relative:
+                outputs = await evaluator.evaluate_group(items)
+            else:
+                outputs = [await evaluator.evaluate_item(item) for item in items]
+        if len(outputs) != len(items):
+            raise ValueError(f"{len(outputs)} scores for {len(items)} episodes")
+        return [scored(item, output) for item, output in zip(items, outputs, strict=True)]
+    except EtudeError as error:
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - evaluators are user code and may raise anything
+        late = isinstance(error, TimeoutError) and limit.expired()
+        reason = f"the evaluator took longer than {seconds:g} s" if late else where_raised(error)
+    return [unscored(item, reason) for item in items]
+
+
+def jsonable(value: Any) -> Any:
+    """A reasoning as JSON keeps it, so that a resumed run sees what the first one saw."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return from_json(to_json(value, fallback=str, inf_nan_mode="strings"))
+    except ValueError:
+        # Bytes that are no text, or a structure that holds itself.
+        return str(value)

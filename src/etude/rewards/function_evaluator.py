@@ -1,0 +1,150 @@
+"""Evaluators from plain functions: `@etude.evaluator` and `_type: function`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from pydantic import Field
+
+from etude.config.component import EvaluatorConfig
+from etude.config.import_path import import_object
+from etude.config.registry import register_evaluator
+from etude.core.errors import RequestError
+from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.example import Example
+from etude.rewards.daemon_threads import DaemonThreads
+from etude.rewards.evaluator import Evaluator, scored
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+_MARK = "__etude_evaluator__"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@overload
+def evaluator(fn: FunctionT, /) -> FunctionT: ...
+
+
+@overload
+def evaluator(
+    *, name: str | None = None, timeout: float | None = None
+) -> Callable[[FunctionT], FunctionT]: ...
+
+
+def evaluator(
+    fn: FunctionT | None = None, /, *, name: str | None = None, timeout: float | None = None
+) -> FunctionT | Callable[[FunctionT], FunctionT]:
+    """Mark a function as an evaluator; it stays a function and can be called as before.
+
+    The function takes `(example, output)` or `(example, output, episode)`, may be async, and returns
+    a number, a bool or `(score, reasoning)`. `timeout` is in seconds. Raises RequestError when the
+    function takes something else.
+    """
+
+    def mark(function: FunctionT) -> FunctionT:
+        FunctionEvaluator(function)  # Its complaint should come where the function is written.
+        setattr(function, _MARK, {"name": name or function.__name__, "timeout": timeout})
+        return function
+
+    return mark if fn is None else mark(fn)
+
+
+class FunctionEvaluator(Evaluator):
+    """Scores an episode with a function of the example, the output and, where asked for, the episode.
+
+    A function that is not async runs in a thread of its own, so that it may block.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Raises RequestError when `fn` does not take an example and an output, or not the `arguments`."""
+        mark = getattr(fn, _MARK, {})
+        self.name = str(mark.get("name") or getattr(fn, "__name__", type(fn).__name__))
+        self.timeout = mark.get("timeout") if timeout is None else timeout
+        self._fn = fn
+        self._arguments = dict(arguments or {})
+        self._takes_episode = _takes_episode(fn, self._arguments)
+        self._is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
+            getattr(fn, "__call__", None)  # noqa: B004 - an object with an async `__call__`
+        )
+        self._threads = DaemonThreads()
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        """Score one episode. Raises what the function raises."""
+        given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
+        if self._is_async:
+            return scored(item, await self._fn(*given, **self._arguments))
+        result = await self._threads.run(self._fn, *given, **self._arguments)
+        return scored(item, await result if inspect.isawaitable(result) else result)
+
+
+def as_evaluator(candidate: Any) -> Evaluator:
+    """An Evaluator from an Evaluator or a function. Raises RequestError for anything else."""
+    if isinstance(candidate, Evaluator):
+        return candidate
+    if callable(candidate) and not isinstance(candidate, type):
+        return FunctionEvaluator(candidate)
+    raise RequestError(
+        f"a {type(candidate).__name__} is not an evaluator; use a function or an etude.Evaluator"
+    )
+
+
+def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
+    """Whether `fn` wants the episode too."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{fn!r} cannot be used as an evaluator: {error}") from error
+    positional = [one for one in signature.parameters.values() if one.kind in _POSITIONAL]
+    third = positional[2] if len(positional) > 2 and positional[2].name not in arguments else None
+    takes_episode = third is not None and (
+        third.name == "episode" or third.default is inspect.Parameter.empty
+    )
+    try:
+        signature.bind(*[None] * (3 if takes_episode else 2), **arguments)
+    except TypeError as error:
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise RequestError(
+            f"the evaluator {name}{signature} cannot be called: {error}. It takes (example, output) or "
+            "(example, output, episode), and what its config gives under 'arguments'"
+        ) from error
+    return takes_episode
+
+
+def _example_of(item: EvalInputItem) -> Example:
+    if item.episode is not None:
+        return item.episode.example
+    if isinstance(item.full_dataset_entry, Example):
+        return item.full_dataset_entry
+    inputs = item.input_obj if isinstance(item.input_obj, Mapping) else {"input": item.input_obj}
+    return Example(id=item.id, inputs=inputs, expected=item.expected_output_obj)
+
+
+class FunctionEvaluatorConfig(EvaluatorConfig, name="function"):
+    """An evaluator that is a Python function: `evaluators: {correct: "my_agent:correct"}`."""
+
+    function: str = Field(description="Import path of the function, `package.module:name`.")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="More keyword arguments for it.")
+    timeout: float | None = Field(default=None, gt=0, description="Seconds that one evaluation may take.")
+
+
+@register_evaluator(config_type=FunctionEvaluatorConfig)
+async def function_evaluator(config: FunctionEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
+    """An evaluator that is a Python function, or else an Evaluator (or the class of one) in a module."""
+    found = import_object(config.function)
+    if isinstance(found, type) and issubclass(found, Evaluator):
+        found = found(**config.arguments)
+    if isinstance(found, Evaluator):
+        yield found
+    else:
+        yield FunctionEvaluator(found, arguments=config.arguments, timeout=config.timeout)

@@ -1,0 +1,430 @@
+"""Evaluation runs: real collector, real journal, agents and evaluators that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import ErrorBudgetExceeded, RequestError, StoreError
+from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
+from etude.core.example import Example
+from etude.rewards.evaluation_run import EvaluationRun
+from etude.rewards.evaluator import Evaluator, scored
+from etude.rewards.function_evaluator import FunctionEvaluator
+from etude.rewards.weighted import WeightedEvaluator
+from etude.rollout.collector import Collector, Limits
+from etude.rollout.workflow import Workflow
+from etude.store.journal import Journal
+from tests.rewards.scripted_engine import ScriptedEngine
+
+EXAMPLES = [Example(f"q{n}", {"n": n}, n % 2) for n in range(4)]
+
+
+async def agent(example: Example, episode: Any) -> str:
+    """Says what the model says; one call."""
+    return (await episode.chat([{"role": "user", "content": f"{example.id} {episode.generation}"}])).text
+
+
+def echo() -> ScriptedEngine:
+    return ScriptedEngine(lambda request: request.messages[-1]["content"])
+
+
+def evaluation(
+    journal: Journal,
+    evaluators: Mapping[str, Evaluator | Callable[..., Any]],
+    *,
+    workflow: Callable[..., Any] = agent,
+    engine: ScriptedEngine | None = None,
+    **options: Any,
+) -> EvaluationRun:
+    limits = Limits(max_concurrency=4, timeout=options.pop("episode_timeout", 10.0))
+    collector = Collector(Workflow("agent", workflow), {"m": engine or echo()}, journal, limits=limits)
+    return EvaluationRun(collector, evaluators, journal, **options)  # type: ignore[arg-type]  # plain functions too
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Any:
+    with Journal(tmp_path / "run.db") as journal:
+        yield journal
+
+
+def even(example: Example, output: str) -> float:
+    return 1.0 - example.expected
+
+
+def scores(output: EvaluationRunOutput, name: str) -> list[float | None]:
+    return [item.score for item in output.results_of(name)]
+
+
+class Rank(Evaluator):
+    """Scores episodes by their place among all outputs of the example."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        return (await self.evaluate_group([item]))[0]
+
+    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
+        self.groups.append([item.generation for item in items])
+        ordered = sorted(item.output_obj for item in items)
+        return [scored(item, ordered.index(item.output_obj)) for item in items]
+
+
+async def test_every_episode_is_scored_by_every_evaluator_in_the_order_of_the_dataset(
+    journal: Journal,
+) -> None:
+    late_first = {"q0 0": 0.03, "q0 1": 0.0, "q1 0": 0.02}
+
+    async def uneven(example: Example, episode: Any) -> str:
+        await asyncio.sleep(late_first.get(f"{example.id} {episode.generation}", 0.01))
+        return await agent(example, episode)
+
+    run = evaluation(journal, {"even": even, "length": lambda example, output: len(output)}, workflow=uneven)
+    output = await run.run(EXAMPLES, phase="eval", generations=2)
+    items = output.eval_input.eval_input_items
+    assert [(item.id, item.generation) for item in items] == [
+        (f"q{n}", g) for n in range(4) for g in range(2)
+    ]
+    assert [item.output_obj for item in items] == [f"q{n} {g}" for n in range(4) for g in range(2)]
+    assert [name for name, _ in output.evaluation_results] == ["even", "length"]
+    assert scores(output, "even") == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    assert output.evaluation_results[0][1].average_score == 0.5
+    assert [(o.id, o.generation) for o in output.results_of("length")] == [
+        (i.id, i.generation) for i in items
+    ]
+    assert not output.workflow_interrupted
+    assert output.failures == {}
+
+
+async def test_an_item_is_the_example_its_output_and_its_episode(journal: Journal) -> None:
+    output = await evaluation(journal, {"even": even}).run(EXAMPLES[:1], phase="eval")
+    (item,) = output.eval_input.eval_input_items
+    assert item.input_obj == {"n": 0}
+    assert item.expected_output_obj == 0
+    assert item.full_dataset_entry == EXAMPLES[0]
+    assert item.episode is not None
+    assert item.episode.id == "eval/q0/0"
+    assert len(item.episode.calls) == 1
+
+
+async def test_episodes_are_let_go_of_when_nobody_keeps_them(journal: Journal) -> None:
+    output = await evaluation(journal, {"rank": Rank()}).run(
+        EXAMPLES, phase="eval", generations=2, keep_episodes=False
+    )
+    assert all(item.episode is None for item in output.eval_input.eval_input_items)
+    assert scores(output, "rank") == [0, 1] * 4
+
+
+async def test_sampling_is_handed_to_every_call(journal: Journal) -> None:
+    engine = echo()
+    run = evaluation(journal, {"even": even}, engine=engine)
+    await run.run(EXAMPLES, phase="eval", sampling={"temperature": 0})
+    assert {request.sampling.temperature for request in engine.requests} == {0.0}
+
+
+async def test_watchers_are_told_of_every_episode_and_score(journal: Journal) -> None:
+    episodes: list[str] = []
+    told: list[tuple[str, str, float | None]] = []
+    output = await evaluation(journal, {"even": even, "rank": Rank()}).run(
+        EXAMPLES,
+        phase="eval",
+        on_episode=lambda record: episodes.append(record.id),
+        on_score=lambda name, item: told.append((name, item.id, item.score)),
+    )
+    assert sorted(episodes) == [f"eval/q{n}/0" for n in range(4)]
+    assert sorted(told) == sorted(
+        (name, item.id, item.score)
+        for name, result in output.evaluation_results
+        for item in result.eval_output_items
+    )
+
+
+async def test_what_a_watcher_raises_ends_the_run_and_is_raised(journal: Journal) -> None:
+    def complain(record: EpisodeRecord) -> None:
+        raise RequestError("no token ids")
+
+    with pytest.raises(RequestError, match="no token ids"):
+        await evaluation(journal, {"even": even}).run(EXAMPLES, phase="eval", on_episode=complain)
+
+
+async def failing(example: Example, episode: Any) -> Any:
+    match example.id:
+        case "q0":
+            raise ValueError("no idea")
+        case "q1":
+            return None
+        case "q2":
+            await asyncio.Event().wait()
+    return await agent(example, episode)
+
+
+async def test_failed_episodes_have_no_score_but_a_reason_and_are_counted(journal: Journal) -> None:
+    run = evaluation(
+        journal, {"even": even, "rank": Rank()}, workflow=failing, error_budget=1.0, episode_timeout=0.05
+    )
+    output = await run.run(EXAMPLES, phase="eval")
+    assert output.workflow_interrupted
+    assert output.failures == {"raised": 1, "no_output": 1, "timeout": 1}
+    for name in ("even", "rank"):
+        assert scores(output, name) == [None, None, None, 0.0]
+        raised, nothing, late, _ = output.results_of(name)
+        assert "ValueError: no idea" in (raised.error or "")
+        assert (nothing.error or "").startswith("no_output: ")
+        assert (late.error or "").startswith("timeout: ")
+    assert output.evaluation_results[0][1].average_score == 0.0
+
+
+async def test_failed_scores_are_counted_by_evaluator_and_leave_the_others_alone(journal: Journal) -> None:
+    def odd_ones_out(example: Example, output: str) -> float:
+        return float("nan") if example.expected else 1.0
+
+    output = await evaluation(journal, {"even": even, "odd": odd_ones_out}, error_budget=0.5).run(
+        EXAMPLES, phase="eval"
+    )
+    assert scores(output, "odd") == [1.0, None, 1.0, None]
+    assert scores(output, "even") == [1.0, 0.0, 1.0, 0.0]
+    assert output.failures == {"score:odd": 2}
+    assert output.evaluation_results[1][1].average_score == 1.0
+    assert not output.workflow_interrupted
+
+
+async def test_nothing_scored_has_no_average(journal: Journal) -> None:
+    output = await evaluation(journal, {"none": lambda example, output: None}, error_budget=1.0).run(
+        EXAMPLES, phase="eval"
+    )
+    assert output.evaluation_results[0][1].average_score is None
+
+
+async def test_no_examples_are_no_failure(journal: Journal) -> None:
+    output = await evaluation(journal, {"even": even}).run([], phase="eval")
+    assert output.results_of("even") == []
+
+
+async def test_an_evaluator_that_hangs_is_cut_off(journal: Journal) -> None:
+    async def hangs(example: Example, output: str) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    output = await evaluation(journal, {"hangs": hangs}, error_budget=1.0, timeout=0.01).run(
+        EXAMPLES, phase="eval"
+    )
+    assert {item.error for item in output.results_of("hangs")} == {"the evaluator took longer than 0.01 s"}
+
+
+async def test_at_most_so_many_evaluations_run_at_once(journal: Journal) -> None:
+    running, most = 0, 0
+
+    async def counts(example: Example, output: str) -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002)
+        running -= 1
+        return 1.0
+
+    await evaluation(journal, {"a": counts, "b": counts}, max_concurrency=2).run(
+        EXAMPLES, phase="eval", generations=3
+    )
+    assert most == 2
+
+
+async def test_groups_are_all_episodes_of_an_example_that_have_an_output(journal: Journal) -> None:
+    async def one_fails(example: Example, episode: Any) -> str:
+        if example.id == "q1" and episode.generation == 1:
+            raise ValueError("no idea")
+        return await agent(example, episode)
+
+    rank = Rank()
+    output = await evaluation(journal, {"rank": rank}, workflow=one_fails).run(
+        EXAMPLES, phase="train/0", generations=3
+    )
+    assert sorted(rank.groups) == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 2]]
+    assert scores(output, "rank") == [0, 1, 2, 0, None, 1, 0, 1, 2, 0, 1, 2]
+
+
+async def test_what_a_weighted_evaluator_combines_is_scored_once(journal: Journal) -> None:
+    calls: list[str] = []
+
+    def right(example: Example, output: str) -> float:
+        calls.append(example.id)
+        return 1.0
+
+    shared, rank = FunctionEvaluator(right), Rank()
+    inner = WeightedEvaluator({"right": shared, "rank": rank}, {"right": 2.0, "rank": 1.0})
+    evaluators = {
+        "total": WeightedEvaluator({"inner": inner, "right": shared}, {"inner": 1.0, "right": 10.0}),
+        "right": shared,
+    }
+    output = await evaluation(journal, evaluators).run(EXAMPLES, phase="eval", generations=2)
+    assert scores(output, "total") == [12.0, 13.0] * 4
+    assert scores(output, "right") == [1.0] * 8
+    assert len(calls) == 8
+    assert len(rank.groups) == 4
+    assert [name for name, _ in output.evaluation_results] == ["total", "right"]
+
+
+def test_two_evaluators_of_one_name_are_refused(journal: Journal) -> None:
+    one, other = FunctionEvaluator(even), FunctionEvaluator(even)
+    with pytest.raises(RequestError, match="two evaluators are called 'even'"):
+        evaluation(journal, {"even": one, "total": WeightedEvaluator({"even": other}, {"even": 1.0})})
+
+
+async def test_two_examples_of_one_id_are_refused(journal: Journal) -> None:
+    with pytest.raises(RequestError, match="the first is 'q0'"):
+        await evaluation(journal, {"even": even}).run([*EXAMPLES, EXAMPLES[0]], phase="eval")
+
+
+async def test_a_second_run_of_a_phase_repeats_nothing(journal: Journal) -> None:
+    calls: list[str] = []
+
+    def judged(example: Example, output: str) -> tuple[float, Any]:
+        calls.append(example.id)
+        return 0.1 + 0.2, {"seen": (example.id, output)}
+
+    engine, rank = echo(), Rank()
+    evaluators: dict[str, Any] = {"judged": judged, "rank": rank}
+    first = await evaluation(journal, evaluators, engine=engine).run(EXAMPLES, phase="eval", generations=2)
+    again = await evaluation(journal, evaluators, engine=engine).run(EXAMPLES, phase="eval", generations=2)
+    assert again.evaluation_results == first.evaluation_results
+    assert len(engine.requests) == len(calls) == 8
+    assert len(rank.groups) == 4
+    other = await evaluation(journal, evaluators, engine=engine).run(EXAMPLES[:1], phase="other")
+    assert len(engine.requests) == 9
+    assert other.eval_input.eval_input_items[0].output_obj == "q0 0"
+
+
+async def test_failures_within_the_budget_stay_as_they_were(journal: Journal) -> None:
+    """A resumed run must not differ from one that was never interrupted."""
+    broken = {"q1"}
+
+    async def flaky(example: Example, episode: Any) -> str:
+        if example.id in broken:
+            raise ValueError("no idea")
+        return await agent(example, episode)
+
+    def picky(example: Example, output: str) -> float | None:
+        return None if example.id == "q2" and broken else 1.0
+
+    async def once() -> EvaluationRunOutput:
+        run = evaluation(journal, {"picky": picky}, workflow=flaky, error_budget=0.5)
+        return await run.run(EXAMPLES, phase="eval")
+
+    first = await once()
+    broken.clear()
+    assert (await once()).evaluation_results == first.evaluation_results
+
+
+async def test_over_the_budget_failures_are_tried_again_and_the_rest_is_kept(journal: Journal) -> None:
+    broken = {"q1", "q2"}
+    ran: list[str] = []
+    judged: list[str] = []
+
+    async def flaky(example: Example, episode: Any) -> str:
+        ran.append(f"{example.id} {episode.generation}")
+        text = await agent(example, episode)
+        if example.id in broken:
+            raise ValueError("no idea")
+        return text
+
+    def judge(example: Example, output: str) -> float:
+        judged.append(output)
+        return 1.0
+
+    engine, rank = echo(), Rank()
+    generations = 11  # So that the id of one episode is the beginning of another's.
+
+    async def once() -> EvaluationRunOutput:
+        run = evaluation(journal, {"judge": judge, "rank": rank}, workflow=flaky, engine=engine)
+        return await run.run(EXAMPLES, phase="eval", generations=generations)
+
+    with pytest.raises(ErrorBudgetExceeded, match=r"raised: [\s\S]*eval/q\d/\d+: .*ValueError: no idea"):
+        await once()
+    good = len(judged)
+    broken.clear()
+    output = await once()
+    assert scores(output, "judge") == [1.0] * 44
+    assert output.failures == {}
+    # No call was made twice, and no good episode was run or scored twice.
+    assert len(engine.requests) == 44
+    assert len(judged) == 44 > good
+    assert all(ran.count(name) == 1 for name in ran if name[:2] in ("q0", "q3"))
+
+
+async def test_over_the_budget_failed_scores_are_tried_again(journal: Journal) -> None:
+    down = True
+    judged: list[str] = []
+
+    def judge(example: Example, output: str) -> float:
+        judged.append(output)
+        if down and example.expected:
+            raise ConnectionError("the judge is down")
+        return 1.0
+
+    shared = FunctionEvaluator(judge)
+    evaluators = {"judge": shared, "judges": WeightedEvaluator({"judge": shared}, {"judge": 2.0})}
+
+    async def once() -> EvaluationRunOutput:
+        return await evaluation(journal, evaluators).run(EXAMPLES, phase="eval", generations=1)
+
+    with pytest.raises(ErrorBudgetExceeded, match="have no score from 'judge'"):
+        await once()
+    down = False
+    output = await once()
+    assert scores(output, "judges") == [2.0] * 4
+    assert judged.count("q0 0") <= 1 or judged.count("q2 0") <= 1
+
+
+async def test_a_hopeless_run_is_stopped_early(journal: Journal) -> None:
+    ran: list[str] = []
+
+    async def broken(example: Example, episode: Any) -> str:
+        ran.append(episode.id)
+        raise ValueError("no idea")
+
+    examples = [Example(f"q{n}") for n in range(1000)]
+    with pytest.raises(ErrorBudgetExceeded):
+        await evaluation(journal, {"even": even}, workflow=broken, error_budget=0.1).run(
+            examples, phase="eval"
+        )
+    assert len(ran) < 300
+
+
+async def test_an_interrupted_run_goes_on_where_it_was(journal: Journal) -> None:
+    engine = echo()
+    scored_before: list[str] = []
+    enough = asyncio.Event()
+
+    def judge(example: Example, output: str) -> float:
+        return float(example.expected)
+
+    def count(name: str, item: EvalOutputItem) -> None:
+        scored_before.append(item.id)
+        if len(scored_before) == 20:
+            enough.set()
+
+    examples = [Example(f"q{n}", {}, n) for n in range(60)]
+    first = asyncio.create_task(
+        evaluation(journal, {"judge": judge}, engine=engine).run(examples, phase="eval", on_score=count)
+    )
+    await enough.wait()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    output = await evaluation(journal, {"judge": judge}, engine=engine).run(examples, phase="eval")
+    assert scores(output, "judge") == [float(n) for n in range(60)]
+    assert len({request.messages[0]["content"] for request in engine.requests}) == 60
+
+
+async def test_a_journal_that_cannot_be_written_is_raised_as_it_is(journal: Journal) -> None:
+    def closes(example: Example, output: str) -> float:
+        journal.close()
+        return 1.0
+
+    with pytest.raises(StoreError, match="closed"):
+        await evaluation(journal, {"closes": closes}).run(EXAMPLES, phase="eval")

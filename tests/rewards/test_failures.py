@@ -1,0 +1,60 @@
+"""The error budget."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.core.errors import ErrorBudgetExceeded
+from etude.rewards.failures import ErrorBudget
+
+
+def spend(budget: ErrorBudget, episodes: int, scores: int) -> None:
+    for number in range(episodes):
+        budget.episode_failed(f"train/0/q{number}/0", "timeout", "no output within 300 s")
+    for number in range(scores):
+        budget.score_failed(f"train/0/s{number}/0", "correct", "the evaluator returned None")
+
+
+def test_up_to_the_budget_failures_are_counted_and_no_more() -> None:
+    budget = ErrorBudget(0.2, 10)
+    spend(budget, episodes=2, scores=1)
+    budget.check_all()
+    assert budget.tally.counts == {"timeout": 2, "score:correct": 1}
+
+
+def test_over_the_budget_the_error_has_counts_by_kind_and_the_first_examples() -> None:
+    with pytest.raises(ErrorBudgetExceeded) as caught:
+        spend(ErrorBudget(0.4, 10), episodes=5, scores=0)
+    assert str(caught.value) == (
+        "5 of 10 episodes failed, more than the error budget of 40 % allows:\n"
+        "  timeout: 5\n"
+        "    train/0/q0/0: no output within 300 s\n"
+        "    train/0/q1/0: no output within 300 s\n"
+        "    train/0/q2/0: no output within 300 s\n"
+        "All other episodes and scores are kept. Mend the cause and resume the run, or raise the budget."
+    )
+
+
+def test_scores_are_a_share_of_the_episodes_that_could_be_scored() -> None:
+    budget = ErrorBudget(0.5, 10)
+    spend(budget, episodes=5, scores=3)
+    with pytest.raises(ErrorBudgetExceeded, match="3 of 5 episodes have no score from 'correct'"):
+        budget.check_all()
+
+
+@given(st.floats(0, 1), st.integers(1, 30), st.data())
+def test_an_early_stop_is_never_hasty(share: float, episodes: int, data: st.DataObject) -> None:
+    """What stops a run early would have stopped it at its end too."""
+    failed = data.draw(st.integers(0, episodes))
+    unscored = data.draw(st.integers(0, episodes - failed))
+    at_the_end = failed > share * episodes or unscored > share * (episodes - failed)
+    budget = ErrorBudget(share, episodes)
+    try:
+        spend(budget, failed, unscored)
+        budget.check_all()
+    except ErrorBudgetExceeded:
+        assert at_the_end
+    else:
+        assert not at_the_end

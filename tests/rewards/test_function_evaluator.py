@@ -1,0 +1,260 @@
+"""Evaluators from plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.config.import_path import make_importable
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import EngineError, RequestError
+from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.example import Example
+from etude.rewards.evaluator import Evaluator, evaluate, scored
+from etude.rewards.function_evaluator import (
+    FunctionEvaluator,
+    FunctionEvaluatorConfig,
+    as_evaluator,
+    evaluator,
+    function_evaluator,
+)
+
+EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")
+ITEM = EvalInputItem(
+    id="q1",
+    generation=3,
+    output_obj="4",
+    full_dataset_entry=EXAMPLE,
+    episode=EpisodeRecord("train/q1/3", EXAMPLE, 3, output="4"),
+)
+
+
+async def outcome(fn: Callable[..., Any], seconds: float = 5.0, **options: Any) -> EvalOutputItem:
+    """What the evaluator makes of ITEM."""
+    (output,) = await evaluate(FunctionEvaluator(fn, **options), [ITEM], seconds)
+    assert (output.id, output.generation) == ("q1", 3)
+    return output
+
+
+async def test_a_function_of_example_and_output_scores() -> None:
+    assert (await outcome(lambda example, output: float(output == example.expected))).score == 1.0
+
+
+async def test_an_async_function_scores() -> None:
+    async def correct(example: Example, output: str) -> bool:
+        await asyncio.sleep(0)
+        return output == example.expected
+
+    assert (await outcome(correct)).score == 1.0
+
+
+async def test_an_object_with_an_async_call_scores() -> None:
+    class Correct:
+        async def __call__(self, example: Example, output: str) -> float:
+            return 0.5
+
+    assert (await outcome(Correct())).score == 0.5
+
+
+async def test_a_third_parameter_is_given_the_episode() -> None:
+    assert (await outcome(lambda example, output, episode: len(episode.calls))).score == 0.0
+
+
+async def test_a_third_parameter_with_a_default_is_left_alone() -> None:
+    assert (await outcome(lambda example, output, strict=True: float(strict))).score == 1.0
+
+
+async def test_arguments_of_the_config_are_handed_over() -> None:
+    def within(example: Example, output: str, tolerance: float) -> float:
+        return tolerance
+
+    assert (await outcome(within, arguments={"tolerance": 0.25})).score == 0.25
+
+
+async def test_without_an_episode_the_example_is_made_of_the_item() -> None:
+    item = EvalInputItem(id="x", input_obj={"n": 1}, expected_output_obj=1, output_obj=1)
+    found: list[Example] = []
+    await FunctionEvaluator(lambda example, output: found.append(example)).evaluate_item(item)
+    assert found == [Example("x", {"n": 1}, 1)]
+
+
+@pytest.mark.parametrize(
+    ("result", "score", "reasoning"),
+    [
+        (1, 1.0, None),
+        (True, 1.0, None),
+        (0.25, 0.25, None),
+        (Fraction(1, 4), 0.25, None),
+        (-2.5, -2.5, None),
+        ((0.5, "half right"), 0.5, "half right"),
+        ((0.5, {"parts": (1, 2)}), 0.5, {"parts": [1, 2]}),
+        ((0.5, {"worst": math.inf}), 0.5, {"worst": "Infinity"}),
+        (EvalOutputItem(id="other", score=0.5, reasoning="why"), 0.5, "why"),
+    ],
+)
+async def test_what_counts_as_a_score(result: Any, score: float, reasoning: Any) -> None:
+    output = await outcome(lambda example, output: result)
+    assert (output.score, output.reasoning, output.error) == (score, reasoning, None)
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (None, "returned None"),
+        (math.nan, "returned nan"),
+        (-math.inf, "returned -inf"),
+        ("0.5", "returned a str"),
+        ((math.nan, "why"), "returned nan"),
+        ((1, 2, 3), "returned a tuple"),
+        (EvalOutputItem(id="q1", error="the sandbox is down"), "the sandbox is down"),
+        (EvalOutputItem(id="q1", score=math.nan), "returned nan"),
+    ],
+)
+async def test_what_does_not_count_is_an_error_and_never_a_zero(result: Any, error: str) -> None:
+    output = await outcome(lambda example, output: result)
+    assert output.score is None
+    assert not output.is_scored
+    assert error in (output.error or "")
+
+
+@given(st.recursive(st.none() | st.floats() | st.text() | st.binary(), st.lists))
+def test_whatever_is_returned_is_a_finite_score_or_an_error(result: Any) -> None:
+    output = scored(ITEM, (result, result))
+    assert output.is_scored == (isinstance(result, float) and math.isfinite(result))
+    assert (output.error is None) == output.is_scored
+
+
+async def test_an_exception_is_an_error_that_names_the_line() -> None:
+    def broken(example: Example, output: str) -> float:
+        return 1 / 0
+
+    output = await outcome(broken)
+    assert output.score is None
+    line = broken.__code__.co_firstlineno + 1
+    assert output.error == f"{__file__}:{line}: ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("ending", [SystemExit, StopIteration, KeyboardInterrupt])
+async def test_an_evaluator_that_exits_ends_only_itself(ending: type[BaseException]) -> None:
+    def leaves(example: Example, output: str) -> float:
+        raise ending(3)
+
+    assert f"{ending.__name__}: 3" in ((await outcome(leaves)).error or "")
+
+
+async def test_an_error_of_etude_is_shown_as_it_is() -> None:
+    async def asks(example: Example, output: str) -> float:
+        raise EngineError("model 'judge': gone")
+
+    assert (await outcome(asks)).error == "model 'judge': gone"
+
+
+async def test_an_evaluator_that_takes_too_long_is_an_error() -> None:
+    async def never(example: Example, output: str) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    assert (await outcome(never, 0.01)).error == "the evaluator took longer than 0.01 s"
+
+
+async def test_an_evaluators_own_timeout_error_is_not_mistaken_for_ours() -> None:
+    async def times_out(example: Example, output: str) -> float:
+        raise TimeoutError("the database")
+
+    assert "TimeoutError: the database" in ((await outcome(times_out)).error or "")
+
+
+async def test_a_blocking_function_that_hangs_is_an_error_and_blocks_no_other() -> None:
+    release = threading.Event()
+
+    def hangs(example: Example, output: str) -> float:
+        release.wait(30)
+        return 1.0
+
+    try:
+        output = await outcome(hangs, timeout=0.01)
+        assert output.error == "the evaluator took longer than 0.01 s"
+        assert (await outcome(lambda example, output: 1.0)).score == 1.0
+    finally:
+        release.set()
+
+
+async def test_blocking_functions_run_at_the_same_time() -> None:
+    together = threading.Barrier(4)
+
+    def waits_for_the_others(example: Example, output: str) -> float:
+        together.wait(10)
+        return 1.0
+
+    scorer = FunctionEvaluator(waits_for_the_others)
+    outputs = await asyncio.gather(*(scorer.evaluate_item(ITEM) for _ in range(4)))
+    assert [output.score for output in outputs] == [1.0] * 4
+
+
+def test_a_marked_function_is_still_a_function() -> None:
+    @evaluator
+    def correct(example: Example, output: str) -> float:
+        return float(output == example.expected)
+
+    @evaluator(name="strict", timeout=3)
+    def other(example: Example, output: str) -> float:
+        return 0.0
+
+    assert correct(EXAMPLE, "4") == 1.0
+    assert FunctionEvaluator(correct).name == "correct"
+    strict = FunctionEvaluator(other)
+    assert (strict.name, strict.timeout) == ("strict", 3)
+    assert FunctionEvaluator(other, timeout=1).timeout == 1
+
+
+@pytest.mark.parametrize("fn", [lambda: 1.0, lambda example: 1.0, lambda a, b, c, d: 1.0])
+def test_a_function_that_takes_something_else_is_refused_where_it_is_written(fn: Any) -> None:
+    with pytest.raises(RequestError, match=r"takes \(example, output\) or \(example, output, episode\)"):
+        evaluator(fn)
+
+
+def test_unknown_arguments_are_refused() -> None:
+    with pytest.raises(RequestError, match="tolerence"):
+        FunctionEvaluator(lambda example, output, tolerance=0: 1.0, arguments={"tolerence": 1})
+
+
+def test_only_evaluators_and_functions_are_evaluators() -> None:
+    known = FunctionEvaluator(lambda example, output: 1.0)
+    assert as_evaluator(known) is known
+    assert isinstance(as_evaluator(lambda example, output: 1.0), Evaluator)
+    for other in ("correct", Evaluator):
+        with pytest.raises(RequestError, match="is not an evaluator"):
+            as_evaluator(other)
+
+
+async def test_the_function_type_takes_functions_evaluators_and_their_classes(tmp_path: Any) -> None:
+    (tmp_path / "my_rewards.py").write_text(
+        "from etude.rewards.evaluator import Evaluator, scored\n"
+        "class Constant(Evaluator):\n"
+        "    def __init__(self, value=2.0):\n"
+        "        self.value = value\n"
+        "    async def evaluate_item(self, item):\n"
+        "        return scored(item, self.value)\n"
+        "ready = Constant()\n"
+        "def at_least(example, output, bound=0.0):\n"
+        "    return bound\n"
+    )
+    make_importable(tmp_path)
+
+    async def score(function: str, **arguments: Any) -> float | None:
+        config = FunctionEvaluatorConfig(function=f"my_rewards:{function}", arguments=arguments)
+        async for built in function_evaluator(config, None):  # type: ignore[arg-type]  # it needs no builder
+            return (await built.evaluate_item(ITEM)).score
+        return None
+
+    assert await score("at_least", bound=0.5) == 0.5
+    assert await score("ready") == 2.0
+    assert await score("Constant", value=3.0) == 3.0
