@@ -195,6 +195,15 @@ async def test_delete_of_everything_is_refused(journal: Journal) -> None:
         await journal.delete("")
 
 
+async def test_a_step_that_is_forgotten_is_taken_anew(journal: Journal) -> None:
+    await journal.put("a", "old")
+    await journal.put("a/b", "stays")
+    await journal.forget("a")
+    fn, _ = counted("new")
+    assert await journal.step("a", fn) == "new"
+    assert journal.get("a/b") == "stays"
+
+
 async def test_writes_keep_their_order(journal: Journal) -> None:
     writes = [journal.put("a", 1), journal.delete("a"), journal.put("a", 2), journal.put("a", 3)]
     await asyncio.gather(*writes)

@@ -167,6 +167,12 @@ class Journal:
         self._require_writer().submit(Delete(*_range(prefix), done))
         await done
 
+    async def forget(self, key: str) -> None:
+        """Delete one key, so that its step is taken anew; returns when that is committed."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._require_writer().submit(Delete(key, key + "\0", done))
+        await done
+
     async def flush(self) -> None:
         """Wait until all writes that were started are committed or have failed."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

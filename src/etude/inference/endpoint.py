@@ -1,0 +1,163 @@
+"""A loopback HTTP endpoint that records: for agents in another process or language."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hmac
+import secrets
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from etude.core.errors import RequestError
+from etude.inference.chat_api import Handler, WireResponse, answer, error_response
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request, Response
+
+_SHUTDOWN_SECONDS = 1
+_BACKLOG = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to send OpenAI requests so that they are recorded into one episode."""
+
+    base_url: str
+    """Ends in `/v1`, as the OpenAI SDKs want it."""
+    api_key: str = field(repr=False)
+
+
+class EndpointServer:
+    """One HTTP server on the loopback interface; each episode has a key of its own."""
+
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Port 0 lets the system choose a free one."""
+        self._host = host
+        self._port = port
+        self._handlers: dict[str, tuple[str, Handler]] = {}
+        self._socket: socket.socket | None = None
+        self._stop: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """The address, once `start` was called."""
+        assert self._socket is not None, "the endpoint has not been started"
+        return f"http://{self._host}:{self._socket.getsockname()[1]}/v1"
+
+    def start(self) -> None:
+        """Listen, and serve on the running event loop. Connections are accepted when this returns.
+
+        Does nothing when it is listening already. Raises RequestError when the port is in use.
+        """
+        if self._socket is not None:
+            return
+        self._socket = _listen(self._host, self._port)
+        self._stop = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._serve(self._socket, self._stop))
+
+    def open(self, handler: Handler) -> Endpoint:
+        """A new key; requests that bear it are answered by `handler`. Starts the server."""
+        self.start()
+        name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        self._handlers[name] = (secret, handler)
+        return Endpoint(self.base_url, f"etude-{name}-{secret}")
+
+    def revoke(self, endpoint: Endpoint) -> None:
+        """Refuse the endpoint's key from now on."""
+        self._handlers.pop(endpoint.api_key.split("-")[1], None)
+
+    async def close(self) -> None:
+        """Stop listening and end the requests under way. Calling it twice is fine."""
+        if self._task is None or self._stop is None:
+            return
+        self._stop.set()
+        await self._task
+        self._task = self._stop = self._socket = None
+
+    def authorized(self, authorization: str) -> Handler | None:
+        """The handler that a request's `Authorization` header gives access to, if any."""
+        scheme, _, key = authorization.partition(" ")
+        _, _, rest = key.partition("-")
+        name, _, secret = rest.partition("-")
+        # The name only finds the entry; whether the secret is right must not show in the time it takes.
+        expected, handler = self._handlers.get(name, ("", None))
+        same = hmac.compare_digest(expected.encode(), secret.encode())
+        return handler if same and scheme.lower() == "bearer" else None
+
+    async def _serve(self, listening: socket.socket, stop: asyncio.Event) -> None:
+        import uvicorn
+
+        class Server(uvicorn.Server):
+            """Leaves the process's signal handlers alone: Ctrl-C is for the run, not for its endpoint."""
+
+            @contextlib.contextmanager
+            def capture_signals(self):  # type: ignore[no-untyped-def]
+                yield
+
+        config = uvicorn.Config(
+            _application(self),
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+        server = Server(config)
+        serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await serving
+        finally:
+            stopping.cancel()
+            listening.close()
+
+
+def _application(server: EndpointServer) -> FastAPI:
+    from fastapi import FastAPI, Response
+
+    app = FastAPI(title="etude recording endpoint", docs_url=None, redoc_url=None, openapi_url=None)
+
+    async def record(request: Request) -> Response:
+        response = await _respond(server, request)
+        return Response(response.body, response.status, dict(response.headers))
+
+    app.add_route("/{path:path}", record, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
+    return app
+
+
+async def _respond(server: EndpointServer, request: Request) -> WireResponse:
+    handler = server.authorized(request.headers.get("authorization", ""))
+    if handler is None:
+        return error_response(
+            401,
+            "the API key is not that of a running episode; use the base_url and api_key of episode.endpoint",
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
+    path = request.url.path.removeprefix("/v1")
+    return await answer(handler, request.method, path, request.headers, await request.body())
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise RequestError(
+                f"port {port} on {host} is in use by another program; stop it, or choose another port "
+                f"(0 takes a free one)"
+            ) from error
+        raise RequestError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
+        ) from error
+    listening.setblocking(False)
+    return listening

@@ -1,0 +1,182 @@
+"""The collector: runs the workflow over many examples at once, each run recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from etude.core.call import Sampling
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.example import Example
+from etude.inference.endpoint import EndpointServer
+from etude.inference.engine import Engine
+from etude.inference.sampling import change_sampling
+from etude.rollout.archive import read_episode
+from etude.rollout.encode import encode_episode
+from etude.rollout.episode import Episode
+from etude.rollout.models import Models
+from etude.rollout.recorder import Recorder
+from etude.rollout.run_workflow import run_workflow
+from etude.rollout.workflow import Workflow
+from etude.store.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what episodes may take. Raises RequestError for a bound that allows nothing."""
+
+    max_concurrency: int = 8
+    """Episodes that run at the same time."""
+    timeout: float | None = 300.0
+    """Seconds per episode; a workflow's own timeout goes before it."""
+    max_calls: int | None = 1000
+    """Model calls per episode."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrency", "timeout", "max_calls"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise RequestError(f"{name} must be more than 0, found {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeJob:
+    """An episode to be run."""
+
+    id: str
+    """Unique within the run; a finished episode of this id is read back and not run again."""
+    example: Example
+    generation: int = 0
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Sampling` that all calls have, whatever the agent asks for: `{"temperature": 0}`."""
+
+    def __post_init__(self) -> None:
+        """Raises RequestError for an unknown field or an impossible value."""
+        change_sampling(Sampling(), self.sampling)
+
+
+class Collector:
+    """Runs a workflow on examples and gives back what happened, one finished episode at a time."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        models: Mapping[str, Engine],
+        journal: Journal,
+        *,
+        seed: int = 0,
+        limits: Limits | None = None,
+        sampling: Mapping[str, Sampling] | None = None,
+        default_model: str | None = None,
+        endpoint_port: int = 0,
+    ) -> None:
+        """`sampling` says how each model samples by default, `default_model` which one is meant when
+        the agent names none. `endpoint_port` is that of `episode.endpoint`; 0 takes a free one.
+
+        Raises RequestError when the workflow or the models do not fit.
+        """
+        workflow.check_complete()
+        self.workflow = workflow
+        self.limits = limits or Limits()
+        self._models = Models(models, sampling or {}, default_model)
+        self._journal = journal
+        self._seed = seed
+        self._server = EndpointServer(port=endpoint_port)
+        self._collections = 0
+
+    async def collect(self, jobs: Iterable[EpisodeJob]) -> AsyncGenerator[EpisodeRecord]:
+        """Run the jobs, and yield each episode when it is finished and journalled.
+
+        Jobs are taken from the iterable only as there is room for them, and episodes wait for their
+        consumer, so that memory stays flat. Failed episodes are yielded too: a failure is data.
+        Leaving the loop early or cancelling stops the episodes under way; their calls are kept for
+        the next time (use `contextlib.aclosing` when you break out). Raises StoreError when the
+        journal cannot be written, RequestError when the endpoint's port is in use.
+        """
+        waiting = iter(jobs)
+        finished: asyncio.Queue[EpisodeRecord | BaseException | None] = asyncio.Queue(
+            self.limits.max_concurrency
+        )
+        self._collections += 1
+        workers = [
+            asyncio.ensure_future(self._work(waiting, finished)) for _ in range(self.limits.max_concurrency)
+        ]
+        try:
+            working = len(workers)
+            while working:
+                outcome = await finished.get()
+                if outcome is None:
+                    working -= 1
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+                else:
+                    yield outcome
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            self._collections -= 1
+            if not self._collections:
+                await self._server.close()
+
+    async def run(self, job: EpisodeJob) -> EpisodeRecord:
+        """The finished episode of a job: read back from the journal, or run and journalled.
+
+        Raises StoreError when the journal cannot be read or written.
+        """
+        stored = read_episode(self._journal, job.id, job.example)
+        if stored is not None:
+            return stored
+        record, names = await self._run(job)
+        await self._journal.put(job.id, encode_episode(record, names))
+        return record
+
+    async def _work(
+        self,
+        waiting: Iterator[EpisodeJob],
+        finished: asyncio.Queue[EpisodeRecord | BaseException | None],
+    ) -> None:
+        """Run jobs until there are none, and say so; an error ends the collection."""
+        try:
+            for job in waiting:
+                await finished.put(await self.run(job))
+        except Exception as error:  # noqa: BLE001  the jobs are the caller's code; it is raised there
+            await finished.put(error)
+        else:
+            await finished.put(None)
+
+    async def _run(self, job: EpisodeJob) -> tuple[EpisodeRecord, Mapping[int, str]]:
+        recorder = Recorder(
+            job.id,
+            self._models,
+            self._journal,
+            seed=self._seed,
+            override=job.sampling,
+            max_calls=self.limits.max_calls,
+        )
+        # A copy: what an agent does to its inputs must not reach the other episodes of the example.
+        example = replace(job.example, inputs=dict(job.example.inputs))
+        episode = Episode(example, job.generation, recorder, seed=self._seed, server=self._server)
+        timeout = self.workflow.timeout if self.workflow.timeout is not None else self.limits.timeout
+        started = time.perf_counter()
+        try:
+            output, failure = await run_workflow(self.workflow, episode, timeout)
+        finally:
+            episode.close()
+        if recorder.fatal is not None:
+            raise recorder.fatal
+        record = EpisodeRecord(
+            id=job.id,
+            example=job.example,
+            generation=job.generation,
+            calls=recorder.calls(),
+            events=episode.events,
+            output=output,
+            failure=failure,
+            seconds=time.perf_counter() - started,
+        )
+        return record, recorder.names

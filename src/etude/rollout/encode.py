@@ -1,0 +1,213 @@
+"""Calls and episodes to JSON and back, exactly.
+
+A call of a conversation repeats most of the call before it. So a call is stored as the difference to
+a parent, an earlier call of its episode: how many leading messages and prompt token ids they share,
+and the rest. Token ids are packed as 32-bit integers and logprobs as 64-bit floats, in base64.
+"""
+
+from __future__ import annotations
+
+import binascii
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
+from etude.core.episode import EpisodeRecord, Event, Failure
+from etude.core.example import Example
+from etude.store.journal import Json
+from etude.store.plain import plain
+
+_INT32 = "i"
+_FLOAT64 = "d"
+
+
+def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
+    """JSON of a call; `parent` is the name under which a decoder finds the earlier call, and that call."""
+    request = call.request
+    data: dict[str, Any] = {
+        "index": call.index,
+        "model": call.model,
+        "function": call.function,
+        "key": request.key,
+        "sampling": _encode_sampling(request.sampling),
+    }
+    messages, tools = request.messages, request.tools
+    if parent is not None:
+        name, before = parent
+        shared = shared_messages(before, messages)
+        data["parent"] = [name, shared]
+        messages = messages[shared:]
+        if before.request.tools == tools:
+            tools = ()
+            data["parent_tools"] = True
+    data["messages"] = messages
+    if tools:
+        data["tools"] = tools
+    if call.error is not None:
+        data["error"] = call.error
+    if call.completion is not None:
+        data["completion"] = _encode_completion(call.completion, parent[1] if parent else None)
+    return data
+
+
+def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
+    """The call that `encode_call` made `data` of; `parent` is the call that `parent_name(data)` names."""
+    messages: tuple[Any, ...] = tuple(data["messages"])
+    tools: tuple[Any, ...] = tuple(data.get("tools", ()))
+    if parent is not None:
+        messages = conversation_so_far(parent)[: data["parent"][1]] + messages
+        tools = parent.request.tools if "parent_tools" in data else tools
+    request = ChatRequest(messages, tools, _decode_sampling(data["sampling"]), data["key"], conversation)
+    completion = data.get("completion")
+    return Call(
+        index=data["index"],
+        function=data["function"],
+        model=data["model"],
+        request=request,
+        completion=None if completion is None else _decode_completion(completion, parent),
+        error=data.get("error"),
+    )
+
+
+def parent_name(data: Json) -> str | None:
+    """The name of the call that an encoded call is stored as the difference to."""
+    parent = data.get("parent")
+    return None if parent is None else str(parent[0])
+
+
+def conversation_so_far(call: Call) -> tuple[Any, ...]:
+    """The messages of a call and its answer."""
+    messages = call.request.messages
+    return messages if call.completion is None else (*messages, call.completion.message)
+
+
+def shared_messages(before: Call, messages: Sequence[Any]) -> int:
+    """How many leading messages are those of an earlier call and its answer."""
+    earlier = conversation_so_far(before)
+    shared = 0
+    for one, other in zip(earlier, messages, strict=False):
+        if one != other:
+            break
+        shared += 1
+    return shared
+
+
+def _encode_completion(completion: Completion, parent: Call | None) -> Json:
+    data: dict[str, Any] = {
+        "message": completion.message,
+        "finish_reason": completion.finish_reason,
+        "usage": [completion.usage.prompt_tokens, completion.usage.completion_tokens],
+        "model_version": completion.model_version,
+    }
+    if completion.prompt_ids is not None:
+        shared = _shared_ids(_token_ids(parent), completion.prompt_ids)
+        data["prompt_ids"] = [shared, _pack(_INT32, completion.prompt_ids[shared:])]
+    if completion.completion_ids is not None:
+        data["completion_ids"] = _pack(_INT32, completion.completion_ids)
+    if completion.logprobs is not None:
+        data["logprobs"] = _pack(_FLOAT64, completion.logprobs)
+    if completion.drifted:
+        data["drifted"] = True
+    return data
+
+
+def _decode_completion(data: Json, parent: Call | None) -> Completion:
+    prompt_ids = None
+    if "prompt_ids" in data:
+        shared, rest = data["prompt_ids"]
+        prompt_ids = (*_token_ids(parent)[:shared], *_unpack(_INT32, rest))
+    return Completion(
+        message=data["message"],
+        finish_reason=data["finish_reason"],
+        prompt_ids=prompt_ids,
+        completion_ids=_unpack(_INT32, data["completion_ids"]) if "completion_ids" in data else None,
+        logprobs=_unpack(_FLOAT64, data["logprobs"]) if "logprobs" in data else None,
+        usage=Usage(*data["usage"]),
+        model_version=data["model_version"],
+        drifted=data.get("drifted", False),
+    )
+
+
+def _token_ids(call: Call | None) -> tuple[int, ...]:
+    """Tokens of a call's prompt and completion; none where they are not known."""
+    if call is None or call.completion is None:
+        return ()
+    return (call.completion.prompt_ids or ()) + (call.completion.completion_ids or ())
+
+
+def _shared_ids(before: tuple[int, ...], ids: tuple[int, ...]) -> int:
+    if ids[: len(before)] == before:
+        return len(before)
+    return next(index for index, token in enumerate(before) if index == len(ids) or ids[index] != token)
+
+
+def _encode_sampling(sampling: Sampling) -> Json:
+    return [sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed]
+
+
+def _decode_sampling(data: Json) -> Sampling:
+    temperature, top_p, max_tokens, stop, seed = data
+    return Sampling(temperature, top_p, max_tokens, tuple(stop), seed)
+
+
+def _pack(code: str, numbers: Sequence[int] | Sequence[float]) -> str:
+    packed = array(code, numbers)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return binascii.b2a_base64(packed.tobytes(), newline=False).decode("ascii")
+
+
+def _unpack(code: str, text: str) -> tuple[Any, ...]:
+    packed = array(code)
+    packed.frombytes(binascii.a2b_base64(text))
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return tuple(packed)
+
+
+def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
+    """JSON of a finished episode without the calls that are journalled under a name of their own.
+
+    `names` has those by index; the others (calls that failed) are stored in full here.
+    """
+    failure = record.failure
+    return {
+        "episode": record.id,
+        "generation": record.generation,
+        "example": _encode_example(record.example),
+        "calls": [names.get(call.index) or encode_call(call, None) for call in record.calls],
+        "events": [[event.kind, event.after_call, event.value, event.text] for event in record.events],
+        "output": record.output,
+        "failure": None if failure is None else [failure.kind, failure.reason],
+        "seconds": record.seconds,
+    }
+
+
+def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -> EpisodeRecord:
+    """The record that `encode_episode` made `data` of. `example` takes the place of the stored one."""
+    return EpisodeRecord(
+        id=data["episode"],
+        example=example or Example(**data["example"]),
+        generation=data["generation"],
+        calls=tuple(calls),
+        events=tuple(Event(*event) for event in data["events"]),
+        output=data["output"],
+        failure=None if data["failure"] is None else Failure(*data["failure"]),
+        seconds=data["seconds"],
+    )
+
+
+def is_episode(data: Json) -> bool:
+    """Whether a journalled value is a finished episode."""
+    return isinstance(data, dict) and "episode" in data and "calls" in data
+
+
+def _encode_example(example: Example) -> Json:
+    try:
+        return plain(example)
+    except TypeError:
+        # Images and the like: shown by name, and taken from the dataset again where they are needed.
+        inputs = {name: repr(value) for name, value in example.inputs.items()}
+        return {"id": example.id, "inputs": inputs, "expected": repr(example.expected)}

@@ -1,0 +1,167 @@
+"""The live episode: what a workflow is handed to talk to models with."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from etude.core.episode import Event
+from etude.core.errors import RequestError
+from etude.core.example import Example
+from etude.core.keys import generator
+from etude.core.message import Tool
+from etude.inference.openai_format import ChatBody, RecordedCompletion, plain_messages
+from etude.rollout.function import FunctionScope, current_function
+from etude.rollout.recorder import Recorder
+from etude.rollout.reply import Reply, reply_of
+from etude.rollout.tools import describe_tools
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from etude.inference.endpoint import Endpoint, EndpointServer
+
+__all__ = ["Episode", "Reply"]
+
+
+class Episode:
+    """One run of the workflow on one example. Every model call made through it is recorded."""
+
+    def __init__(
+        self,
+        example: Example,
+        generation: int,
+        recorder: Recorder,
+        *,
+        seed: int,
+        server: EndpointServer,
+    ) -> None:
+        self.example = example
+        """The dataset row that this run is about."""
+        self.generation = generation
+        """Which of the example's parallel episodes this is, from 0."""
+        self.random: random.Random = generator(seed, recorder.episode_id, "random")
+        """Random numbers of this episode alone: the same ones when it is resumed."""
+        self.loop = asyncio.get_running_loop()
+        """The event loop that the episode lives on."""
+        self._recorder = recorder
+        self._server = server
+        self._events: list[Event] = []
+        self._endpoint: Endpoint | None = None
+
+    @property
+    def id(self) -> str:
+        """Unique within the run."""
+        return self._recorder.episode_id
+
+    async def chat(
+        self,
+        messages: Sequence[Any],
+        *,
+        model: str | None = None,
+        tools: Sequence[Tool | Callable[..., Any]] | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+    ) -> Reply:
+        """Ask a model to continue the conversation.
+
+        `messages` are in OpenAI's format. `model` is an entry of `llms`; it may be left out when there
+        is one, or one that is trained. `tools` are dicts in OpenAI's format or Python functions, which
+        are described by their signature and docstring (calling them is up to the agent). What is left
+        out of the sampling parameters is as the config says.
+
+        Raises RequestError when the request is wrong, EngineError when the model has no answer, and
+        EpisodeError when the episode is over or has made too many calls.
+        """
+        sampling = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_tokens": max_tokens,
+            "stop": stop,
+            "seed": seed,
+        }
+        _, call = await self._recorder.ask(
+            plain_messages(messages),
+            model=model,
+            tools=describe_tools(tools) if tools else (),
+            sampling=sampling,
+            function=current_function(),
+        )
+        return reply_of(call)
+
+    def openai(self, model: str | None = None) -> AsyncOpenAI:
+        """A real `AsyncOpenAI` client whose chat completions are recorded into this episode.
+
+        A request that names an entry of `llms` goes to it; any other model name means `model`, or the
+        model that `chat` would take. The client does not retry and opens no connection.
+        """
+        from etude.inference.recording import recording_client
+
+        self.require_model(model)
+        return recording_client(lambda body: self.answer(body, model))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Base URL and key under which code in another process reaches the recorded models.
+
+        The server listens on this machine only, and refuses the key when the episode is over. Raises
+        RequestError when its port is in use.
+        """
+        if self._endpoint is None:
+            try:
+                self._endpoint = self._server.open(self.answer)
+            except RequestError as error:
+                self._recorder.fatal = error
+                raise
+        return self._endpoint
+
+    def function(self, name: str) -> FunctionScope:
+        """`with episode.function("search"):` — calls made inside belong to that function."""
+        return FunctionScope(name)
+
+    def step_reward(self, value: float, reason: str = "") -> None:
+        """Give a reward for what was done since the call before. Raises ValueError when it is not finite."""
+        if isinstance(value, str) or not math.isfinite(value):
+            raise ValueError(f"a step reward must be a finite number, found {value!r} (episode {self.id})")
+        self._events.append(Event("step_reward", self._recorder.last_index, float(value), reason))
+
+    def note(self, text: str) -> None:
+        """Write something into the episode's record, for whoever reads it later."""
+        self._events.append(Event("note", self._recorder.last_index, None, text))
+
+    def require_model(self, model: str | None) -> None:
+        """Raises RequestError when `model` is given and is not an entry of `llms`."""
+        if model is not None:
+            self._recorder.models.require(model)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Step rewards and notes so far."""
+        return tuple(self._events)
+
+    async def answer(self, body: ChatBody, default_model: str | None = None) -> RecordedCompletion:
+        """Make the call that an OpenAI request asks for. Raises as `chat` does."""
+        models = self._recorder.models
+        name, call = await self._recorder.ask(
+            body.messages,
+            model=body.model if body.model in models.engines else default_model,
+            tools=body.tools,
+            sampling=body.sampling,
+            function=body.function or current_function(),
+        )
+        assert call.completion is not None
+        # The id is a function of the request, for code that puts it into a later request.
+        return RecordedCompletion(f"chatcmpl-{name.replace('/', '-')}", call.model, call.completion)
+
+    def close(self) -> None:
+        """End the episode: no more calls, and its endpoint key is void."""
+        self._recorder.close()
+        if self._endpoint is not None:
+            self._server.revoke(self._endpoint)
+            self._endpoint = None

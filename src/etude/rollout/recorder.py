@@ -1,0 +1,202 @@
+"""The recorder: makes the model calls of one episode, each as a journalled step."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from etude.core.call import Call, ChatRequest, Sampling
+from etude.core.errors import EngineError, EpisodeError, EtudeError, StoreError
+from etude.core.keys import fold
+from etude.core.message import Message, Tool
+from etude.inference.sampling import change_sampling
+from etude.rollout.archive import CallReader, call_key
+from etude.rollout.encode import encode_call, shared_messages
+from etude.rollout.models import Models
+from etude.store.journal import Journal, Json
+
+_PARENT_CANDIDATES = 8
+"""How many of the latest calls are looked at for the one that a new call continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A model call to be made."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    sampling: Sampling
+
+    def digest(self) -> str:
+        """A hash of all that can change the answer: 16 hexadecimal digits."""
+        sampling = self.sampling
+        text = json.dumps(
+            [
+                self.model,
+                self.messages,
+                self.tools,
+                [sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed],
+            ]
+        )
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class Recorder:
+    """The calls of one episode, in order.
+
+    A call is named by the hash of its question and how often the same was asked before, and its
+    randomness follows from that name. So a workflow that runs again gets the answers it had, whatever
+    else has changed, and a question that is new is answered anew.
+    """
+
+    def __init__(
+        self,
+        episode_id: str,
+        models: Models,
+        journal: Journal,
+        *,
+        seed: int,
+        override: Mapping[str, Any] | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        """`override` sets fields of `Sampling` for all calls, over what the agent asks for."""
+        self.models = models
+        self.episode_id = episode_id
+        self._journal = journal
+        self._seed = seed
+        self._override = override or {}
+        self._max_calls = max_calls
+        self._asked: dict[str, int] = {}
+        self._calls: list[Call | None] = []
+        self._names: dict[int, str] = {}
+        self._reader = CallReader(journal, episode_id)
+        self._closed = False
+        self.fatal: EtudeError | None = None
+        """Set when the run cannot go on, whatever the agent makes of the error."""
+
+    @property
+    def last_index(self) -> int:
+        """Index of the call that was started last; -1 when there was none."""
+        return len(self._calls) - 1
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """The names of the calls that are in the journal, by index."""
+        return self._names
+
+    def calls(self) -> tuple[Call, ...]:
+        """All calls that were started and came to an end."""
+        return tuple(call for call in self._calls if call is not None)
+
+    def close(self) -> None:
+        """Refuse further calls, and leave the ones under way out of the record."""
+        self._closed = True
+
+    async def ask(
+        self,
+        messages: tuple[Message, ...],
+        *,
+        model: str | None,
+        tools: tuple[Tool, ...],
+        sampling: Mapping[str, Any],
+        function: str,
+    ) -> tuple[str, Call]:
+        """Make a call, or get it back from the journal. Returns its name and the call.
+
+        Raises RequestError for an unknown model or impossible sampling, EngineError when the model
+        has no answer, EpisodeError when the episode is over or has made too many calls.
+        """
+        await self._admit()
+        model = self.models.choose(model)
+        changed = change_sampling(change_sampling(self.models.sampling_of(model), sampling), self._override)
+        question = Question(model, messages, tools, changed)
+        digest = question.digest()
+        count = self._asked.get(digest, 0)
+        self._asked[digest] = count + 1
+        name = f"{digest}/{count}"
+        index = len(self._calls)
+        self._calls.append(None)
+        call = await self._make(index, name, question, function)
+        if not self._closed:
+            self._calls[index] = call
+            self._names[index] = name
+        return name, call
+
+    async def _admit(self) -> None:
+        too_many = self._max_calls is not None and len(self._calls) >= self._max_calls
+        if not self._closed and not too_many:
+            return
+        # A loop that catches the error and asks again must not keep the event loop from everyone else.
+        await asyncio.sleep(0)
+        if self._closed:
+            raise EpisodeError(f"episode {self.episode_id} is over; it can make no more calls")
+        raise EpisodeError(
+            f"episode {self.episode_id} has made {self._max_calls} calls, which is the limit; "
+            f"mend the agent's loop, or raise eval.general.max_calls"
+        )
+
+    async def _make(self, index: int, name: str, question: Question, function: str) -> Call:
+        seed = question.sampling.seed
+        request = ChatRequest(
+            messages=question.messages,
+            tools=question.tools,
+            sampling=question.sampling,
+            key=fold(self._seed, self.episode_id, name) if seed is None else seed,
+            conversation=self.episode_id,
+        )
+        asked = Call(index, function, question.model, request)
+
+        async def sample() -> Call:
+            engine = self.models.engines[question.model]
+            earlier = tuple(
+                call
+                for call in self._calls
+                if call is not None and call.completion is not None and call.model == question.model
+            )
+            completion = await engine.complete(replace(request, earlier=earlier) if earlier else request)
+            return replace(asked, completion=completion)
+
+        def encode(call: Call) -> Json:
+            return encode_call(call, self._parent(call))
+
+        def decode(data: Json) -> Call:
+            return replace(asked, completion=self._reader.decode(name, data).completion)
+
+        try:
+            call = await self._journal.step(
+                call_key(self.episode_id, name), sample, encode=encode, decode=decode
+            )
+        except EngineError as error:
+            self._note_failed(replace(asked, error=str(error)))
+            raise
+        except StoreError as error:
+            self.fatal = error
+            raise
+        except asyncio.CancelledError:
+            self._note_failed(replace(asked, error="cancelled before there was an answer"))
+            raise
+        self._reader.add(name, call)
+        return call
+
+    def _note_failed(self, call: Call) -> None:
+        if not self._closed:
+            self._calls[call.index] = call
+
+    def _parent(self, call: Call) -> tuple[str, Call] | None:
+        """The recent call that shares the most messages with this one, and its name."""
+        best, most = None, -1
+        for index in range(len(self._calls) - 1, max(-1, len(self._calls) - 1 - _PARENT_CANDIDATES), -1):
+            candidate = self._calls[index]
+            if candidate is None or candidate.completion is None:
+                continue
+            shared = shared_messages(candidate, call.request.messages)
+            if shared > most:
+                best, most = (self._names[index], candidate), shared
+            if shared > len(candidate.request.messages):
+                break  # It continues this one; an earlier one cannot share more that matters.
+        return best

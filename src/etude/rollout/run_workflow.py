@@ -1,0 +1,103 @@
+"""Running a workflow once: whatever the user's code does comes back as an output or a failure, in time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+from etude.core.episode import Failure
+from etude.rollout.blocking import SyncEpisode
+from etude.rollout.episode import Episode
+from etude.rollout.failures import failure_of
+from etude.rollout.threads import call_in_thread
+from etude.rollout.workflow import Workflow
+from etude.store.plain import plain
+
+GRACE_SECONDS = 1.0
+"""How long code that was told to stop may take to clean up, before it is left to itself."""
+
+_abandoned: set[asyncio.Task[Any]] = set()
+"""Tasks that did not stop when they were told to; held so that they are not collected half-way."""
+
+
+async def run_workflow(
+    workflow: Workflow, episode: Episode, seconds: float | None
+) -> tuple[Any, Failure | None]:
+    """The output of the workflow as JSON keeps it, or None and why there is none.
+
+    Returns at most a grace period after `seconds`, even when the code cannot be stopped.
+    Raises nothing that the user's code raises.
+    """
+    task = asyncio.ensure_future(_call(workflow, episode))
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await _stop(task)
+        raise
+    if not done:
+        await _stop(task)
+        return None, Failure("timeout", f"{workflow.where}: no output within {seconds:g} s")
+    if task.cancelled():
+        return None, Failure("raised", f"{workflow.where}: CancelledError: the workflow cancelled itself")
+    error = task.exception()
+    if error is not None:
+        return None, failure_of(error)
+    return _checked(workflow, task.result())
+
+
+async def _call(workflow: Workflow, episode: Episode) -> Any:
+    try:
+        if workflow.is_async:
+            return await workflow.fn(episode.example, episode, **workflow.arguments)
+        return await _call_in_thread(workflow, episode)
+    except (SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        # An agent that calls sys.exit() has failed; it must not end the run.
+        raise RuntimeError(f"the workflow called sys.exit({error.code!r})").with_traceback(
+            error.__traceback__
+        ) from None
+
+
+async def _call_in_thread(workflow: Workflow, episode: Episode) -> Any:
+    blocking = SyncEpisode(episode)
+    try:
+        output = await call_in_thread(
+            lambda: workflow.fn(episode.example, blocking, **workflow.arguments), name=f"etude {episode.id}"
+        )
+    finally:
+        blocking.close()
+    if inspect.iscoroutine(output):
+        output.close()
+        raise TypeError(f"workflow '{workflow.name}' returned a coroutine; write it with `async def`")
+    return output
+
+
+async def _stop(task: asyncio.Task[Any]) -> None:
+    """Cancel the task and wait a little for it to end."""
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=GRACE_SECONDS)
+    _abandoned.add(task)
+    task.add_done_callback(_forget)
+    if not done:
+        # The end of the program would wait for it otherwise, maybe for ever.
+        asyncio._unregister_task(task)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()  # Seen: how it ended does not matter any more.
+
+
+def _checked(workflow: Workflow, output: Any) -> tuple[Any, Failure | None]:
+    if output is None:
+        return None, Failure("no_output", f"{workflow.where}: the workflow returned None; return its answer")
+    try:
+        return plain(output), None
+    except TypeError as error:
+        return None, Failure(
+            "no_output",
+            f"{workflow.where}: the output cannot be kept: {error}; return text, numbers, lists or dicts",
+        )

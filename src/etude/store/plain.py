@@ -1,0 +1,43 @@
+"""Values as JSON keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+_SCALARS = (str, int, float, bool, type(None))
+
+
+def plain(value: Any) -> Any:
+    """`value` as it comes back from JSON: a copy made of dicts with text keys, lists and scalars.
+
+    Takes pydantic models, dataclasses and array scalars (anything with an `item()`) too. Raises
+    TypeError naming the type that JSON cannot keep.
+    """
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, Mapping):
+        return {_key(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "model_dump"):
+        return plain(value.model_dump(mode="json"))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    for scalar in (bool, int, float, str):
+        if isinstance(value, scalar):
+            return scalar(value)  # A subclass, such as an enum: JSON keeps its plain value.
+    if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
+        return plain(value.item())
+    raise TypeError(f"a value of type {type(value).__module__}.{type(value).__qualname__} is not JSON")
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return str(key)
+    if key is None or isinstance(key, bool):
+        return "null" if key is None else str(key).lower()
+    if isinstance(key, int | float):
+        return str(key)
+    raise TypeError(f"a dict key of type {type(key).__qualname__} is not JSON")

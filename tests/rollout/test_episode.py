@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from etude.core.call import ChatRequest, Sampling
+from etude.core.episode import Event
+from etude.core.errors import EngineError, RequestError
+from etude.rollout.episode import Episode
+from etude.rollout.workflow import function
+from etude.store.journal import Journal
+from tests.rollout.running import collect, collect_one, jobs
+from tests.support import EchoEngine, ScriptedEngine, tool_call
+
+ASK = [{"role": "user", "content": "hi"}]
+
+
+async def test_chat_gives_text_tokens_and_logprobs_and_records_them(journal: Journal) -> None:
+    replies = []
+
+    async def play(example, episode):
+        replies.append(await episode.chat([{"role": "user", "content": example.inputs["question"]}]))
+        return replies[0].text
+
+    record = await collect_one(play, journal, engine=ScriptedEngine(["forty-two"]))
+    [reply], [call] = replies, record.calls
+    assert record.output == reply.text == "forty-two"
+    assert reply.message == {"role": "assistant", "content": "forty-two"}
+    assert reply.finish_reason == "stop"
+    assert call.completion is not None
+    assert reply.token_ids == call.completion.completion_ids
+    assert reply.logprobs == call.completion.logprobs
+    assert call.request.messages == ({"role": "user", "content": "What is 0?"},)
+    assert (call.index, call.model, call.function) == (0, "policy", "<workflow>")
+    assert call.request.conversation == record.id
+
+
+async def test_tool_calls_are_parsed_and_results_go_back(journal: Journal) -> None:
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    async def play(example, episode):
+        messages = [{"role": "user", "content": "add"}]
+        reply = await episode.chat(messages, tools=[add])
+        [call] = reply.tool_calls
+        assert (call.name, call.arguments, call.id) == ("add", {"a": 1, "b": 2}, "call_7")
+        messages += [reply.message, call.result(add(**call.arguments))]
+        return (await episode.chat(messages, tools=[add])).text
+
+    engine = ScriptedEngine([tool_call("add", {"a": 1, "b": 2}, id="call_7"), "3"])
+    record = await collect_one(play, journal, engine=engine)
+    assert record.output == "3"
+    second = record.calls[1].request
+    assert second.tools[0]["function"]["name"] == "add"
+    assert second.messages[-1] == {"role": "tool", "tool_call_id": "call_7", "content": "3"}
+
+
+async def test_arguments_that_are_no_json_are_none_and_kept_raw(journal: Journal) -> None:
+    seen = []
+
+    async def play(example, episode):
+        for _ in range(2):
+            seen.extend((await episode.chat(ASK)).tool_calls)
+        return "done"
+
+    await collect_one(play, journal, engine=ScriptedEngine([tool_call("add", "{oops"), tool_call("add", "[1]")]))
+    assert [(call.arguments, call.raw_arguments) for call in seen] == [(None, "{oops"), (None, "[1]")]
+
+
+async def test_sampling_is_the_configs_then_the_agents_then_the_evaluations(journal: Journal) -> None:
+    async def play(example, episode):
+        await episode.chat(ASK, temperature=0.5, stop="END")
+        return "done"
+
+    configured = {"policy": Sampling(temperature=0.9, max_tokens=64)}
+    trained = await collect_one(play, journal, sampling=configured)
+    assert trained.calls[0].request.sampling == Sampling(0.5, 1.0, 64, ("END",))
+    work = [job for job in jobs(1, sampling={"temperature": 0}) if not journal.contains(job.id + "greedy")]
+    greedy = await collect_one(
+        play, journal, sampling=configured, work=[type(work[0])("eval/0", work[0].example, 0, {"temperature": 0})]
+    )
+    assert greedy.calls[0].request.sampling == Sampling(0.0, 1.0, 64, ("END",))
+
+
+async def test_a_seed_of_the_agent_takes_the_place_of_the_key(journal: Journal) -> None:
+    async def play(example, episode):
+        return [(await episode.chat(ASK, seed=7)).text for _ in range(2)]
+
+    record = await collect_one(play, journal)
+    assert [call.request.key for call in record.calls] == [7, 7]
+    assert record.output[0] == record.output[1]
+
+
+async def test_the_same_question_twice_is_sampled_twice(journal: Journal) -> None:
+    async def play(example, episode):
+        return [(await episode.chat(ASK)).text for _ in range(3)]
+
+    record = await collect_one(play, journal)
+    assert len(set(record.output)) == 3
+
+
+async def test_every_episode_has_randomness_of_its_own(journal: Journal) -> None:
+    async def play(example, episode):
+        return [episode.random.random(), (await episode.chat(ASK)).text]
+
+    first, second = await collect(play, journal, work=jobs(2))
+    assert first.output[0] != second.output[0]
+    assert first.output[1] != second.output[1]
+
+
+async def test_several_models_are_called_by_name(journal: Journal) -> None:
+    async def play(example, episode):
+        return [(await episode.chat(ASK, model=name)).text for name in ("small", "large", None)]
+
+    models = {"small": ScriptedEngine(["s"]), "large": ScriptedEngine(["l"])}
+    record = await collect_one(play, journal, models=models, default_model="large")
+    assert record.output == ["s", "l", "l"]
+    assert [call.model for call in record.calls] == ["small", "large", "large"]
+
+
+async def test_an_unclear_or_unknown_model_names_the_models(journal: Journal) -> None:
+    async def unclear(example, episode):
+        await episode.chat(ASK)
+
+    async def unknown(example, episode):
+        await episode.chat(ASK, model="tiny")
+
+    models = {"small": EchoEngine(), "large": EchoEngine()}
+    record = await collect_one(unclear, journal, models=models)
+    assert record.failure is not None and "there are several: small, large" in record.failure.reason
+    record = await collect_one(unknown, journal, models=models, work=jobs(2)[1:])
+    assert record.failure is not None and "no model 'tiny'; models: small, large" in record.failure.reason
+
+
+async def test_engines_are_shown_the_earlier_calls_to_their_model(journal: Journal) -> None:
+    async def play(example, episode):
+        for model in ("a", "b", "a", "a"):
+            await episode.chat(ASK, model=model)
+        return "done"
+
+    models = {"a": EchoEngine(), "b": EchoEngine()}
+    record = await collect_one(play, journal, models=models)
+    earlier = [[call.index for call in request.earlier] for request in models["a"].requests]
+    assert earlier == [[], [0], [0, 2]]
+    assert [list(request.earlier) for request in models["b"].requests] == [[]]
+    assert all(call.request.earlier == () for call in record.calls)
+
+
+async def test_what_an_agent_does_to_its_messages_later_does_not_change_the_record(journal: Journal) -> None:
+    async def play(example, episode):
+        messages = [{"role": "user", "content": "before"}]
+        reply = await episode.chat(messages)
+        messages[0]["content"] = "after"
+        reply.message["content"] = "made up"
+        example.inputs["question"] = "changed"
+        return "done"
+
+    record = await collect_one(play, journal, engine=ScriptedEngine(["said"]))
+    assert record.calls[0].request.messages[0]["content"] == "before"
+    assert record.calls[0].completion.message["content"] == "said"
+    assert record.example.inputs["question"] == "What is 0?"
+
+
+async def test_step_rewards_and_notes_know_which_call_they_follow(journal: Journal) -> None:
+    async def play(example, episode):
+        episode.note("begin")
+        await episode.chat(ASK)
+        episode.step_reward(0.5, "good move")
+        await episode.chat(ASK)
+        episode.step_reward(-1)
+        return "done"
+
+    record = await collect_one(play, journal)
+    assert record.events == (
+        Event("note", -1, None, "begin"),
+        Event("step_reward", 0, 0.5, "good move"),
+        Event("step_reward", 1, -1.0, ""),
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1"])
+async def test_a_step_reward_must_be_a_finite_number(journal: Journal, value: object) -> None:
+    async def play(example, episode):
+        episode.step_reward(value)
+
+    record = await collect_one(play, journal)
+    assert record.failure is not None
+    assert "must be a finite number" in record.failure.reason and "train/0/0" in record.failure.reason
+
+
+async def test_calls_belong_to_the_function_that_makes_them(journal: Journal) -> None:
+    @function
+    async def search(episode):
+        await episode.chat(ASK)
+
+    @function(name="planner")
+    async def plan(episode):
+        await search(episode)
+        await episode.chat(ASK)
+
+    async def play(example, episode):
+        await asyncio.gather(plan(episode), episode.chat(ASK))
+        async with episode.function("writer"):
+            await episode.chat(ASK)
+        with episode.function("reader"):
+            await episode.chat(ASK)
+        await episode.chat(ASK)
+        return "done"
+
+    record = await collect_one(play, journal)
+    functions = [call.function for call in record.calls]
+    assert sorted(functions[:3]) == ["<workflow>", "planner", "search"] or functions[:2] == ["search", "<workflow>"]
+    assert functions[-3:] == ["writer", "reader", "<workflow>"]
+
+
+async def test_wrong_requests_say_what_is_wrong(journal: Journal) -> None:
+    said = []
+
+    async def play(example, episode: Episode):
+        for attempt in (
+            lambda: episode.chat("hello"),
+            lambda: episode.chat([]),
+            lambda: episode.chat(["hello"]),
+            lambda: episode.chat([{"role": "user", "content": object()}]),
+            lambda: episode.chat(ASK, temperature=-1),
+            lambda: episode.chat(ASK, tools=["add"]),
+            lambda: episode.chat(ASK, tools=[{"name": "add"}]),
+        ):
+            with pytest.raises(RequestError) as error:
+                await attempt()
+            said.append(str(error.value))
+        return "done"
+
+    record = await collect_one(play, journal)
+    assert record.failure is None, record.failure
+    for part, message in zip(
+        (
+            "messages must be a list",
+            "at least one message",
+            "messages[0] must be a dict with a role",
+            "messages[0]: a value of type builtins.object is not JSON",
+            "temperature must be a number of at least 0",
+            "a tool must be a dict or a function",
+            "a tool must be {'type': 'function'",
+        ),
+        said,
+        strict=True,
+    ):
+        assert part in message
+    assert record.calls == ()
+
+
+async def test_a_failed_call_is_recorded_with_its_reason_and_may_be_caught(journal: Journal) -> None:
+    async def play(example, episode):
+        try:
+            await episode.chat(ASK)
+        except EngineError:
+            return (await episode.chat(ASK)).text
+
+    record = await collect_one(play, journal, engine=ScriptedEngine([EngineError("prompt too long"), "fine"]))
+    assert record.output == "fine"
+    assert [call.error for call in record.calls] == ["prompt too long", None]
+    assert record.calls[0].completion is None
+
+
+async def test_a_call_that_the_agent_gives_up_on_is_recorded_as_cancelled(journal: Journal) -> None:
+    class Never(EchoEngine):
+        async def complete(self, request: ChatRequest):
+            await asyncio.Event().wait()
+
+    async def play(example, episode):
+        call = asyncio.ensure_future(episode.chat(ASK))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait({call})
+        return "went on"
+
+    record = await collect_one(play, journal, engine=Never())
+    assert record.output == "went on"
+    assert [call.error for call in record.calls] == ["cancelled before there was an answer"]
+
+
+async def test_an_episode_that_is_over_takes_no_calls(journal: Journal) -> None:
+    kept = []
+
+    async def play(example, episode):
+        kept.append(episode)
+        return "done"
+
+    await collect_one(play, journal)
+    with pytest.raises(Exception, match="train/0/0 is over"):
+        await kept[0].chat(ASK)

@@ -1,0 +1,124 @@
+"""Stand-ins that tests of several rooms share: engines without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.job import ModelVersion
+from etude.core.keys import generator
+from etude.core.message import Message
+
+Answer: TypeAlias = "str | Message | Exception"
+
+START, END = 1, 2
+
+
+class ScriptedEngine:
+    """Answers what it is told to; token ids and logprobs follow from the request alone.
+
+    `script` is a list of answers, given out in the order of the requests (the last one again and
+    again), or a function of the request. An answer is a text, an assistant message, or an exception
+    to raise. Token ids are the bytes of the text between START and END; the tokens of an earlier call
+    of the episode are extended as they were sampled.
+    """
+
+    def __init__(
+        self,
+        script: Sequence[Answer] | Callable[[ChatRequest], Answer],
+        *,
+        log: Path | None = None,
+        slowly: bool = False,
+    ) -> None:
+        """`log` gets a line with the key of each request that was sampled, readable after a kill -9.
+        `slowly` gives other tasks a turn before each answer, in an order that depends on the key."""
+        self.requests: list[ChatRequest] = []
+        self.version = 0
+        self.closed = False
+        self._script = script if callable(script) else _in_order(script)
+        self._log = None if log is None else os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        self._slowly = slowly
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        self.requests.append(request)
+        if self._slowly:
+            for _ in range(request.key % 7):
+                await asyncio.sleep(0)
+        answer = self._script(request)
+        if isinstance(answer, Exception):
+            raise answer
+        message: Message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+        if self._log is not None:
+            os.write(self._log, f"{request.key}\n".encode())
+        prompt_ids = _prompt_ids(request)
+        completion_ids = (*_text_of(message), END)
+        random = generator(request.key, "logprobs")
+        return Completion(
+            message=message,
+            finish_reason="tool_calls" if message.get("tool_calls") else "stop",
+            prompt_ids=prompt_ids,
+            completion_ids=completion_ids,
+            logprobs=tuple(-random.random() for _ in completion_ids),
+            usage=Usage(len(prompt_ids), len(completion_ids)),
+            model_version=self.version,
+        )
+
+    async def adopt(self, version: ModelVersion) -> None:
+        self.version = version.number
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class EchoEngine(ScriptedEngine):
+    """Says the last message back, after a number that follows from the request's key."""
+
+    def __init__(self, *, log: Path | None = None, slowly: bool = False) -> None:
+        super().__init__(_echo, log=log, slowly=slowly)
+
+
+def tool_call(name: str, arguments: object, *, id: str = "call_0") -> Message:
+    """An assistant message that calls a tool."""
+    raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    wire = {"id": id, "type": "function", "function": {"name": name, "arguments": raw}}
+    return {"role": "assistant", "content": None, "tool_calls": [wire]}
+
+
+def _echo(request: ChatRequest) -> str:
+    return f"{request.key % 1000}: {request.messages[-1].get('content')}"
+
+
+def _in_order(script: Sequence[Answer]) -> Callable[[ChatRequest], Answer]:
+    answers: Iterator[Answer] = iter(script)
+    last: list[Answer] = []
+
+    def next_answer(request: ChatRequest) -> Answer:
+        last[:] = [next(answers, last[0] if last else "")]
+        return last[0]
+
+    return next_answer
+
+
+def _prompt_ids(request: ChatRequest) -> tuple[int, ...]:
+    ids: tuple[int, ...] = ()
+    messages = request.messages
+    for call in request.earlier:
+        before = call.completion
+        assert before is not None and before.prompt_ids is not None and before.completion_ids is not None
+        said = (*call.request.messages, before.message)
+        if request.messages[: len(said)] == said:
+            ids = before.prompt_ids + before.completion_ids
+            messages = request.messages[len(said) :]
+    for message in messages:
+        ids += (START, *_text_of(message), END)
+    return (*ids, START)
+
+
+def _text_of(message: Message) -> bytes:
+    text = message.get("content") or ""
+    return (text + json.dumps(message["tool_calls"]) if message.get("tool_calls") else text).encode()
