@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -42,9 +42,8 @@ class EpochTrainerConfig(TrainerConfig, name="epochs"):
     target_reward: float | None = Field(
         default=None, description="Stop when this reward is reached: in validation where there is any."
     )
-    keep_checkpoints: int | Literal["all"] = Field(
+    keep_checkpoints: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         default=3,
-        ge=1,
         description="How many of the best versions to keep, or `all`; the last one is always kept too.",
     )
     job_timeout: float = Field(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from etude.config.builder import Builder
+from etude.config.schema import Config
+from etude.core.call import Sampling
+from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.history import History
 from etude.core.progress import Progress, Silent
 from etude.inference.engine import Engine
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
-    from etude.config.schema import Config
-    from etude.rewards.evaluation_run import EvaluationRun
-    from etude.store.run_folder import RunFolder
-
+from etude.rewards.evaluation_run import EvaluationRun
+from etude.rollout.collector import Collector, Limits
+from etude.store.run_folder import RunFolder
 
 Report = Callable[[History, Path, bool], None]
 """Writes the metrics files of a history into a folder; True when the run is over."""
@@ -33,6 +33,7 @@ class Runtime:
     evaluation: EvaluationRun
     examples: Sequence[Example]
     engines: Mapping[str, Engine]
+    """By their names in `llms`."""
     target_model: str
     """The entry of `llms` that is trained."""
     validation_examples: Sequence[Example] = ()
@@ -42,3 +43,75 @@ class Runtime:
     progress: Progress = field(default_factory=Silent)
     report: Report | None = None
     """Called after every epoch and validation, once it is journalled."""
+
+
+@asynccontextmanager
+async def open_runtime(
+    config: Config,
+    run: RunFolder,
+    *,
+    progress: Progress | None = None,
+    report: Report | None = None,
+    engines: Mapping[str, Engine] | None = None,
+) -> AsyncIterator[Runtime]:
+    """Build the agent, its models, evaluators and examples; all are closed again at the end.
+
+    `engines` take the place of entries of `llms` by the same name; they are not closed. Raises
+    RequestError or DatasetError for what cannot be built; nothing is sampled.
+    """
+    async with Builder(config, run) as builder:
+        workflow = await builder.get_workflow()
+        given = dict(engines or {})
+        models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
+        evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
+        settings = config.finetuning.run_configuration
+        target = _target_model(config, models)
+        general = config.eval.general
+        collector = Collector(
+            workflow,
+            models,
+            run.journal,
+            seed=config.finetuning.seed,
+            limits=Limits(general.max_concurrency, general.timeout, general.max_calls),
+            sampling=_sampling(config),
+            default_model=target,
+        )
+        evaluation = EvaluationRun(
+            collector,
+            evaluators,
+            run.journal,
+            error_budget=config.finetuning.error_budget,
+            timeout=general.timeout,
+            max_concurrency=general.max_concurrency,
+        )
+        examples = (await builder.get_dataset(settings.dataset)).examples()
+        held_out = settings.validation_dataset
+        validation = (await builder.get_dataset(held_out)).examples() if held_out is not None else []
+        yield Runtime(
+            config=config,
+            run=run,
+            builder=builder,
+            evaluation=evaluation,
+            examples=examples,
+            engines=models,
+            target_model=target,
+            validation_examples=validation,
+            progress=progress or Silent(),
+            report=report,
+        )
+
+
+def _target_model(config: Config, models: Mapping[str, Engine]) -> str:
+    """The model that is trained, and meant where an agent names none."""
+    named = config.finetuning.target_model
+    if named is not None:
+        return named
+    if not models:
+        raise RequestError("the config has no models; add one: `llms: {policy: {_type: local, …}}`")
+    return next(iter(models))
+
+
+def _sampling(config: Config) -> dict[str, Sampling]:
+    """How each model samples where a call does not say, as its config has it."""
+    found = {name: getattr(llm, "sampling", None) for name, llm in config.llms.items()}
+    return {name: sampling for name, sampling in found.items() if isinstance(sampling, Sampling)}

@@ -75,7 +75,11 @@ class CollectingBuilder(TrajectoryBuilder):
     async def collect(self, examples: Sequence[Example], phase: str) -> EvaluationRunOutput:
         """Run `num_generations` episodes on each example and score them."""
         return await self.runtime.evaluation.run(
-            examples, phase=phase, generations=self.config.num_generations, on_episode=self._episode_finished
+            examples,
+            phase=phase,
+            generations=self.config.num_generations,
+            on_episode=self._episode_finished,
+            on_score=self._score_made,
         )
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
@@ -118,7 +122,7 @@ class CollectingBuilder(TrajectoryBuilder):
     async def _scored_groups(
         self, output: EvaluationRunOutput, tally: Tally, meta: dict[str, Any]
     ) -> list[list[ScoredEpisode]]:
-        scores = {(item.id, item.generation): item for item in output.results_of(self._reward_name())}
+        scores = {(item.id, item.generation): item for item in self._rewards_in(output)}
         groups: dict[str, list[ScoredEpisode]] = {}
         for item in output.eval_input.eval_input_items:
             tally.episodes += 1
@@ -160,10 +164,24 @@ class CollectingBuilder(TrajectoryBuilder):
             for branch in branches_of(episode, self.run_config.target_functions, self._target_model()):
                 require_tokens(episode, branch, logprobs=self.method != "supervised")
 
+    def _score_made(self, evaluator: str, item: EvalOutputItem) -> None:
+        if evaluator == self._reward_name():
+            self.runtime.progress.scored(item)
+
     def _with_group_rewards(self, trajectories: list[Trajectory], group: Group) -> list[Trajectory]:
         """The curriculum judges a group by all of its episodes, also by those that are not trained on."""
         rewards = {"group_rewards": rewards_of(group)}
         return [one.model_copy(update={"metadata": (one.metadata or {}) | rewards}) for one in trajectories]
+
+    def _rewards_in(self, output: EvaluationRunOutput) -> list[EvalOutputItem]:
+        try:
+            return output.results_of(self._reward_name())
+        except KeyError as error:
+            there = ", ".join(name for name, _ in output.evaluation_results) or "none"
+            raise RequestError(
+                f"the reward function {error} is not among the evaluators that ran ({there}); "
+                "name one of them under 'finetuning.reward_function.name'"
+            ) from None
 
     def _target_model(self) -> str | None:
         return self.run_config.target_model or self.runtime.target_model

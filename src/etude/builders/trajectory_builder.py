@@ -53,9 +53,17 @@ class TrajectoryBuilder(ABC):
 
     async def run_eval(self) -> EvaluationRunOutput:
         """Run the workflow once on each of the runtime's examples, and score the episodes."""
-        runtime = self.runtime
+        runtime, reward = self.runtime, self.run_config.reward_function
+
+        def score_made(evaluator: str, item: EvalOutputItem) -> None:
+            if reward is not None and evaluator == reward.name:
+                runtime.progress.scored(item)
+
         return await runtime.evaluation.run(
-            runtime.examples, phase=runtime.phase, on_episode=runtime.progress.episode_finished
+            runtime.examples,
+            phase=runtime.phase,
+            on_episode=runtime.progress.episode_finished,
+            on_score=score_made,
         )
 
     @abstractmethod

@@ -1,0 +1,85 @@
+"""A whole finetuning run, from a config and a run folder to trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from etude.config.schema import Config
+from etude.core.errors import RequestError, TrainingError
+from etude.core.job import TrainingJobStatus, TrainingStatusEnum
+from etude.core.progress import Progress
+from etude.epochs.log import EpochLog
+from etude.epochs.summary import summary_of
+from etude.inference.engine import Engine
+from etude.report.run_report import RunReport
+from etude.runtime import Report, Runtime, open_runtime
+from etude.store.run_folder import RunFolder
+from etude.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run has done."""
+
+    statuses: list[TrainingJobStatus]
+    """Of its training jobs, in order."""
+    summary: dict[str, Any]
+    """See `etude.epochs.summary.summary_of`; also in the run folder as `summary.json`."""
+
+
+async def finetune(
+    config: Config,
+    run: RunFolder,
+    *,
+    progress: Progress | None = None,
+    report: Report | None = None,
+    engines: Mapping[str, Engine] | None = None,
+) -> Outcome:
+    """Train as the config says, or go on with what the run folder has of it already.
+
+    Raises RequestError when the config asks for what cannot be done (nothing was sampled by then),
+    and another EtudeError when the work failed. What was collected stays in the run folder.
+    """
+    if not config.finetuning.enabled:
+        raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
+    opened = open_runtime(config, run, progress=progress, report=report or RunReport(), engines=engines)
+    async with opened as runtime:
+        trainer = await assemble_trainer(runtime)
+        try:
+            await trainer.initialize(run_config=config.finetuning)
+            statuses = await trainer.run(config.finetuning.num_epochs)
+        finally:
+            await trainer.cleanup()
+    _require_success(statuses)
+    return Outcome(statuses, summary_of(EpochLog(run.journal).history(run.name)))
+
+
+async def assemble_trainer(runtime: Runtime) -> Trainer:
+    """The config's trainer with its builder, its adapter and the runtime bound; not initialized yet."""
+    finetuning, builder = runtime.config.finetuning, runtime.builder
+    trajectory_builder = await builder.get_trajectory_builder(
+        _named(finetuning.trajectory_builder, "trajectory_builder")
+    )
+    adapter = await builder.get_trainer_adapter(_named(finetuning.trainer_adapter, "trainer_adapter"))
+    trainer = await builder.get_trainer(_named(finetuning.trainer, "trainer"))
+    await trainer.bind_components(trajectory_builder=trajectory_builder, trainer_adapter=adapter)
+    trainer.bind_runtime(runtime)
+    return trainer
+
+
+def _named(name: str | None, key: str) -> str:
+    if name is None:
+        raise RequestError(f"'finetuning.{key}' is missing: name an entry of '{key}s'")
+    return name
+
+
+def _require_success(statuses: list[TrainingJobStatus]) -> None:
+    """A trainer that somebody else wrote may return failures instead of raising them."""
+    if not statuses:
+        raise TrainingError("the run trained on nothing: the trainer returned no training job")
+    for status in statuses:
+        if status.status is not TrainingStatusEnum.COMPLETED:
+            told = f": {status.message}" if status.message else ""
+            raise TrainingError(f"job {status.run_id} ({status.backend}) ended as '{status.status}'{told}")

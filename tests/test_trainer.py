@@ -1,0 +1,457 @@
+"""The epoch trainer with a real journal, collector, evaluation run and builder."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from etude.adapters.trainer_adapter import Capabilities
+from etude.builders.dpo import DpoBuilder, DpoBuilderConfig
+from etude.builders.expert_iteration import ExpertIterationBuilder, ExpertIterationBuilderConfig
+from etude.builders.grpo import EQUAL_REWARDS, GrpoBuilder, GrpoBuilderConfig
+from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
+from etude.core.errors import (
+    CapabilityError,
+    ErrorBudgetExceeded,
+    EtudeError,
+    RequestError,
+    TrainingError,
+)
+from etude.core.job import TrainingStatusEnum
+from etude.core.skipped import Skipped
+from etude.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from etude.report.run_report import RunReport
+from tests.support import ScriptedEngine
+from tests.training import FakeAdapter, Run, examples, learning_engine
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path / "run")
+
+
+def ending_as(status, message=None):
+    """A backend whose jobs end with that status."""
+    return lambda found: found.model_copy(update={"status": status, "message": message})
+
+
+def rewards(trainer):
+    return [round(entry.metrics["avg_reward"], 3) for entry in trainer.history.epochs]
+
+
+async def test_a_run_collects_trains_and_adopts_epoch_after_epoch(run):
+    trainer = await run.start(num_epochs=3)
+    assert [status.status for status in run.statuses] == [TrainingStatusEnum.COMPLETED] * 3
+    assert run.engine.version == 3
+    assert run.adapter.submitted == ["run-epoch-0", "run-epoch-1", "run-epoch-2"]
+    assert rewards(trainer) == sorted(rewards(trainer))
+    assert run.adapter.closed
+
+
+async def test_the_metrics_of_an_epoch_say_what_was_collected_chosen_and_trained(run):
+    trainer = await run.start(num_epochs=1)
+    metrics = trainer.history.epochs[0].metrics
+    assert metrics["episodes"] == 12
+    assert metrics["num_trajectories"] == metrics["filtered_trajectories"] == 4 * metrics["num_groups"]
+    assert 0 < metrics["reward_low"] < metrics["avg_reward"] < metrics["reward_high"] < 1
+    assert metrics["training"] == {"loss": 1.0, "trajectories": metrics["num_trajectories"]}
+    assert metrics["model_version"] == 1
+    assert metrics["curriculum_percentile"] == 1.0
+
+
+async def test_validation_comes_before_training_at_every_interval_and_at_the_end(run):
+    run.validation = examples(10, "v")
+    run.finetuning.run_configuration = FinetuneRunConfig(validation_interval=2)
+    trainer = await run.start(num_epochs=5)
+    assert [event for event in run.watcher.events if event.split()[0] in ("validated", "trained")] == [
+        "validated 0",
+        "trained 0",
+        "trained 1",
+        "validated 2",
+        "trained 2",
+        "trained 3",
+        "validated 4",
+        "trained 4",
+        "validated 5",
+    ]
+    assert [entry.version.number for entry in trainer.history.validations] == [0, 2, 4, 5]
+    assert trainer.history.validations[0].metrics["num_examples"] == 10
+
+
+async def test_without_validation_examples_nothing_is_validated(run):
+    assert (await run.start(num_epochs=1)).history.validations == ()
+
+
+async def test_the_files_of_a_run_are_written(run):
+    run.report = RunReport()
+    run.validation = examples(4, "v")
+    await run.start(num_epochs=2)
+    written = {path.name for path in run.path.iterdir()}
+    assert {
+        "training_metrics.jsonl",
+        "reward_history.json",
+        "validation_history.json",
+        "reward_plot.png",
+        "summary.json",
+    } <= written
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert (summary["epochs_trained"], summary["last_version"]["number"]) == (2, 2)
+
+
+async def test_a_finished_run_started_again_does_nothing(run):
+    run.validation = examples(4, "v")
+    first = await run.start(num_epochs=2)
+    again = run.restarted()
+    second = await again.start(num_epochs=2)
+    assert again.engine.requests == []
+    assert again.adapter.submitted == []
+    assert second.history == first.history
+    assert (again.engine.version, len(again.statuses)) == (2, 2)
+
+
+async def test_a_run_can_be_resumed_with_more_epochs(run):
+    await run.start(num_epochs=1)
+    again = run.restarted()
+    trainer = await again.start(num_epochs=2)
+    assert [entry.epoch for entry in trainer.history.epochs] == [0, 1]
+    assert again.adapter.submitted == ["run-epoch-1"]
+
+
+class Interrupted(BaseException):
+    """Stands for Ctrl-C at a chosen point."""
+
+
+def interrupt(found):
+    raise Interrupted
+
+
+@pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
+async def test_a_run_interrupted_while_training_ends_where_an_uninterrupted_one_ends(
+    run, tmp_path, lose_jobs
+):
+    (tmp_path / "other").mkdir()
+    whole = Run(tmp_path / "other" / "run")
+    whole.validation = run.validation = examples(4, "v")
+    expected = await whole.start(num_epochs=3)
+
+    run.adapter.behave = lambda found: interrupt(found) if found.run_id == "run-epoch-1" else found
+    with pytest.raises(Interrupted):
+        await run.start(num_epochs=3)
+    again = run.restarted()
+    again.adapter = FakeAdapter(tmp_path / "backend", lose_jobs=lose_jobs)
+    trainer = await again.start(num_epochs=3)
+
+    assert rewards(trainer) == rewards(expected)
+    assert trainer.history.validations[-1].metrics == expected.history.validations[-1].metrics
+    assert len(run.engine.requests) + len(again.engine.requests) == len(whole.engine.requests)
+    assert again.adapter.submitted == (["run-epoch-1"] if lose_jobs else []) + ["run-epoch-2"]
+    lines = (run.path / "training_metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
+
+
+async def test_episodes_that_were_collected_before_an_interruption_are_not_collected_again(run):
+    def stop_at_the_last(episode):
+        if episode.id == "train/1/e2/3":
+            raise Interrupted
+
+    run.watcher.episode_finished = stop_at_the_last
+    with pytest.raises(Interrupted):
+        await run.start(num_epochs=2)
+    again = run.restarted()
+    await again.start(num_epochs=2)
+    assert len(run.engine.requests) + len(again.engine.requests) == len(run.examples) * 4 * 2
+
+
+@pytest.mark.parametrize("status", [TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED])
+async def test_a_failed_job_ends_the_run_and_a_resumed_run_submits_it_as_another_job(run, status):
+    run.adapter.behave = ending_as(status, "out of memory")
+    with pytest.raises(TrainingError, match=f"run-epoch-0 .* ended as '{status}': out of memory"):
+        await run.start()
+    again = run.restarted()
+    await again.start()
+    assert again.adapter.submitted[0] == "run-epoch-0-retry-1"
+    assert len([key for key in again.engine.requests if key.conversation.startswith("train/0/")]) == 0
+
+
+async def test_a_stuck_job_is_an_error_and_is_cancelled(run):
+    run.settings = {"job_timeout": 0.05}
+    run.adapter.behave = lambda found: asyncio.sleep(60)
+    with pytest.raises(TrainingError, match=r"not done after 0.05 s and was cancelled.*job_timeout"):
+        await run.start()
+    assert run.adapter.cancelled == ["run-epoch-0"]
+
+
+async def test_a_backend_that_times_out_by_itself_is_not_taken_for_a_stuck_job(run):
+    async def refuse():
+        raise TimeoutError("the network")
+
+    run.adapter.behave = lambda found: refuse()
+    with pytest.raises(TimeoutError, match="the network"):
+        await run.start()
+
+
+async def test_a_job_that_is_not_final_when_the_wait_is_over_is_an_error(run):
+    run.adapter.behave = ending_as(TrainingStatusEnum.RUNNING)
+    with pytest.raises(TrainingError, match="came back while it is 'running'"):
+        await run.start()
+
+
+def with_version(**changes):
+    def behave(found):
+        made = found.metadata["model_version"] | changes
+        return found.model_copy(update={"metadata": found.metadata | {"model_version": made}})
+
+    return behave
+
+
+async def test_weights_that_have_not_changed_are_an_error(run):
+    run.adapter.behave = with_version(digest="digest-0")
+    with pytest.raises(TrainingError, match="the weights have not changed"):
+        await run.start()
+
+
+async def test_versions_that_do_not_count_upwards_are_an_error(run):
+    run.adapter.behave = with_version(number=0)
+    with pytest.raises(TrainingError, match="must count upwards"):
+        await run.start()
+
+
+async def test_an_engine_that_goes_on_with_the_old_weights_is_an_error(run):
+    async def ignore(version):
+        pass
+
+    run.engine.adopt = ignore
+    with pytest.raises(TrainingError, match="still samples from version 0 after adopting version 1"):
+        await run.start()
+
+
+async def test_a_backend_that_promised_versions_must_name_them(run):
+    run.adapter.behave = lambda found: found.model_copy(update={"metadata": {}})
+    with pytest.raises(TrainingError, match="does not say what weights it made"):
+        await run.start()
+
+
+async def test_a_backend_without_versions_trains_with_a_warning(run, tmp_path):
+    run.adapter = FakeAdapter(
+        tmp_path / "backend",
+        capabilities=Capabilities(),
+        behave=lambda found: found.model_copy(update={"metadata": None}),
+    )
+    await run.start(num_epochs=1)
+    assert len(run.statuses) == 1
+    assert "it cannot be checked" in run.watcher.warnings[0]
+
+
+async def test_a_run_that_trained_on_nothing_fails(run):
+    run.engine = ScriptedEngine(lambda request: "no")
+    with pytest.raises(TrainingError, match=rf"trained on nothing in 2 epochs.*3 × {EQUAL_REWARDS}"):
+        await run.start(num_epochs=2)
+    assert len([event for event in run.watcher.events if event.startswith("skipped")]) == 2
+    assert run.adapter.submitted == []
+
+
+async def test_an_epoch_without_anything_to_train_on_is_skipped_shown_and_counted(run):
+    def answer(request):
+        return "no" if request.conversation.startswith("train/0/") else ["yes", "no"][request.key % 2]
+
+    run.engine = ScriptedEngine(answer)
+    trainer = await run.start(num_epochs=2)
+    assert [bool(entry.skipped) for entry in trainer.history.epochs] == [True, False]
+    assert (await trainer.get_metrics("run"))["epochs_skipped"] == 1
+    lines = [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
+    assert "equal rewards" in lines[0]["skipped"]
+    assert len(run.statuses) == 1
+
+
+async def test_a_backend_may_skip_with_its_own_reason(run):
+    async def too_few(trajectories):
+        return Skipped(reason="fewer than 10 rows")
+
+    run.adapter.submit = too_few
+    with pytest.raises(TrainingError, match="fewer than 10 rows"):
+        await run.start(num_epochs=1)
+
+
+async def test_a_method_that_the_backend_cannot_do_is_an_error_before_anything_is_sampled(run, tmp_path):
+    run.adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(methods=frozenset({"dpo"})))
+    with pytest.raises(CapabilityError, match=r"'grpo' makes data for the method 'grpo'.*'fake' can do: dpo"):
+        await run.start()
+    assert run.engine.requests == []
+
+
+async def test_groups_of_one_are_refused_before_anything_is_sampled(run):
+    run.builder = GrpoBuilder(GrpoBuilderConfig(num_generations=1))
+    with pytest.raises(RequestError, match="groups of one"):
+        await run.start()
+    assert run.engine.requests == []
+
+
+class TextOnly(ScriptedEngine):
+    """Does not tell tokens, as most hosted endpoints."""
+
+    async def complete(self, request):
+        told = await super().complete(request)
+        return replace(told, prompt_ids=None, completion_ids=None, logprobs=None)
+
+
+async def test_missing_token_ids_stop_the_run_at_the_first_episode_when_the_backend_needs_them(run, tmp_path):
+    run.engine = TextOnly(lambda request: "yes")
+    run.examples = examples(50)
+    run.adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(token_ids_required=True))
+    with pytest.raises(TrainingError, match="returned no token ids"):
+        await run.start()
+    assert len(run.engine.requests) < 50
+
+
+async def test_text_is_enough_for_a_backend_that_does_not_need_tokens(run):
+    run.engine = TextOnly(lambda request: ["yes", "no"][request.key % 2])
+    await run.start(num_epochs=1)
+    assert len(run.statuses) == 1
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        DpoBuilder(DpoBuilderConfig(num_generations=4)),
+        ExpertIterationBuilder(ExpertIterationBuilderConfig(num_generations=4, min_reward=1.0)),
+    ],
+    ids=["dpo", "expert_iteration"],
+)
+async def test_the_other_algorithms_run_through_the_same_loop(run, builder):
+    run.builder = builder
+    trainer = await run.start(num_epochs=2)
+    assert len(run.statuses) == 2
+    # Judged by all episodes, not by the ones that were kept.
+    assert all(0 < entry.metrics["avg_reward"] < 1 for entry in trainer.history.epochs)
+
+
+async def test_too_many_failed_episodes_stop_the_run_with_the_reason(run):
+    def broken(example, output):
+        raise ZeroDivisionError("by zero")
+
+    run.evaluator = broken
+    with pytest.raises(ErrorBudgetExceeded, match="ZeroDivisionError"):
+        await run.start()
+    assert run.adapter.submitted == []
+
+
+async def test_scores_that_fail_within_the_budget_are_excluded_and_counted(run):
+    def picky(example, output):
+        return float("nan") if example.id == "e0" else float(output == "yes")
+
+    run.evaluator = picky
+    run.finetuning.error_budget = 0.5
+    trainer = await run.start(num_epochs=1)
+    metrics = trainer.history.epochs[0].metrics
+    assert (metrics["episodes"], metrics["unscored"]) == (12, 4)
+    assert metrics["failures"] == {"score:correct": 4}
+
+
+async def test_a_custom_reward_shapes_what_is_trained_on(run):
+    class Shaped(GrpoBuilder):
+        async def compute_reward(self, output_item, meta=None):
+            assert meta == {"epoch": 0, "run_id": "run"}
+            return 10 * await super().compute_reward(output_item, meta)
+
+    run.builder = Shaped(GrpoBuilderConfig(num_generations=4))
+    trainer = await run.start(num_epochs=1)
+    assert trainer.history.epochs[0].metrics["max_reward"] == 10.0
+
+
+async def test_the_curriculum_filters_and_its_state_survives_a_restart(run):
+    run.examples = examples(20)
+    run.finetuning.curriculum_learning = CurriculumLearningConfig(
+        enabled=True, initial_percentile=0.25, increment_percentile=0.25, expansion_interval=1
+    )
+    await run.start(num_epochs=2)
+    again = run.restarted()
+    trainer = await again.start(num_epochs=4)
+    shares = [entry.metrics["curriculum_percentile"] for entry in trainer.history.epochs]
+    assert shares == [0.25, 0.5, 0.75, 1.0]
+    first = trainer.history.epochs[0].metrics
+    assert first["filtered_groups"] < first["num_groups"]
+    state = json.loads((run.path / "curriculum_state.json").read_text())
+    assert (state["current_percentile"], state["last_expansion_epoch"]) == (1.0, 3)
+    assert state["config"]["expansion_interval"] == 1
+
+
+async def test_an_own_curriculum_takes_the_place_of_the_shipped_one(run):
+    class FirstGroup(EpochTrainer):
+        def apply_curriculum_learning(self, trajectory_collection, epoch):
+            self._curriculum_state = {"seen": epoch + 1}
+            return trajectory_collection.model_copy(
+                update={"trajectories": trajectory_collection.trajectories[:1]}
+            )
+
+    run.trainer_type = FirstGroup
+    trainer = await run.start(num_epochs=2)
+    assert [entry.metrics["filtered_groups"] for entry in trainer.history.epochs] == [1, 1]
+    assert trainer.get_curriculum_state()["seen"] == 2
+
+
+async def test_a_run_stops_early_when_the_target_is_reached(run):
+    run.settings = {"target_reward": 0.55}
+    run.validation = examples(40, "v")
+    run.finetuning.run_configuration = FinetuneRunConfig(validation_interval=1)
+    trainer = await run.start(num_epochs=9)
+    assert trainer.history.validations[-1].metrics["avg_reward"] >= 0.55
+    assert len(trainer.history.epochs) < 9
+    assert any("reached the target" in event for event in run.watcher.events)
+
+
+async def test_a_run_stops_early_when_rewards_stop_rising(run):
+    run.settings = {"patience": 2}
+    run.engine = learning_engine(base=50, step=0)
+    run.examples = examples(2)
+    trainer = await run.start(num_epochs=20)
+    assert len(trainer.history.epochs) < 20
+    assert any("have not beaten" in event for event in run.watcher.events)
+
+
+async def test_only_the_best_versions_and_the_last_one_are_kept(run):
+    run.settings = {"keep_checkpoints": 1}
+    run.validation = examples(60, "v")
+    run.finetuning.run_configuration = FinetuneRunConfig(validation_interval=1)
+    run.engine = ScriptedEngine(
+        lambda request: "yes" if request.key % 100 < {0: 30, 1: 70}.get(run.engine.version, 40) else "no"
+    )
+    trainer = await run.start(num_epochs=3)
+    assert run.adapter.kept == [1, 3]
+    assert (await trainer.get_metrics("run"))["best_version"]["number"] == 1
+
+
+async def test_all_versions_are_kept_when_asked(run):
+    run.settings = {"keep_checkpoints": "all"}
+    await run.start(num_epochs=2)
+    assert run.adapter.kept == []
+
+
+async def test_metrics_of_another_run_are_not_made_up(run):
+    trainer = await run.start(num_epochs=1)
+    assert (await trainer.get_metrics("run"))["epochs_trained"] == 1
+    with pytest.raises(ValueError, match="knows nothing of 'other'"):
+        await trainer.get_metrics("other")
+
+
+async def test_progress_can_be_logged_into_another_folder(run, tmp_path):
+    trainer = await run.start(num_epochs=1)
+    trainer.log_progress(0, {"avg_reward": 0.5}, output_dir=str(tmp_path / "elsewhere"))
+    assert (tmp_path / "elsewhere" / "training_metrics.jsonl").exists()
+
+
+async def test_a_trainer_without_a_runtime_says_so():
+    with pytest.raises(EtudeError, match="bind_runtime"):
+        _ = EpochTrainer(EpochTrainerConfig()).runtime
+
+
+async def test_starting_a_collection_twice_or_finishing_one_that_was_not_started_is_an_error(run):
+    trainer = await run.start(num_epochs=1)
+    builder = trainer.trajectory_builder
+    with pytest.raises(ValueError, match="No evaluation runs found for run_id: x"):
+        await builder.finalize("x")
+    builder.evaluation_runs["x"] = asyncio.get_running_loop().create_future()
+    with pytest.raises(ValueError, match="Run x is already in progress"):
+        await builder.start_run("x")
+    await builder.cleanup()
+    assert builder.evaluation_runs == {}

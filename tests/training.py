@@ -1,0 +1,234 @@
+"""A small training run that is real but for its model and its backend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from etude.adapters.trainer_adapter import Capabilities, TrainerAdapter
+from etude.builders.grpo import GrpoBuilder, GrpoBuilderConfig
+from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
+from etude.config.schema import Config
+from etude.core.call import ChatRequest
+from etude.core.example import Example
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.progress import Silent
+from etude.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from etude.report.files import write_metrics_files
+from etude.rewards.evaluation_run import EvaluationRun
+from etude.rewards.function_evaluator import FunctionEvaluator
+from etude.rollout.collector import Collector, Limits
+from etude.rollout.workflow import Workflow
+from etude.runtime import Report, Runtime
+from etude.store.run_folder import RunFolder
+from tests.support import ScriptedEngine
+
+REWARD = RewardFunctionConfig(name="correct")
+
+
+async def play(example: Example, episode: Any) -> str:
+    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+    return reply.text
+
+
+def correct(example: Example, output: str) -> float:
+    return float(output == "yes")
+
+
+def examples(count: int, prefix: str = "e") -> list[Example]:
+    return [Example(f"{prefix}{number}", {"question": f"question {number}"}) for number in range(count)]
+
+
+def learning_engine(log: Path | None = None, base: int = 30, step: int = 15) -> ScriptedEngine:
+    """Says yes in `base` % of its answers, and `step` % more with each version."""
+
+    def answer(request: ChatRequest) -> str:
+        return "yes" if request.key % 100 < base + step * engine.version else "no"
+
+    engine = ScriptedEngine(answer, log=log)
+    return engine
+
+
+class FakeAdapterConfig(TrainerAdapterConfig, name="fake"):
+    """A backend that trains by counting."""
+
+
+class FakeAdapter(TrainerAdapter):
+    """Keeps its jobs in a folder, as a remote backend would; each job makes the next version.
+
+    `lose_jobs` forgets the jobs of earlier processes, as an in-process backend does. `behave` may
+    change the final status of a job, or raise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        capabilities: Capabilities | None = None,
+        lose_jobs: bool = False,
+        behave: Callable[[TrainingJobStatus], Any] = lambda status: status,
+    ) -> None:
+        super().__init__(FakeAdapterConfig())
+        self.folder = folder
+        self.folder.mkdir(exist_ok=True)
+        self.submitted: list[str] = []
+        self.cancelled: list[str] = []
+        self.kept: list[int] = []
+        self.closed = False
+        self.behave = behave
+        self._capabilities = capabilities or Capabilities(versions=True)
+        self._lose_jobs = lose_jobs
+        self._version = version(0)
+
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def is_healthy(self) -> bool:
+        return True
+
+    async def submit(self, trajectories: Any) -> TrainingJobRef:
+        name = trajectories.run_id
+        self.submitted.append(name)
+        job = self.folder / f"{name}.json"
+        if not job.exists() or self._lose_jobs:
+            made = version(self._version.number + 1)
+            job.write_text(json.dumps(made.model_dump() | {"trajectories": len(trajectories)}))
+        return TrainingJobRef(run_id=name, backend="fake")
+
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        job = self.folder / f"{ref.run_id}.json"
+        if not job.exists() or (self._lose_jobs and ref.run_id not in self.submitted):
+            return TrainingJobStatus(run_id=ref.run_id, backend="fake", status=TrainingStatusEnum.NOT_FOUND)
+        told = json.loads(job.read_text())
+        metrics = {"loss": 1.0, "trajectories": told.pop("trajectories")}
+        return TrainingJobStatus(
+            run_id=ref.run_id,
+            backend="fake",
+            status=TrainingStatusEnum.COMPLETED,
+            metadata={"model_version": told, "metrics": metrics},
+        )
+
+    async def wait_until_complete(
+        self, ref: TrainingJobRef, poll_interval: float = 10.0
+    ) -> TrainingJobStatus:
+        found = self.behave(await self.status(ref))
+        status = await found if asyncio.iscoroutine(found) else found
+        if status.status is TrainingStatusEnum.COMPLETED and (status.metadata or {}).get("model_version"):
+            self._version = ModelVersion.model_validate(status.metadata["model_version"])
+        return status
+
+    def log_progress(
+        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
+    ) -> None:
+        """Nothing to record."""
+
+    async def current_version(self) -> ModelVersion:
+        return self._version
+
+    async def restore(self, version: ModelVersion) -> None:
+        self._version = version
+
+    async def prune(self, keep: Any) -> None:
+        self.kept = [one.number for one in keep]
+
+    async def cancel(self, ref: TrainingJobRef) -> None:
+        self.cancelled.append(ref.run_id)
+
+    async def cleanup(self) -> None:
+        self.closed = True
+
+
+def version(number: int) -> ModelVersion:
+    return ModelVersion(number=number, location=f"weights-{number}", digest=f"digest-{number}")
+
+
+class Watcher(Silent):
+    """Remembers the events that a test asks about."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.warnings: list[str] = []
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self.events.append(name)
+
+    def epoch_started(self, epoch: int, num_epochs: int) -> None:
+        self.events.append(f"epoch {epoch}")
+
+    def trained(self, epoch: int, metrics: Any) -> None:
+        self.events.append(f"trained {epoch}")
+
+    def skipped(self, epoch: int, reason: str) -> None:
+        self.events.append(f"skipped {epoch}: {reason}")
+
+    def validated(self, epoch: int, metrics: Any) -> None:
+        self.events.append(f"validated {epoch}")
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        (self.warnings if warning else self.events).append(text)
+
+
+class Run:
+    """A run folder with everything around it; `await start()` trains until the end or an error."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.path = path
+        self.settings = settings
+        """Keys of the epoch trainer's config."""
+        self.engine = learning_engine()
+        self.adapter = FakeAdapter(path.parent / "backend")
+        self.builder: Any = GrpoBuilder(GrpoBuilderConfig(num_generations=4))
+        self.watcher = Watcher()
+        self.examples = examples(3)
+        self.validation: list[Example] = []
+        self.finetuning = FinetuneConfig(enabled=True, reward_function=REWARD, target_model="policy")
+        self.evaluator: Callable[..., Any] = correct
+        self.workflow: Callable[..., Any] = play
+        self.trainer_type: type[EpochTrainer] = EpochTrainer
+        # Without the plot: drawing takes longer than everything else in a test.
+        self.report: Report = lambda history, folder, final: write_metrics_files(history, folder)
+
+    def restarted(self) -> Run:
+        """The same run in a new process: same folder and backend, new engine, trainer and builder."""
+        again = Run(self.path, **self.settings)
+        for name in ("examples", "validation", "finetuning", "evaluator", "workflow", "trainer_type"):
+            setattr(again, name, getattr(self, name))
+        return again
+
+    async def start(self, num_epochs: int = 3) -> EpochTrainer:
+        folder = (
+            RunFolder.open(self.path) if self.path.exists() else RunFolder.create(self.path.parent, "run")
+        )
+        trainer = self.trainer_type(EpochTrainerConfig(**self.settings))
+        with folder:
+            await trainer.bind_components(trajectory_builder=self.builder, trainer_adapter=self.adapter)
+            trainer.bind_runtime(self._runtime(folder))
+            try:
+                await trainer.initialize(run_config=self.finetuning)
+                self.statuses = await trainer.run(num_epochs)
+            finally:
+                await trainer.cleanup()
+        return trainer
+
+    def _runtime(self, folder: RunFolder) -> Runtime:
+        models = {"policy": self.engine}
+        workflow = Workflow("play", self.workflow)
+        collector = Collector(workflow, models, folder.journal, limits=Limits(8, 30.0, 10))
+        evaluators = {"correct": FunctionEvaluator(self.evaluator)}
+        return Runtime(
+            config=Config(),
+            run=folder,
+            builder=None,  # type: ignore[arg-type]
+            evaluation=EvaluationRun(
+                collector, evaluators, folder.journal, error_budget=self.finetuning.error_budget
+            ),
+            examples=self.examples,
+            engines=models,
+            target_model="policy",
+            validation_examples=self.validation,
+            progress=self.watcher,
+            report=self.report,
+        )
