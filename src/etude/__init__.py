@@ -1,1 +1,182 @@
-"""Etude: fine-tune the models inside LLM agents from the agents own runs."""
+"""Etude: fine-tune the models inside LLM agents from the agents' own runs.
+
+Everything public is importable from here, and loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etude.adapters.trainer_adapter import TrainerAdapter
+    from etude.builders.trajectory_builder import TrajectoryBuilder
+    from etude.config.builder import Builder
+    from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
+    from etude.config.finetuning import (
+        CurriculumLearningConfig,
+        FinetuneConfig,
+        FinetuneRunConfig,
+        RewardFunctionConfig,
+        TrainerAdapterConfig,
+        TrainerConfig,
+        TrajectoryBuilderConfig,
+    )
+    from etude.config.load import load_config, parse_config
+    from etude.config.registry import (
+        register_dataset,
+        register_evaluator,
+        register_llm,
+        register_trainer,
+        register_trainer_adapter,
+        register_trajectory_builder,
+        register_workflow,
+    )
+    from etude.config.schema import Config
+    from etude.core.errors import ConfigError, EtudeError, RequestError
+    from etude.core.evaluation import (
+        EvalInput,
+        EvalInputItem,
+        EvalOutput,
+        EvalOutputItem,
+        EvaluationRunOutput,
+    )
+    from etude.core.example import Example
+    from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+    from etude.core.message import OpenAIMessage
+    from etude.core.trajectory import (
+        DPOItem,
+        EpisodeItem,
+        EpisodeItemRole,
+        Trajectory,
+        TrajectoryCollection,
+    )
+    from etude.inference.engine import Engine
+    from etude.rewards.evaluator import Evaluator
+    from etude.rewards.function_evaluator import evaluator
+    from etude.rollout.episode import Episode, Reply
+    from etude.rollout.workflow import function, workflow
+    from etude.trainer import Trainer
+
+    __version__: str
+
+_HOMES = {
+    "etude.adapters.trainer_adapter": ("TrainerAdapter",),
+    "etude.builders.trajectory_builder": ("TrajectoryBuilder",),
+    "etude.config.builder": ("Builder",),
+    "etude.config.component": ("DatasetConfig", "EvaluatorConfig", "LlmConfig", "WorkflowConfig"),
+    "etude.config.finetuning": (
+        "CurriculumLearningConfig",
+        "FinetuneConfig",
+        "FinetuneRunConfig",
+        "RewardFunctionConfig",
+        "TrainerAdapterConfig",
+        "TrainerConfig",
+        "TrajectoryBuilderConfig",
+    ),
+    "etude.config.load": ("load_config", "parse_config"),
+    "etude.config.registry": (
+        "register_dataset",
+        "register_evaluator",
+        "register_llm",
+        "register_trainer",
+        "register_trainer_adapter",
+        "register_trajectory_builder",
+        "register_workflow",
+    ),
+    "etude.config.schema": ("Config",),
+    "etude.core.errors": ("ConfigError", "EtudeError", "RequestError"),
+    "etude.core.evaluation": (
+        "EvalInput",
+        "EvalInputItem",
+        "EvalOutput",
+        "EvalOutputItem",
+        "EvaluationRunOutput",
+    ),
+    "etude.core.example": ("Example",),
+    "etude.core.job": ("TrainingJobRef", "TrainingJobStatus", "TrainingStatusEnum"),
+    "etude.core.message": ("OpenAIMessage",),
+    "etude.core.trajectory": (
+        "DPOItem",
+        "EpisodeItem",
+        "EpisodeItemRole",
+        "Trajectory",
+        "TrajectoryCollection",
+    ),
+    "etude.inference.engine": ("Engine",),
+    "etude.rewards.evaluator": ("Evaluator",),
+    "etude.rewards.function_evaluator": ("evaluator",),
+    "etude.rollout.episode": ("Episode", "Reply"),
+    "etude.rollout.workflow": ("function", "workflow"),
+    "etude.trainer": ("Trainer",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Builder",
+    "Config",
+    "ConfigError",
+    "CurriculumLearningConfig",
+    "DPOItem",
+    "DatasetConfig",
+    "Engine",
+    "Episode",
+    "EpisodeItem",
+    "EpisodeItemRole",
+    "EtudeError",
+    "EvalInput",
+    "EvalInputItem",
+    "EvalOutput",
+    "EvalOutputItem",
+    "EvaluationRunOutput",
+    "Evaluator",
+    "EvaluatorConfig",
+    "Example",
+    "FinetuneConfig",
+    "FinetuneRunConfig",
+    "LlmConfig",
+    "OpenAIMessage",
+    "Reply",
+    "RequestError",
+    "RewardFunctionConfig",
+    "Trainer",
+    "TrainerAdapter",
+    "TrainerAdapterConfig",
+    "TrainerConfig",
+    "TrainingJobRef",
+    "TrainingJobStatus",
+    "TrainingStatusEnum",
+    "Trajectory",
+    "TrajectoryBuilder",
+    "TrajectoryBuilderConfig",
+    "TrajectoryCollection",
+    "WorkflowConfig",
+    "__version__",
+    "evaluator",
+    "function",
+    "load_config",
+    "parse_config",
+    "register_dataset",
+    "register_evaluator",
+    "register_llm",
+    "register_trainer",
+    "register_trainer_adapter",
+    "register_trajectory_builder",
+    "register_workflow",
+    "workflow",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value = importlib.import_module("importlib.metadata").version(__name__)
+    elif name in _HOME_OF:
+        value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    else:
+        raise AttributeError(f"module 'etude' has no attribute '{name}'")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

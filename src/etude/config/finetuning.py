@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
 
-from etude.config.component import ComponentConfig
+from etude.config.component import ComponentConfig, DatasetConfig
 
 
 class RewardFunctionConfig(BaseModel):
@@ -76,8 +76,10 @@ class FinetuneRunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     config_file: Path | None = Field(default=None, description="Set to the file that was loaded.")
-    dataset: str | Path | None = Field(default=None, description="In place of `eval.general.dataset`.")
-    validation_dataset: str | Path | None = Field(
+    dataset: str | Path | SerializeAsAny[DatasetConfig] | None = Field(
+        default=None, description="In place of `eval.general.dataset`."
+    )
+    validation_dataset: str | Path | SerializeAsAny[DatasetConfig] | None = Field(
         default=None, description="Held-out examples; without them there is no validation."
     )
     validation_interval: int = Field(

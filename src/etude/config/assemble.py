@@ -1,0 +1,142 @@
+"""From the mappings of a config to the config objects of its components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from pydantic import ValidationError
+
+from etude.config import registry
+from etude.config.component import ComponentConfig, DatasetConfig
+from etude.config.describe import takes_path, unknown_keys
+from etude.config.document import Document, KeyPath, dig, dotted
+from etude.config.nearest import alternatives, nearest
+from etude.config.problems import Problems
+from etude.config.registry import BASES, NOUNS, Kind
+from etude.config.schema import Config
+from etude.config.sections import DATASET, OTHER_DATASETS, components_in, replace_at
+from etude.config.shorthand import FUNCTION_TYPES, spell_out
+from etude.core.errors import RequestError
+
+Spelled: TypeAlias = dict[str, Any] | ComponentConfig | None
+
+_COLUMN_KEYS = ("id_key", "ids", "inputs", "expected", "structure", "question_key", "answer_key")
+
+
+def build_components(
+    data: dict[str, Any], problems: Problems, folders: Sequence[Path]
+) -> dict[KeyPath, ComponentConfig]:
+    """Put config objects in the place of the components in `data`; those that are valid, by path.
+
+    Where one is not valid, the problem is noted and an empty config of its kind stands in for it.
+    `folders` are where the files that components name are looked for.
+    """
+    kinds = dict(components_in(data))
+    # All import paths first: importing a module may register the types that other components name.
+    spelled = {path: _spell_out(path, kind, dig(data, path), problems) for path, kind in kinds.items()}
+    for path in OTHER_DATASETS:
+        if isinstance(second := spelled.get(path), dict) and isinstance(dig(data, path), str):
+            spelled[path] = _with_columns(second, spelled.get(DATASET))
+    valid: dict[KeyPath, ComponentConfig] = {}
+    for path, kind in kinds.items():
+        component = spelled[path]
+        if isinstance(component, dict):
+            component = _validate(path, kind, component, problems, folders)
+        if component is not None:
+            valid[path] = component
+        replace_at(data, path, component or BASES[kind]())
+    return valid
+
+
+def parse_dataset(source: str, config: Config) -> DatasetConfig:
+    """The dataset config of a file or a function that takes the place of the config's own dataset.
+
+    Raises ConfigError.
+    """
+    problems, first = Problems(Document({})), config.eval.general.dataset
+    config_file = config.finetuning.run_configuration.config_file
+    folders = [config_file.parent if config_file else Path(), Path()]
+    dataset = _spell_out(("dataset",), "datasets", source, problems)
+    if isinstance(dataset, dict):
+        keys = _with_columns(dataset, first)
+        dataset = _validate(("dataset",), "datasets", keys, problems, folders)
+    problems.raise_if_any()
+    return cast("DatasetConfig", dataset)
+
+
+def _spell_out(path: KeyPath, kind: Kind, value: Any, problems: Problems) -> Spelled:
+    """The component with its shorthand spelled out; None where that is not possible."""
+    if isinstance(value, ComponentConfig):
+        return value
+    source = (*path, "_type") if isinstance(value, dict) else path
+    if problems.within(source):
+        return None
+    try:
+        spelled = spell_out(kind, value)
+    except RequestError as error:
+        problems.add(source, f"{dotted(path)}: {error}")
+        return None
+    _keep_as_written(source, path, value, spelled, problems.references)
+    return spelled
+
+
+def _keep_as_written(
+    source: KeyPath, path: KeyPath, value: Any, spelled: dict[str, Any], references: dict[KeyPath, str]
+) -> None:
+    """Note what the type was written as: a reference to the environment, or the path of a registered type."""
+    written = value.get("_type") if isinstance(value, dict) else value
+    key = next((key for key in ("function", "file_path") if spelled.get(key) == written), "_type")
+    if source in references:
+        references[*path, key] = references.pop(source)
+    elif key == "_type" and spelled.get("_type") != written:
+        references[*path, key] = str(written)
+
+
+def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:
+    """A second file of examples has the columns of the first, where it does not say otherwise."""
+    if "file_path" not in spelled or first is None:
+        return spelled
+    known = first.model_dump(exclude_unset=True) if isinstance(first, ComponentConfig) else first
+    return {key: known[key] for key in _COLUMN_KEYS if key in known} | spelled
+
+
+def _validate(
+    path: KeyPath, kind: Kind, spelled: dict[str, Any], problems: Problems, folders: Sequence[Path]
+) -> ComponentConfig | None:
+    keys = {key: value for key, value in spelled.items() if key != "_type"}
+    name = spelled.get("_type")
+    if not isinstance(name, str):
+        problems.add((*path, "_type"), _no_type(path, kind, name, keys))
+        return None
+    try:
+        config_type = registry.lookup(kind, name).config_type
+    except RequestError as error:
+        hint = ". A Python function is written module:name" if kind in FUNCTION_TYPES else ""
+        problems.add((*path, "_type"), f"{dotted(path)}: {error}{hint}")
+        return None
+    _find_files(config_type, keys, folders)
+    problems.add_unknown(unknown_keys(config_type, keys), config_type, prefix=path)
+    try:
+        return config_type.model_validate(keys)
+    except ValidationError as error:
+        problems.add_validation(error, config_type, keys, prefix=path)
+        return None
+
+
+def _no_type(path: KeyPath, kind: Kind, found: object, keys: dict[str, Any]) -> str:
+    if found is not None:
+        return f"{dotted(path)}._type: expected the name of a {NOUNS[kind]} type, found {found}"
+    close = nearest("_type", map(str, keys))
+    hint = f"; '{close}' is written '_type'" if close else ""
+    return f"key '{dotted(path)}._type' is missing{hint}" + alternatives("", registry.names(kind))
+
+
+def _find_files(config_type: type[ComponentConfig], keys: dict[str, Any], folders: Sequence[Path]) -> None:
+    """Make relative paths absolute where the file exists; other text stays, as it may name a model."""
+    for name, field in config_type.model_fields.items():
+        if isinstance(keys.get(name), str | Path) and takes_path(field.annotation):
+            file = Path(keys[name]).expanduser()
+            found = next((folder / file for folder in folders if (folder / file).exists()), None)
+            keys[name] = str(found.absolute()) if found else keys[name]

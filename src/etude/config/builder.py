@@ -1,0 +1,156 @@
+"""The builder: turns the components of a config into living objects, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from contextvars import ContextVar
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from etude.config import registry
+from etude.config.assemble import parse_dataset
+from etude.config.component import ComponentConfig, DatasetConfig
+from etude.config.import_path import where_raised
+from etude.config.nearest import alternatives
+from etude.config.references import section
+from etude.config.registry import NOUNS, Kind
+from etude.config.schema import Config
+from etude.core.errors import EtudeError, RequestError
+from etude.core.example import Example
+from etude.core.keys import content_hash
+
+if TYPE_CHECKING:  # The rooms above, whose objects this one hands out.
+    from etude.adapters.trainer_adapter import TrainerAdapter
+    from etude.builders.trajectory_builder import TrajectoryBuilder
+    from etude.inference.engine import Engine
+    from etude.rewards.evaluator import Evaluator
+    from etude.rollout.workflow import Workflow
+    from etude.store.run_folder import RunFolder
+    from etude.trainer import Trainer
+
+_in_the_making: ContextVar[str | None] = ContextVar("etude_in_the_making", default=None)
+"""The component whose generator is running in this task."""
+
+
+class Dataset(Protocol):
+    """What a dataset component yields."""
+
+    def examples(self) -> list[Example]:
+        """All examples, in order. Raises DatasetError when they cannot be read."""
+
+
+class Builder:
+    """Builds components when they are first asked for, and closes them in reverse order.
+
+    `async with Builder(config) as builder:`. A component is built once; the generator that made it
+    goes on past its `yield` when the builder is left.
+    """
+
+    def __init__(self, config: Config, run: RunFolder | None = None) -> None:
+        self.config = config
+        self.run = run
+        """The run that components are built for; None outside of a run."""
+        self._exits = contextlib.AsyncExitStack()
+        self._components: dict[str, Any] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._needs: defaultdict[str, set[str]] = defaultdict(set)
+
+    async def __aenter__(self) -> Builder:
+        await self._exits.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._components.clear()
+        return await self._exits.__aexit__(kind, error, trace)
+
+    async def get(self, kind: Kind, name: str) -> Any:
+        """The component of that name. Raises RequestError when there is none, or it cannot be built."""
+        entries = section(self.config, kind)
+        if name not in entries:
+            raise RequestError(f"there is no {NOUNS[kind]} '{name}'" + alternatives(name, entries))
+        return await self._once(kind, name, entries[name])
+
+    async def get_llm(self, name: str) -> Engine:
+        """The engine of an entry of `llms`."""
+        engine: Engine = await self.get("llms", name)
+        return engine
+
+    async def get_evaluator(self, name: str) -> Evaluator:
+        """An entry of `eval.evaluators`."""
+        evaluator: Evaluator = await self.get("evaluators", name)
+        return evaluator
+
+    async def get_trajectory_builder(self, name: str) -> TrajectoryBuilder:
+        """An entry of `trajectory_builders`."""
+        trajectory_builder: TrajectoryBuilder = await self.get("trajectory_builders", name)
+        return trajectory_builder
+
+    async def get_trainer_adapter(self, name: str) -> TrainerAdapter:
+        """An entry of `trainer_adapters`."""
+        adapter: TrainerAdapter = await self.get("trainer_adapters", name)
+        return adapter
+
+    async def get_trainer(self, name: str) -> Trainer:
+        """An entry of `trainers`; its builder and adapter are bound by whoever runs it."""
+        trainer: Trainer = await self.get("trainers", name)
+        return trainer
+
+    async def get_workflow(self) -> Workflow:
+        """The agent. Raises RequestError when the config has none."""
+        if self.config.workflow is None:
+            raise RequestError("the config has no 'workflow'; add your agent: `workflow: my_agent:play`")
+        workflow: Workflow = await self._once("workflow", "workflow", self.config.workflow)
+        return workflow
+
+    async def get_dataset(self, source: DatasetConfig | Path | str | None = None) -> Dataset:
+        """The examples of a dataset config, or of a file; by default `eval.general.dataset`."""
+        source = source or self.config.eval.general.dataset
+        if source is None:
+            raise RequestError("the config has no dataset; add `eval: {general: {dataset: train.jsonl}}`")
+        if not isinstance(source, DatasetConfig):
+            source = parse_dataset(str(source), self.config)
+        name = content_hash([source.type_name, source.model_dump(mode="json", fallback=str)])
+        dataset: Dataset = await self._once("datasets", name, source)
+        return dataset
+
+    async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
+        """Build a component unless it is built already; whoever comes meanwhile waits for it."""
+        key, user = f"{kind}.{name}", _in_the_making.get()
+        if user is not None:
+            self._needs[user].add(key)
+            if circle := self._route(key, user):
+                raise RequestError(f"components need each other in a circle: {' -> '.join([user, *circle])}")
+        async with self._locks[key]:
+            if key not in self._components:
+                before = _in_the_making.set(key)
+                try:
+                    self._components[key] = await self._build(key, kind, config)
+                finally:
+                    _in_the_making.reset(before)
+        return self._components[key]
+
+    async def _build(self, key: str, kind: Kind, config: ComponentConfig) -> Any:
+        registration = registry.lookup(kind, config.type_name)
+        context = contextlib.asynccontextmanager(registration.factory)(config, self)
+        try:
+            return await self._exits.enter_async_context(context)
+        except EtudeError:
+            raise
+        except Exception as error:
+            raise EtudeError(
+                f"cannot build {key} (_type: {registration.name}): {where_raised(error)}"
+            ) from error
+
+    def _route(self, start: str, goal: str) -> list[str]:
+        """The keys from one component to another that it needs, directly or not; empty without a way."""
+        if start == goal:
+            return [goal]
+        for key in self._needs[start]:
+            if route := self._route(key, goal):
+                return [start, *route]
+        return []

@@ -1,0 +1,90 @@
+"""Import paths: `package.module:name` names a Python object in a config."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import traceback
+from importlib.machinery import PathFinder
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from etude.config.nearest import nearest
+from etude.core.errors import EtudeError, RequestError
+
+_IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
+
+_folders: tuple[str, ...] = ()
+"""The folders of the config in use: they come first on `sys.path`."""
+
+
+def is_import_path(text: str) -> bool:
+    """Whether `text` has the form `package.module:name`."""
+    return _IMPORT_PATH.fullmatch(text) is not None
+
+
+def make_importable(*folders: Path) -> None:
+    """Let modules in `folders` be imported before all others, as for a script that lies there."""
+    global _folders
+    _folders = tuple(dict.fromkeys(str(folder.resolve()) for folder in folders))
+    sys.path[:] = [*_folders, *(entry for entry in sys.path if entry not in _folders)]
+    importlib.invalidate_caches()
+
+
+def import_object(path: str) -> Any:
+    """The object that an import path names.
+
+    Raises RequestError when the text is no import path, the module is not found or raises, or the
+    module has no such name.
+    """
+    match = _IMPORT_PATH.fullmatch(path)
+    if match is None:
+        raise RequestError(f"'{path}' is not an import path; write package.module:name")
+    module_name, name = match["module"], match["name"]
+    _forget_namesake(module_name.partition(".")[0])
+    try:
+        module = importlib.import_module(module_name)
+    except EtudeError:
+        raise
+    except Exception as error:
+        raise RequestError(_why_not_imported(path, module_name, error)) from error
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        public = [known for known in vars(module) if not known.startswith("_")]
+        close = nearest(name, public)
+        hint = f"; did you mean '{module_name}:{close}'?" if close else ""
+        raise RequestError(f"module '{module_name}' ({module.__file__}) has no '{name}'{hint}") from None
+
+
+def where_raised(error: BaseException) -> str:
+    """`file:line: Type: message` of the user's line that raised, shortened to one line."""
+    summary = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {summary}"
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {summary}" if frames else summary
+
+
+def _why_not_imported(path: str, module: str, error: Exception) -> str:
+    parents = {module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)}
+    if isinstance(error, ModuleNotFoundError) and error.name in parents:
+        close = nearest(error.name, (file.stem for folder in _folders for file in Path(folder).glob("*.py")))
+        hint = f"; did you mean '{close}'?" if close else ""
+        places = " or ".join((*_folders, "the installed packages"))
+        return f"cannot import '{path}': there is no module '{error.name}' in {places}{hint}"
+    return f"cannot import '{path}': {where_raised(error)}"
+
+
+def _forget_namesake(module: str) -> None:
+    """Unload a module when another file of its name comes first now, as when a second config is loaded."""
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    found = PathFinder.find_spec(module, list(_folders)) if loaded else None
+    if found is None or found.origin is None or Path(found.origin) == Path(str(loaded)):
+        return
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+        del sys.modules[name]

@@ -1,0 +1,121 @@
+"""From a file to a validated config, and back to text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from etude.config import registry
+from etude.config.assemble import build_components
+from etude.config.component import ComponentConfig
+from etude.config.document import Document, KeyPath, dig, dotted, strings
+from etude.config.environment import interpolate
+from etude.config.import_path import make_importable
+from etude.config.overrides import Override, apply_overrides
+from etude.config.problems import Problems
+from etude.config.references import check_component, complete_finetuning
+from etude.config.schema import Config
+from etude.config.sections import components_in, replace_at, with_defaults
+from etude.config.yaml_file import dump, read_document
+
+MASK = "**********"
+"""What `resolved_yaml` writes for a secret."""
+
+_CONFIG_FILE: KeyPath = ("finetuning", "run_configuration", "config_file")
+
+
+def load_config(path: Path | str, overrides: Iterable[Override] = ()) -> Config:
+    """Read a YAML config, apply overrides, and validate all of it.
+
+    Imports the functions that it names; for that, the file's folder and the current one are put
+    first on `sys.path`. Files that it names are looked for in the file's folder, then in the current
+    one. Raises ConfigError with a line for each thing that is wrong.
+    """
+    return _validated(read_document(Path(path)), overrides)
+
+
+def parse_config(data: Mapping[str, Any], overrides: Iterable[Override] = ()) -> Config:
+    """Like `load_config`, from a mapping with the content of a file; components may be config objects."""
+    return _validated(Document(dict(data)), overrides)
+
+
+def resolved_yaml(config: Config) -> str:
+    """The whole config as YAML that loads again, with every default and without secrets.
+
+    What came from the environment is written as the reference that it was; other secrets as `MASK`.
+    """
+    data = config.model_dump(mode="json", fallback=str)
+    for path, _ in list(components_in(data)):
+        component = _follow(config, path)
+        if isinstance(component, ComponentConfig):
+            replace_at(data, path, {"_type": component.type_name, **dig(data, path)})
+    for path, text in config._as_written.items():
+        if dig(data, path) is not None:
+            replace_at(data, path, text)
+    return dump(data)
+
+
+def _validated(document: Document, overrides: Iterable[Override]) -> Config:
+    registry.load_entry_points()
+    document = apply_overrides(document.with_data(with_defaults(document.data)), overrides)
+    data, problems = document.data, Problems(document)
+    config_file = dig(data, _CONFIG_FILE) or (document.path and str(document.path.absolute()))
+    folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())
+    make_importable(*folders)
+    _read_environment(data, problems)
+    components = build_components(data, problems, folders)
+    config = _validate_rest(data, problems)
+    for path, component in components.items():
+        check_component(path, component, config, problems)
+    complete_finetuning(config, problems)
+    problems.raise_if_any()
+    config.finetuning.run_configuration.config_file = Path(config_file) if config_file else None
+    config._as_written.update(problems.references)
+    return config
+
+
+def _read_environment(data: dict[str, Any], problems: Problems) -> None:
+    for path, text in list(strings(data)):
+        if text == MASK:
+            name = dotted(path)
+            problems.add(path, f"{name}: secrets are not kept in run folders; give it again: -o {name}=…")
+        try:
+            value = interpolate(text, os.environ)
+        except ValueError as error:
+            problems.add(path, f"{dotted(path)}: {error}")
+        else:
+            if value != text:
+                problems.references[path] = text
+                replace_at(data, path, value)
+
+
+def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:
+    """The config; where something is wrong, without it, so that the checks that follow can be made."""
+    while True:
+        try:
+            return Config.model_validate(data)
+        except ValidationError as error:
+            removed = [_remove(data, path) for path in problems.add_validation(error, Config, data)]
+            if not all(removed):
+                problems.raise_if_any()
+
+
+def _remove(data: dict[str, Any], path: KeyPath) -> bool:
+    """Delete the deepest key on the path; False when there is none of its keys."""
+    for depth in range(len(path) - 1, -1, -1):
+        parent = dig(data, path[:depth])
+        if isinstance(parent, dict) and path[depth] in parent:
+            del parent[path[depth]]
+            return True
+    return False
+
+
+def _follow(config: Config, path: KeyPath) -> Any:
+    value: Any = config
+    for key in path:
+        value = value[key] if isinstance(value, dict) else getattr(value, str(key))
+    return value

@@ -1,0 +1,81 @@
+"""The config reference: Markdown from the descriptions in the config classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from etude.config import registry
+from etude.config.component import ComponentConfig
+from etude.config.describe import Slot, describe, models_in
+from etude.config.registry import BASES, NOUNS
+from etude.config.schema import Config
+from etude.config.sections import NAMED, SINGLE
+
+_INTRODUCTION = """\
+# Config reference
+
+A config is one YAML file. `${NAME}` and `${NAME:-default}` read the environment, and
+`-o finetuning.num_epochs=5` on the command line takes the place of what the file says. Unknown keys are
+errors. This page is generated from the config classes.
+"""
+
+
+def render_reference(package: str = "etude") -> str:
+    """The reference of all blocks, and of the components that `package` registers."""
+    return "\n".join([_INTRODUCTION, *_blocks(), *_components(package)])
+
+
+def _blocks() -> Iterator[str]:
+    yield from _table("The file", Config, 2)
+    for name in ("eval", "finetuning"):
+        yield from _with_parts(f"`{name}`", Config.model_fields[name].annotation, 2)
+
+
+def _components(package: str) -> Iterator[str]:
+    for kind in BASES:
+        places = [".".join(map(str, NAMED[kind]))] if kind in NAMED else []
+        places += [".".join(map(str, path)) for path, single in SINGLE.items() if single == kind]
+        yield f"## {NOUNS[kind].capitalize()} types\n\nIn {', '.join(f'`{place}`' for place in places)}.\n"
+        for name in registry.names(kind):
+            registration = registry.lookup(kind, name)
+            if registration.module.partition(".")[0] == package:
+                yield from _with_parts(f"`_type: {name}`", registration.config_type, 3)
+
+
+def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:
+    """A model's table, then those of the blocks inside of it."""
+    yield from _table(title, model, level)
+    for name, field in model.model_fields.items():
+        for part in models_in(field.annotation):
+            if not issubclass(part, ComponentConfig) and part.model_fields.keys() != {"name"}:
+                yield from _with_parts(f"{title[:-1]}.{name}`", part, level + 1)
+
+
+def _table(title: str, model: type[BaseModel], level: int) -> Iterator[str]:
+    yield f"{'#' * level} {title}\n"
+    yield f"{(model.__doc__ or '').strip()}\n"
+    rows = [
+        _row(field.alias or name, field) for name, field in model.model_fields.items() if name != "reward"
+    ]
+    if rows:
+        yield "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    takes = describe(Slot(field.annotation, tuple(field.metadata)))
+    cells = (f"`{name}`", takes, _default(field), field.description or "")
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _default(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
+    if default is PydanticUndefined:
+        return "required"
+    if default is None or default == "" or isinstance(default, BaseModel) or default in ({}, []):
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"

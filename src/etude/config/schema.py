@@ -1,0 +1,74 @@
+"""The whole config, validated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny
+
+from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
+from etude.config.document import KeyPath
+from etude.config.finetuning import (
+    FinetuneConfig,
+    TrainerAdapterConfig,
+    TrainerConfig,
+    TrajectoryBuilderConfig,
+)
+
+
+class EvalGeneralConfig(BaseModel):
+    """How episodes are run, in training and in evaluation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_concurrency: int = Field(default=8, ge=1, description="Episodes that run at the same time.")
+    output_dir: Path | None = Field(
+        default=None, description="Where `etude evaluate` writes its results; by default the run folder."
+    )
+    dataset: SerializeAsAny[DatasetConfig] | None = Field(
+        default=None, description="The examples: a file, `module:function`, or a dataset component."
+    )
+    timeout: float = Field(default=300.0, gt=0, description="Seconds that an episode may take.")
+    max_calls: int = Field(default=1000, ge=1, description="Model calls that an episode may make.")
+
+
+class EvalConfig(BaseModel):
+    """Examples, and what scores the episodes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    general: EvalGeneralConfig = Field(
+        default_factory=EvalGeneralConfig, description="How episodes are run, and on which examples."
+    )
+    evaluators: dict[str, SerializeAsAny[EvaluatorConfig]] = Field(
+        default_factory=dict, description="What scores an episode, by name."
+    )
+
+
+class Config(BaseModel):
+    """A config file, with every component's own class in place and every default filled in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    llms: dict[str, SerializeAsAny[LlmConfig]] = Field(
+        default_factory=dict, description="The models that agents call, by name."
+    )
+    workflow: SerializeAsAny[WorkflowConfig] | None = Field(
+        default=None, description="The agent: `module:function`, or a workflow component."
+    )
+    eval: EvalConfig = Field(default_factory=EvalConfig, description="Examples and scores.")
+    trajectory_builders: dict[str, SerializeAsAny[TrajectoryBuilderConfig]] = Field(
+        default_factory=dict, description="What turns episodes into training data; by default `grpo`."
+    )
+    trainer_adapters: dict[str, SerializeAsAny[TrainerAdapterConfig]] = Field(
+        default_factory=dict, description="Where training happens; by default `local`, in this process."
+    )
+    trainers: dict[str, SerializeAsAny[TrainerConfig]] = Field(
+        default_factory=dict, description="The loop over epochs; by default `epochs`."
+    )
+    finetuning: FinetuneConfig = Field(
+        default_factory=FinetuneConfig, description="What to train, and how long."
+    )
+
+    _as_written: dict[KeyPath, str] = PrivateAttr(default_factory=dict)
+    """Text that `resolved_yaml` writes in place of a value: references to the environment, import paths."""

@@ -1,0 +1,51 @@
+"""A folder with an agent in it, and a registry with small components."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from etude.config import import_path, registry
+from tests.config.parts import register_parts
+
+AGENT = """\
+def play(example, episode):
+    return "42"
+
+
+def correct(example, output):
+    return float(output == example.expected)
+
+
+def examples():
+    return []
+"""
+
+
+@pytest.fixture
+def empty_registry() -> Iterator[registry.Registry]:
+    with registry.isolated() as isolated:
+        yield isolated
+
+
+@pytest.fixture
+def parts(empty_registry: registry.Registry) -> registry.Registry:
+    register_parts()
+    return empty_registry
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: registry.Registry) -> Iterator[Path]:
+    """The current directory: it holds `my_agent.py`; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(import_path, "_folders", ())
+    before = set(sys.modules)
+    (tmp_path / "my_agent.py").write_text(AGENT)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]

@@ -1,0 +1,176 @@
+"""Components from configs: built once, closed in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import Field
+
+from etude.config.builder import Builder
+from etude.config.component import EvaluatorConfig
+from etude.config.load import load_config, parse_config
+from etude.config.references import EvaluatorRef
+from etude.config.registry import register_evaluator
+from etude.config.schema import Config
+from etude.core.errors import ConfigError, EtudeError, RequestError
+from tests.config.parts import JsonConfig, JsonLinesConfig
+
+
+class TracedConfig(EvaluatorConfig, name="traced"):
+    """An evaluator that notes when it is made and closed, and needs others."""
+
+    needs: list[EvaluatorRef] = Field(default_factory=list)
+    at_once: bool = False
+
+
+@pytest.fixture
+def traced(parts: object) -> Callable[..., tuple[Config, list[str]]]:
+    """Makes a config whose evaluators need each other as told, and the list of what happens."""
+
+    def make(at_once: bool = False, **needs: list[str]) -> tuple[Config, list[str]]:
+        events: list[str] = []
+
+        @register_evaluator(config_type=TracedConfig)
+        async def build(config, builder):
+            await asyncio.sleep(0)
+            if config.at_once:
+                await asyncio.gather(*map(builder.get_evaluator, config.needs))
+            else:
+                for name in config.needs:
+                    await builder.get_evaluator(name)
+            me = "".join(name for name, entry in builder.config.eval.evaluators.items() if entry is config)
+            events.append(f"make {me}")
+            yield me
+            events.append(f"close {me}")
+
+        entries = {
+            name: {"_type": "traced", "needs": needed, "at_once": at_once} for name, needed in needs.items()
+        }
+        return parse_config({"eval": {"evaluators": entries}}), events
+
+    return make
+
+
+async def test_a_component_is_built_once_and_closed_in_reverse_order(traced: Any):
+    config, events = traced(a=["b"], b=[], c=["b"])
+    async with Builder(config) as builder:
+        assert await builder.get_evaluator("a") == "a"
+        assert await builder.get("evaluators", "c") == "c"
+        assert await builder.get_evaluator("a") == "a"
+        assert events == ["make b", "make a", "make c"]
+    assert events[3:] == ["close c", "close a", "close b"]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_whoever_asks_meanwhile_gets_the_same(traced: Any, at_once: bool):
+    config, events = traced(at_once, a=["c", "d"], b=["d", "c"], c=["e"], d=["e"], e=[])
+    async with Builder(config) as builder:
+        assert await asyncio.gather(*map(builder.get_evaluator, "abab")) == ["a", "b", "a", "b"]
+    assert sorted(events) == sorted(f"{what} {name}" for name in "abcde" for what in ("make", "close"))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_components_that_need_each_other_in_a_circle_are_an_error(traced: Any, at_once: bool):
+    config, _ = traced(at_once, a=["b", "d"], b=["c"], c=["a"], d=[])
+    async with Builder(config) as builder:
+        with pytest.raises(RequestError) as raised:
+            await asyncio.wait_for(builder.get_evaluator("a"), 5)
+    assert str(raised.value) == (
+        "components need each other in a circle: evaluators.c -> evaluators.a -> evaluators.b -> evaluators.c"
+    )
+
+
+async def test_a_circle_is_found_also_when_it_is_entered_from_two_sides(traced: Any):
+    config, _ = traced(a=["b"], b=["a"])
+    async with Builder(config) as builder:
+        both = asyncio.gather(*map(builder.get_evaluator, "ab"), return_exceptions=True)
+        for result in await asyncio.wait_for(both, 5):
+            assert isinstance(result, RequestError) and "in a circle" in str(result)
+
+
+async def test_an_unknown_name_is_answered_with_the_nearest(traced: Any):
+    config, _ = traced(correct=[])
+    async with Builder(config) as builder:
+        with pytest.raises(
+            RequestError, match=r"no evaluator 'corect'; did you mean 'correct'\? Allowed: correct"
+        ):
+            await builder.get_evaluator("corect")
+        with pytest.raises(RequestError, match=r"no model 'policy'\. Allowed: none"):
+            await builder.get_llm("policy")
+        with pytest.raises(RequestError, match="the config has no 'workflow'; add your agent"):
+            await builder.get_workflow()
+        with pytest.raises(RequestError, match="the config has no dataset; add"):
+            await builder.get_dataset()
+
+
+async def test_what_a_component_raises_is_told_with_its_name_and_place(parts: object):
+    @register_evaluator(config_type=TracedConfig)
+    async def build(config, builder):
+        raise KeyError("url")
+        yield
+
+    config = parse_config({"eval": {"evaluators": {"a": "traced"}}})
+    async with Builder(config) as builder:
+        for _ in range(2):
+            with pytest.raises(EtudeError) as raised:
+                await builder.get_evaluator("a")
+            assert str(raised.value).startswith("cannot build evaluators.a (_type: traced): ")
+            assert str(raised.value).endswith("KeyError: 'url'")
+            assert __file__ in str(raised.value)
+
+
+async def test_an_error_of_ours_passes_as_it_is(parts: object):
+    @register_evaluator(config_type=TracedConfig)
+    async def build(config, builder):
+        raise RequestError("ask for less")
+        yield
+
+    config = parse_config({"eval": {"evaluators": {"a": "traced"}}})
+    async with Builder(config) as builder:
+        with pytest.raises(RequestError, match=r"^ask for less$"):
+            await builder.get_evaluator("a")
+
+
+async def test_every_kind_of_component_is_handed_out(folder: Path):
+    config = parse_config(
+        {
+            "llms": {"policy": "local"},
+            "workflow": "my_agent:play",
+            "eval": {"general": {"dataset": "x.json"}, "evaluators": {"correct": "my_agent:correct"}},
+        }
+    )
+    async with Builder(config) as builder:
+        built: list[Any] = [
+            await builder.get_llm("policy"),
+            await builder.get_workflow(),
+            await builder.get_dataset(),
+            await builder.get_evaluator("correct"),
+            await builder.get_trajectory_builder("grpo"),
+            await builder.get_trainer_adapter("local"),
+            await builder.get_trainer("epochs"),
+        ]
+        assert [made[0].type_name for made in built] == [
+            "local", "function", "json", "function", "grpo", "local", "epochs",
+        ]  # fmt: skip
+        assert all(made[1] is builder for made in built)
+
+
+async def test_another_dataset_may_be_a_config_or_a_file(folder: Path):
+    (folder / "project").mkdir()
+    (folder / "project/val.jsonl").write_text("")
+    (folder / "project/config.yml").write_text(
+        "eval: {general: {dataset: {_type: json, file_path: x.json, id_key: n, limit: 3}}}"
+    )
+    async with Builder(load_config("project/config.yml")) as builder:
+        file: Any = await builder.get_dataset("val.jsonl")
+        assert file[0] == JsonLinesConfig(file_path=folder / "project/val.jsonl", id_key="n")
+        assert await builder.get_dataset(Path("val.jsonl")) is file
+        other: Any = await builder.get_dataset(JsonConfig(file_path=Path("y.json")))
+        assert other[0] == JsonConfig(file_path=Path("y.json"))
+        assert await builder.get_dataset() is await builder.get_dataset()
+        with pytest.raises(ConfigError, match=r"the suffix of 'val.txt' does not tell what format"):
+            await builder.get_dataset("val.txt")

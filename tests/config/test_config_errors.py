@@ -1,0 +1,451 @@
+"""What a new user gets wrong, and the sentence that each mistake is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from etude.config.load import load_config
+from etude.core.errors import ConfigError
+
+GOOD = """\
+llms:
+  policy:
+    _type: local
+workflow: my_agent:play
+eval:
+  general:
+    dataset: train.jsonl
+  evaluators:
+    correct: my_agent:correct
+finetuning:
+  enabled: true
+"""
+
+
+def complaint(folder: Path, text: str, overrides: tuple[str, ...] = ()) -> str:
+    """What is said about a config file of this text."""
+    (folder / "config.yml").write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load_config("config.yml", overrides)
+    assert raised.value.exit_code == 2
+    return str(raised.value)
+
+
+def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
+    (folder / "config.yml").write_text(GOOD)
+    assert load_config("config.yml").finetuning.enabled
+
+
+@pytest.mark.parametrize(
+    ("line", "mistake", "expected"),
+    [
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  num_epoch: 3",
+            "config.yml:11:3: key 'finetuning.num_epoch' is not known; did you mean 'num_epochs'? Allowed: "
+            "enabled, trainer, trajectory_builder, trainer_adapter, reward_function, target_functions, "
+            "target_model, curriculum_learning, num_epochs, output_dir, seed, deterministic, error_budget, "
+            "run_configuration",
+            id="misspelt key",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetunning:",
+            "config.yml:10:1: key 'finetunning' is not known; did you mean 'finetuning'? Allowed: llms, "
+            "workflow, eval, trajectory_builders, trainer_adapters, trainers, finetuning",
+            id="misspelt section",
+        ),
+        pytest.param(
+            "  general:",
+            "  max_concurrency: 4\n  general:",
+            "config.yml:6:3: key 'eval.max_concurrency' is not known here; it belongs in 'eval.general'. "
+            "Allowed: general, evaluators",
+            id="key at the wrong level",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: local\n    modle: tiny",
+            "config.yml:4:5: key 'llms.policy.modle' is not known; did you mean 'model'? Allowed: model",
+            id="misspelt key of a component",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  num_epochs: abc",
+            "config.yml:11:3: finetuning.num_epochs: expected an integer >= 1, found 'abc'",
+            id="wrong type",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  num_epochs: 0",
+            "config.yml:11:3: finetuning.num_epochs: expected an integer >= 1, found 0",
+            id="out of bounds",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  curriculum_learning: {initial_percentile: 30}",
+            "config.yml:11:25: finetuning.curriculum_learning.initial_percentile: "
+            "expected a number > 0 and <= 1, found 30",
+            id="out of two bounds, in one line",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  target_functions: []",
+            "config.yml:11:3: finetuning.target_functions: expected a list of texts of length >= 1, "
+            "found a list",
+            id="empty list",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  target_functions: [a, 7]",
+            "config.yml:11:25: finetuning.target_functions.1: expected text, found 7; put it in quotes",
+            id="wrong item of a list",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  target_functions: [a, a]",
+            "config.yml:10:1: finetuning: target_functions names a function twice: ['a', 'a']",
+            id="a rule of a block",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  reward_function: correct",
+            "config.yml:11:3: finetuning.reward_function: expected a mapping with the keys name, "
+            "found 'correct'",
+            id="text in place of a mapping",
+        ),
+        pytest.param(
+            "llms:\n  policy:\n    _type: local",
+            "llms:\n  - _type: local",
+            "config.yml:1:1: llms: expected a mapping, found a list",
+            id="list in place of a mapping of components",
+        ),
+        pytest.param(
+            "    correct: my_agent:correct",
+            "    correct: [my_agent:correct]",
+            "config.yml:9:5: eval.evaluators.correct: expected a mapping with `_type`, or the type alone, "
+            "found a list",
+            id="list in place of a component",
+        ),
+        pytest.param(
+            "    _type: local",
+            "",
+            "config.yml:2:3: llms.policy: expected a mapping with `_type`, or the type alone, found nothing",
+            id="component without content",
+        ),
+        pytest.param(
+            "llms:\n",
+            "llms:\n  7: local\n",
+            "config.yml:2:3: key '7' is not text; put it in quotes",
+            id="key that is no text",
+        ),
+        pytest.param(
+            "workflow: my_agent:play",
+            "workflow: my_agent",
+            "config.yml:4:1: workflow: there is no workflow type 'my_agent'; did you mean "
+            "'my_agent_workflow'? Allowed: function, my_agent_workflow. "
+            "A Python function is written module:name",
+            id="module without function",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    type: local",
+            "config.yml:2:3: key 'llms.policy._type' is missing; 'type' is written '_type'. "
+            "Allowed: local, openai",
+            id="type without underscore",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: 3",
+            "config.yml:3:5: llms.policy._type: expected the name of a model type, found 3",
+            id="type that is no text",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: opnai",
+            "config.yml:3:5: llms.policy: there is no model type 'opnai'; did you mean 'openai'? "
+            "Allowed: local, openai",
+            id="unknown type",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: grpo",
+            "config.yml:3:5: llms.policy: 'grpo' is registered as trajectory builder, not as model. "
+            "Allowed: local, openai",
+            id="type of another kind",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: openai",
+            "config.yml:2:3: key 'llms.policy.model_name' is missing; it takes text",
+            id="missing key",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: openai\n    model_name: yes",
+            "config.yml:4:5: llms.policy.model_name: expected text, found true; put it in quotes",
+            id="text that YAML takes for something else",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: openai\n    model_name: m\n    pool: {size: none}",
+            "config.yml:5:12: llms.policy.pool.size: expected an integer >= 1, found 'none'",
+            id="wrong type deep in a component",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: openai\n    model_name: m\n    pool: {sise: 3}",
+            "config.yml:5:12: key 'llms.policy.pool.sise' is not known; did you mean 'size'? Allowed: size",
+            id="misspelt key deep in a component",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: local\n    model: ${ETUDE_TEST_MODLE}",
+            "config.yml:4:5: llms.policy.model: the environment variable 'ETUDE_TEST_MODLE' is not set; "
+            "did you mean 'ETUDE_TEST_MODEL'? Set it, or give a default: ${ETUDE_TEST_MODLE:-default}",
+            id="missing variable",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: local\n    model: ${1}",
+            "config.yml:4:5: llms.policy.model: '${' must begin ${NAME} or ${NAME:-default}; "
+            "write $${ for the text itself",
+            id="broken reference to a variable",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  trainer: epoch",
+            "config.yml:11:3: finetuning.trainer: 'trainers' has no trainer 'epoch'; did you mean 'epochs'? "
+            "Allowed: epochs",
+            id="missing cross reference",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  reward_function: {name: corect}",
+            "config.yml:11:3: finetuning.reward_function: 'eval.evaluators' has no evaluator 'corect'; "
+            "did you mean 'correct'? Allowed: correct",
+            id="missing reward function",
+        ),
+        pytest.param(
+            "workflow: my_agent:play",
+            "workflow: {_type: my_agent_workflow, llm: polcy}",
+            "config.yml:4:38: workflow.llm: 'llms' has no model 'polcy'; did you mean 'policy'? "
+            "Allowed: policy",
+            id="component that refers to a missing model",
+        ),
+        pytest.param(
+            "    correct: my_agent:correct",
+            "    correct: my_agent:correct\n    both: {_type: weighted, weights: {corect: 1}}",
+            "config.yml:10:29: eval.evaluators.both.weights: 'eval.evaluators' has no evaluator 'corect'; "
+            "did you mean 'correct'? Allowed: correct, both",
+            id="component that refers to a missing evaluator",
+        ),
+        pytest.param(
+            "  enabled: true",
+            "  enabled: true\n  seed: 1\n  enabled: false",
+            "config.yml:13:3: key 'finetuning.enabled' is given twice, first in line 11; keep one",
+            id="duplicate key",
+        ),
+        pytest.param(
+            "  enabled: true",
+            "\tenabled: true",
+            "config.yml:11:1: not valid YAML: found character '\\t' that cannot start any token; "
+            "YAML is indented with spaces, not with tabs",
+            id="tab",
+        ),
+        pytest.param(
+            "  enabled: true",
+            "  enabled: true: yes",
+            "config.yml:11:16: not valid YAML: mapping values are not allowed here; check the indentation, "
+            "or put a value that holds ': ' in quotes",
+            id="colon in a value",
+        ),
+        pytest.param(
+            "    dataset: train.jsonl",
+            "    dataset: train.txt",
+            "config.yml:7:5: eval.general.dataset: the suffix of 'train.txt' does not tell what format it has"
+            ". Allowed: .json, .jsonl, .csv, .parquet",
+            id="dataset of an unknown format",
+        ),
+        pytest.param(
+            "workflow: my_agent:play",
+            "workflow: my_agent:plya",
+            "config.yml:4:1: workflow: module 'my_agent' (FOLDER/my_agent.py) has no 'plya'; "
+            "did you mean 'my_agent:play'?",
+            id="function that is not there",
+        ),
+        pytest.param(
+            "workflow: my_agent:play",
+            "workflow: {_type: function, function: my_agnt:play}",
+            "config.yml:4:12: workflow: cannot import 'my_agnt:play': there is no module 'my_agnt' in "
+            "FOLDER or the installed packages; did you mean 'my_agent'?",
+            id="module that is not there",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: my_agent:play",
+            "config.yml:3:5: llms.policy: 'my_agent:play' is not registered as model: "
+            "it needs one of the decorators etude.register_…",
+            id="plain function where a component is needed",
+        ),
+        pytest.param(
+            "workflow: my_agent:play\n",
+            "",
+            "config.yml:1:1: key 'workflow' is missing, and finetuning is enabled; "
+            "add your agent, such as `workflow: my_agent:play`",
+            id="no workflow",
+        ),
+        pytest.param(
+            "    dataset: train.jsonl",
+            "    timeout: 10",
+            "config.yml:6:3: key 'eval.general.dataset' is missing, and finetuning is enabled; "
+            "add the examples, such as `eval: {general: {dataset: train.jsonl}}`",
+            id="no dataset",
+        ),
+        pytest.param(
+            "llms:\n  policy:\n    _type: local",
+            "llms: {}",
+            "config.yml:1:1: key 'llms' is missing, and finetuning is enabled; "
+            "add a model to train, such as `llms: {policy: {_type: local, …}}`",
+            id="no model",
+        ),
+        pytest.param(
+            "  evaluators:\n    correct: my_agent:correct\n",
+            "",
+            "config.yml:5:1: key 'eval.evaluators' is missing, and finetuning is enabled; add what scores an "
+            "episode, such as `eval: {evaluators: {correct: my_agent:correct}}`",
+            id="no evaluator",
+        ),
+        pytest.param(
+            "    correct: my_agent:correct",
+            "    correct: my_agent:correct\n    other: my_agent:correct",
+            "config.yml:11:1: key 'finetuning.reward_function' is missing: 'eval.evaluators' has several; "
+            "name one of: correct, other",
+            id="several evaluators",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: openai\n    api_key: '**********'\n    model_name: m",
+            "config.yml:4:5: llms.policy.api_key: secrets are not kept in run folders; "
+            "give it again: -o llms.policy.api_key=…",
+            id="masked secret",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_with_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, mistake: str, expected: str
+):
+    monkeypatch.setenv("ETUDE_TEST_MODEL", "tiny")
+    assert GOOD.count(line) == 1 or line.endswith(":")
+    said = complaint(folder, GOOD.replace(line, mistake))
+    assert said.replace(str(folder), "FOLDER") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "config.yml: the file is empty; `etude init` writes a config to start from"),
+        ("# nothing yet\n", "config.yml: the file is empty; `etude init` writes a config to start from"),
+        ("- llms\n", "config.yml:1:1: expected a mapping of keys to values, found a list"),
+        ("llms\n", "config.yml:1:1: expected a mapping of keys to values, found 'llms'"),
+        ("a: [1\nb: 2\n", "config.yml:2:2: not valid YAML: expected ',' or ']', but got ':'"),
+        (
+            "a: 1\n---\nb: 2\n",
+            "config.yml:2:1: not valid YAML: found another document; keep one document; "
+            "remove the line '---'",
+        ),
+        (
+            "a: {b: ${HOME}}\n",
+            "config.yml:1:9: not valid YAML: expected ',' or '}', but got '{'; put a value that holds '${' "
+            "in quotes",
+        ),
+        ("a: *b\n", "config.yml:1:4: not valid YAML: found undefined alias 'b'"),
+        ("a: &x [*x]\n", "config.yml:1:4: not valid YAML: an alias stands for itself"),
+        ("? [1, 2]\n: 3\n", "config.yml:1:3: not valid YAML: found unhashable key"),
+        ("a: 2024-99-01\n", "config.yml: not valid YAML: month must be in 1..12"),
+    ],
+)
+def test_a_file_that_holds_no_config(folder: Path, text: str, expected: str):
+    assert complaint(folder, text) == expected
+
+
+def test_a_missing_file_is_named_with_its_neighbour(folder: Path):
+    (folder / "config.yml").write_text(GOOD)
+    with pytest.raises(ConfigError, match=r"^there is no config file confg.yml; did you mean config.yml\?$"):
+        load_config("confg.yml")
+    with pytest.raises(
+        ConfigError, match=r"^there is no config file nowhere/c.yml: there is no folder nowhere$"
+    ):
+        load_config("nowhere/c.yml")
+
+
+def test_a_folder_or_a_binary_file_is_no_config(folder: Path):
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_config(folder)
+    (folder / "config.yml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"config.yml: not a text file in UTF-8"):
+        load_config("config.yml")
+
+
+def test_everything_wrong_is_told_at_once_in_the_order_of_the_file(folder: Path):
+    said = complaint(
+        folder,
+        GOOD.replace("_type: local", "_type: opnai")
+        .replace("my_agent:correct", "my_agent:corect")
+        .replace("enabled: true", "enabled: true\n  num_epoch: 3\n  seed: -1\n  trainer: epoch"),
+        ("finetuning.error_budgt=1",),
+    )
+    assert [line.split(": ")[0] for line in said.splitlines()] == [
+        "config.yml:3:5",
+        "config.yml:9:5",
+        "config.yml:12:3",
+        "config.yml:13:3",
+        "config.yml:14:3",
+        "-o finetuning.error_budgt",
+    ]
+
+
+def test_the_error_knows_its_place(folder: Path):
+    (folder / "config.yml").write_text(GOOD.replace("enabled: true", "enabled: maybe"))
+    with pytest.raises(ConfigError) as raised:
+        load_config("config.yml")
+    assert (raised.value.path, raised.value.line, raised.value.column) == ("config.yml", 11, 3)
+
+
+def test_a_wrong_override_is_named_as_it_was_typed(folder: Path):
+    assert complaint(folder, GOOD, ("finetuning.num_epoch=3",)).startswith(
+        "-o finetuning.num_epoch: key 'finetuning.num_epoch' is not known; did you mean 'num_epochs'?"
+    )
+    assert (
+        complaint(folder, GOOD, ("finetuning.num_epochs.x=3",))
+        == "-o finetuning.num_epochs.x: finetuning.num_epochs: expected an integer >= 1, found a mapping"
+    )
+
+
+def test_what_the_environment_holds_is_never_shown(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ETUDE_TEST_SECRET", "hunter2")
+    said = complaint(folder, GOOD.replace("enabled: true", "enabled: true\n  seed: ${ETUDE_TEST_SECRET}"))
+    assert said == (
+        "config.yml:12:3: finetuning.seed: expected an integer >= 0, "
+        "found what ${ETUDE_TEST_SECRET} stands for"
+    )
+
+
+def test_what_looks_like_a_secret_is_never_shown(folder: Path):
+    said = complaint(
+        folder, GOOD.replace("_type: local", "_type: openai\n    model_name: m\n    api_key: 7777777")
+    )
+    assert (
+        said
+        == "config.yml:5:5: llms.policy.api_key: expected text, found something of type int; put it in quotes"
+    )
+
+
+def test_the_users_module_that_raises_is_named_with_its_line(folder: Path):
+    (folder / "my_agent.py").write_text("import json\n\nx = 1 / 0\n")
+    said = complaint(folder, GOOD.replace("    correct: my_agent:correct", "    correct: json:loads"))
+    assert said == (
+        f"config.yml:4:1: workflow: cannot import 'my_agent:play': "
+        f"{folder}/my_agent.py:3: ZeroDivisionError: division by zero"
+    )

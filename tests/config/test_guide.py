@@ -1,0 +1,144 @@
+"""The guide to extending the harness works as it is written, and so does its example config."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from etude.config import registry
+from etude.config.builder import Builder
+from etude.config.load import load_config, resolved_yaml
+from etude.config.registry import register_dataset, register_llm
+from etude.core.errors import ConfigError
+from etude.core.job import TrainingStatusEnum
+from tests.config.parts import JsonConfig, RemoteConfig
+
+COMPLETE = """\
+llms:
+  my_model:
+    _type: openai
+    model_name: gpt-4
+    base_url: http://localhost:8000/v1
+
+workflow:
+  _type: my_agent_workflow
+  llm: my_model
+
+eval:
+  general:
+    max_concurrency: 8
+    output_dir: .tmp/finetuning/eval
+    dataset:
+      _type: json
+      file_path: data/train.json
+  evaluators:
+    my_reward:
+      _type: my_custom_evaluator
+
+trajectory_builders:
+  my_builder:
+    _type: my_traj_builder
+    num_generations: 4
+    include_tool_calls: true
+    min_episode_length: 3
+
+trainer_adapters:
+  my_adapter:
+    _type: my_trainer_adapter
+    backend:
+      endpoint: http://training-server:8080
+      api_key: ${TRAINING_API_KEY}
+      learning_rate: 1e-5
+      batch_size: 8
+    validate_trajectories: true
+
+trainers:
+  my_trainer:
+    _type: my_trainer
+
+finetuning:
+  enabled: true
+  trainer: my_trainer
+  trajectory_builder: my_builder
+  trainer_adapter: my_adapter
+  reward_function:
+    name: my_reward
+  num_epochs: 20
+  output_dir: .tmp/finetuning/output
+  curriculum_learning:
+    enabled: true
+    initial_percentile: 0.3
+    increment_percentile: 0.2
+    expansion_interval: 5
+"""
+
+
+@pytest.fixture
+def guide(
+    tmp_path: Path, empty_registry: registry.Registry, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """The guide's example as a file, with its components registered."""
+
+    async def build(config, builder):
+        yield config
+
+    register_llm(config_type=RemoteConfig)(build)
+    register_dataset(config_type=JsonConfig)(build)
+    monkeypatch.delitem(sys.modules, "tests.config.guide", raising=False)
+    importlib.import_module("tests.config.guide")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "config.yml"
+    path.write_text(COMPLETE)
+    yield path
+
+
+async def test_the_complete_config_loads_and_its_components_run(guide: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRAINING_API_KEY", "sk-training")
+    config = load_config(guide)
+    assert config.finetuning.num_epochs == 20
+    assert config.finetuning.target_model == "my_model"
+    assert config.trainer_adapters["my_adapter"].backend.learning_rate == 1e-5  # type: ignore[attr-defined]
+    async with Builder(config) as builder:
+        trainer = await builder.get_trainer("my_trainer")
+        await trainer.bind_components(
+            trajectory_builder=await builder.get_trajectory_builder("my_builder"),
+            trainer_adapter=await builder.get_trainer_adapter("my_adapter"),
+        )
+        await trainer.initialize(run_config=config.finetuning)
+        assert (
+            trainer.trajectory_builder.trajectory_builder_config.reward == config.finetuning.reward_function
+        )
+        statuses = await trainer.run(2)
+        assert [status.status for status in statuses] == [TrainingStatusEnum.COMPLETED] * 2
+        await trainer.cleanup()
+
+
+def test_a_plain_text_key_from_the_environment_stays_out_of_the_resolved_config(
+    guide: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRAINING_API_KEY", "sk-training")
+    written = resolved_yaml(load_config(guide))
+    assert "sk-training" not in written
+    assert "api_key: ${TRAINING_API_KEY}" in written
+
+
+def test_what_is_wrong_in_a_block_of_the_readers_own_is_told_with_its_place(
+    guide: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("TRAINING_API_KEY", raising=False)
+    guide.write_text(COMPLETE.replace("batch_size: 8", "batchsize: 8").replace("1e-5", "fast"))
+    with pytest.raises(ConfigError) as raised:
+        load_config("config.yml")
+    assert str(raised.value).splitlines() == [
+        "config.yml:34:7: trainer_adapters.my_adapter.backend.api_key: the environment variable "
+        "'TRAINING_API_KEY' is not set. Set it, or give a default: ${TRAINING_API_KEY:-default}",
+        "config.yml:35:7: trainer_adapters.my_adapter.backend.learning_rate: expected a number, found 'fast'",
+        "config.yml:36:7: key 'trainer_adapters.my_adapter.backend.batchsize' is not known; did you mean "
+        "'batch_size'? Allowed: endpoint, api_key, timeout, learning_rate, batch_size, "
+        "gradient_accumulation_steps",
+    ]

@@ -1,0 +1,269 @@
+"""From a file to a validated config, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from etude.config.load import load_config, parse_config, resolved_yaml
+from etude.config.registry import register_trainer
+from etude.core.errors import ConfigError
+from tests.config.parts import (
+    AgentConfig,
+    EpochsConfig,
+    FunctionConfig,
+    FunctionEvaluatorConfig,
+    GrpoConfig,
+    JsonConfig,
+    JsonLinesConfig,
+    LocalAdapterConfig,
+    LocalConfig,
+    PythonConfig,
+    RemoteConfig,
+    WeightedConfig,
+)
+
+SMALL = """\
+llms: {policy: local}
+workflow: my_agent:play
+eval:
+  general: {dataset: train.jsonl}
+  evaluators: {correct: my_agent:correct}
+finetuning: {enabled: true}
+"""
+
+
+def write(folder: Path, text: str, name: str = "config.yml") -> str:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    return name
+
+
+def test_most_of_a_config_may_be_left_out(folder: Path):
+    config = load_config(write(folder, SMALL))
+    assert config.llms == {"policy": LocalConfig()}
+    assert config.workflow == FunctionConfig(function="my_agent:play")
+    assert config.eval.general.dataset == JsonLinesConfig(file_path=Path("train.jsonl"))
+    assert config.eval.general.max_concurrency == 8
+    assert config.eval.evaluators == {"correct": FunctionEvaluatorConfig(function="my_agent:correct")}
+    assert config.trajectory_builders == {"grpo": GrpoConfig()}
+    assert config.trainer_adapters == {"local": LocalAdapterConfig()}
+    assert config.trainers == {"epochs": EpochsConfig()}
+    finetuning = config.finetuning
+    assert finetuning.trainer == "epochs"
+    assert finetuning.trajectory_builder == "grpo"
+    assert finetuning.trainer_adapter == "local"
+    assert finetuning.target_model == "policy"
+    assert finetuning.reward_function is not None
+    assert finetuning.reward_function.name == "correct"
+    assert finetuning.run_configuration.config_file == folder / "config.yml"
+
+
+def test_a_config_that_does_not_train_needs_nothing(folder: Path):
+    config = load_config(write(folder, "llms: {}\n"))
+    assert not config.finetuning.enabled
+    assert config.finetuning.target_model is None
+    assert config.workflow is None
+
+
+def test_the_only_local_model_is_the_one_that_is_trained(folder: Path):
+    text = SMALL.replace("{policy: local}", "{judge: {_type: openai, model_name: m}, policy: local}")
+    assert load_config(write(folder, text)).finetuning.target_model == "policy"
+
+
+def test_with_two_local_models_the_one_to_train_must_be_named(folder: Path):
+    text = SMALL.replace("{policy: local}", "{one: local, two: local}")
+    with pytest.raises(ConfigError, match="'llms' has several; name one of: one, two"):
+        load_config(write(folder, text))
+    named = text.replace("enabled: true", "enabled: true, target_model: two")
+    assert load_config(write(folder, named)).finetuning.target_model == "two"
+
+
+@pytest.mark.parametrize(
+    ("written", "workflow"),
+    [
+        ("my_agent:play", FunctionConfig(function="my_agent:play")),
+        ("{_type: 'my_agent:play', timeout: 30}", FunctionConfig(function="my_agent:play", timeout=30)),
+        ("{_type: function, function: 'my_agent:play'}", FunctionConfig(function="my_agent:play")),
+        ("{function: 'my_agent:play'}", FunctionConfig(function="my_agent:play")),
+        ("{_type: my_agent_workflow, llm: policy}", AgentConfig(llm="policy")),
+    ],
+)
+def test_the_ways_to_write_a_workflow(folder: Path, written: str, workflow: object):
+    assert load_config(write(folder, SMALL.replace("my_agent:play", written))).workflow == workflow
+
+
+@pytest.mark.parametrize(
+    ("written", "dataset"),
+    [
+        ("train.jsonl", JsonLinesConfig(file_path=Path("train.jsonl"))),
+        ("data/train.JSON", JsonConfig(file_path=Path("data/train.JSON"))),
+        ("{_type: train.jsonl, limit: 5}", JsonLinesConfig(file_path=Path("train.jsonl"), limit=5)),
+        ("{file_path: train.jsonl, limit: 5}", JsonLinesConfig(file_path=Path("train.jsonl"), limit=5)),
+        ("{_type: json, file_path: train}", JsonConfig(file_path=Path("train"))),
+        ("my_agent:examples", PythonConfig(function="my_agent:examples")),
+    ],
+)
+def test_the_ways_to_write_a_dataset(folder: Path, written: str, dataset: object):
+    config = load_config(write(folder, SMALL.replace("train.jsonl", written)))
+    assert config.eval.general.dataset == dataset
+
+
+def test_a_second_file_of_examples_has_the_columns_of_the_first(folder: Path):
+    text = SMALL.replace(
+        "dataset: train.jsonl", "dataset: {_type: train.jsonl, id_key: n, limit: 5}"
+    ).replace("enabled: true", "enabled: true, run_configuration: {validation_dataset: val.json}")
+    validation = load_config(write(folder, text)).finetuning.run_configuration.validation_dataset
+    assert validation == JsonConfig(file_path=Path("val.json"), id_key="n")
+
+
+def test_a_registered_component_may_be_named_by_its_import_path(folder: Path):
+    (folder / "my_trainer.py").write_text(
+        "from etude import TrainerConfig, register_trainer\n"
+        "class MyConfig(TrainerConfig, name='mine'):\n    steps: int = 1\n"
+        "@register_trainer(config_type=MyConfig)\n"
+        "async def mine(config, builder):\n    yield config\n"
+    )
+    text = SMALL + "trainers: {a: 'my_trainer:mine', b: {_type: mine, steps: 3}}\n"
+    config = load_config(write(folder, text.replace("enabled: true", "enabled: true, trainer: b")))
+    assert [(entry.type_name, entry.steps) for entry in config.trainers.values()] == [
+        ("mine", 1),
+        ("mine", 3),
+    ]  # type: ignore[attr-defined]
+    assert "_type: my_trainer:mine" in resolved_yaml(config)
+
+
+def test_modules_are_found_beside_the_config_and_in_the_current_folder(folder: Path):
+    write(folder, "def other(example, output): return 0.0\n", "project/my_evaluator.py")
+    text = SMALL.replace("my_agent:correct", "my_evaluator:other")
+    assert load_config(write(folder, text, "project/config.yml")).workflow is not None
+
+
+def test_files_are_looked_for_beside_the_config_then_in_the_current_folder(folder: Path):
+    for name in ("project/train.jsonl", "train.jsonl", "tiny/x"):
+        write(folder, "", name)
+
+    def found(dataset: str, model: str) -> tuple[object, object]:
+        text = SMALL.replace("train.jsonl", dataset).replace("local", f"{{_type: local, model: {model}}}")
+        config = load_config(write(folder, text, "project/config.yml"))
+        data, llm = config.eval.general.dataset, config.llms["policy"]
+        assert isinstance(data, JsonLinesConfig) and isinstance(llm, LocalConfig)
+        return data.file_path, llm.model
+
+    assert found("train.jsonl", "tiny") == (folder / "project/train.jsonl", str(folder / "tiny"))
+    assert found("val.jsonl", "Qwen/Qwen3-0.6B") == (Path("val.jsonl"), "Qwen/Qwen3-0.6B")
+    assert found(str(folder / "train.jsonl"), "/no/tiny") == (folder / "train.jsonl", "/no/tiny")
+    assert found("~/train.jsonl", "tiny")[0] == Path("~/train.jsonl")
+
+
+def test_overrides_reach_everything_that_may_be_left_out(folder: Path):
+    config = load_config(
+        write(folder, SMALL),
+        [
+            "finetuning.num_epochs=5",
+            ("trainer_adapters.local.learning_rate", "1e-3"),
+            "workflow.timeout=7",
+            "eval.general.dataset.limit=3",
+            "llms.policy.model=other",
+            "finetuning.run_configuration.validation_dataset=val.jsonl",
+        ],
+    )
+    assert config.finetuning.num_epochs == 5
+    assert config.trainer_adapters["local"] == LocalAdapterConfig(learning_rate=1e-3)
+    assert config.workflow == FunctionConfig(function="my_agent:play", timeout=7)
+    assert config.eval.general.dataset == JsonLinesConfig(file_path=Path("train.jsonl"), limit=3)
+    assert config.llms["policy"] == LocalConfig(model="other")
+    validation = config.finetuning.run_configuration.validation_dataset
+    assert validation == JsonLinesConfig(file_path=Path("val.jsonl"))
+
+
+def test_an_override_may_repair_what_the_file_has_wrong(folder: Path):
+    text = SMALL.replace("my_agent:play", "gone:play").replace("enabled: true", "enabled: true, seed: x")
+    overrides = ["workflow=my_agent:play", "finetuning.seed=${ETUDE_TEST_SEED:-3}"]
+    assert load_config(write(folder, text), overrides).finetuning.seed == 3
+
+
+def test_the_environment_is_read_where_a_value_stands(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ETUDE_TEST_EPOCHS", "4")
+    monkeypatch.setenv("ETUDE_TEST_AGENT", "my_agent:play")
+    monkeypatch.setenv("ETUDE_TEST_DATA", "train.jsonl")
+    text = (
+        SMALL.replace(
+            "enabled: true", "enabled: '${ETUDE_TEST_ON:-true}', num_epochs: '${ETUDE_TEST_EPOCHS}'"
+        )
+        .replace("my_agent:play", "${ETUDE_TEST_AGENT}")
+        .replace("train.jsonl", "'${ETUDE_TEST_DATA}'")
+    )
+    config = load_config(write(folder, text))
+    assert config.finetuning.enabled
+    assert config.finetuning.num_epochs == 4
+    assert config.workflow == FunctionConfig(function="my_agent:play")
+    written = resolved_yaml(config)
+    assert "function: ${ETUDE_TEST_AGENT}" in written
+    assert "file_path: ${ETUDE_TEST_DATA}" in written
+    assert "num_epochs: ${ETUDE_TEST_EPOCHS}" in written
+
+
+def test_the_same_config_from_a_mapping(folder: Path):
+    data = {
+        "llms": {"policy": LocalConfig(model="other")},
+        "workflow": {"_type": "my_agent_workflow", "llm": "policy"},
+        "eval": {
+            "general": {"dataset": JsonConfig(file_path=Path("x.json"))},
+            "evaluators": {
+                "correct": "my_agent:correct",
+                "both": WeightedConfig(weights={"correct": 1.0}),
+            },
+        },
+        "finetuning": {"enabled": True, "reward_function": {"name": "both"}},
+    }
+    config = parse_config(data, ["finetuning.num_epochs=2"])
+    assert config.llms["policy"] is data["llms"]["policy"]  # type: ignore[index]
+    assert config.finetuning.num_epochs == 2
+    assert config.finetuning.run_configuration.config_file is None
+    assert "num_epochs" not in data["finetuning"]
+    with pytest.raises(ConfigError, match=r"^key 'finetuning.x' is not known\. Allowed"):
+        parse_config({"finetuning": {"x": 1}})
+
+
+def test_the_resolved_config_has_no_secrets(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ETUDE_TEST_SECRET", "hunter2")
+    text = SMALL.replace(
+        "{policy: local}",
+        "{a: {_type: openai, model_name: m, api_key: '${ETUDE_TEST_SECRET}', "
+        "headers: {x: '${ETUDE_TEST_SECRET}'}}, "
+        "b: {_type: openai, model_name: m, api_key: swordfish}, policy: local}",
+    )
+    config = load_config(write(folder, text))
+    first = config.llms["a"]
+    assert isinstance(first, RemoteConfig) and first.api_key is not None
+    assert first.api_key.get_secret_value() == "hunter2"
+    written = resolved_yaml(config)
+    assert "hunter2" not in written and "swordfish" not in written
+    assert "api_key: ${ETUDE_TEST_SECRET}" in written
+    assert "api_key: '**********'" in written
+
+
+def test_the_resolved_config_loads_as_the_same_config(folder: Path):
+    text = SMALL.replace("enabled: true", "enabled: true, run_configuration: {validation_dataset: val.json}")
+    text = text.replace("{policy: local}", "{policy: {_type: local, model: 'costs 5 $${X} a $'}}")
+    write(folder, "[]", "project/val.json")
+    write(folder, (folder / "my_agent.py").read_text(), "project/my_own.py")
+    text = text.replace("my_agent:correct", "my_own:correct")
+    config = load_config(write(folder, text, "project/config.yml"), ["finetuning.num_epochs=5"])
+    again = load_config(write(folder, resolved_yaml(config), "runs/one/config.yml"))
+    assert again == config
+    assert resolved_yaml(again) == resolved_yaml(config)
+
+
+def test_components_that_are_not_needed_do_not_stop_a_config(empty_registry: object):
+    async def build(config, builder):
+        yield config
+
+    with pytest.raises(ConfigError, match="there is no trajectory builder type 'grpo'"):
+        parse_config({})
+    register_trainer(config_type=EpochsConfig)(build)
+    with pytest.raises(ConfigError) as raised:
+        parse_config({})
+    assert "trainers" not in str(raised.value)

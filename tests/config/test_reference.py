@@ -1,0 +1,51 @@
+"""The config reference."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field
+
+from etude.config.finetuning import FinetuneConfig, TrainerConfig
+from etude.config.reference import render_reference
+from etude.config.registry import register_trainer
+
+
+def test_every_key_of_every_block_is_there(parts: object):
+    text = render_reference("tests")
+    keys = re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)
+    assert set(FinetuneConfig.model_fields) <= set(keys)
+    assert {"llms", "max_concurrency", "evaluators", "initial_percentile", "validation_interval"} <= set(keys)
+    assert "| `num_epochs` | an integer >= 1 | `1` | How many times to collect and train. |" in text
+    assert "### `finetuning.curriculum_learning`" in text
+
+
+def test_every_shipped_component_is_there_with_its_parts(parts: object):
+    text = render_reference("tests")
+    assert "## Model types\n\nIn `llms`." in text
+    assert "### `_type: openai`\n\nA model behind an endpoint.\n" in text
+    assert "#### `_type: openai.pool`" in text
+    assert "| `model_name` | text | required | The endpoint's name for the model. |" in text
+    assert "`eval.general.dataset`, `finetuning.run_configuration.dataset`" in text
+
+
+def test_components_of_other_packages_are_not(parts: object):
+    class AcmeConfig(TrainerConfig, name="acme"):
+        """Not ours."""
+
+        either: str = Field(default="a|b", description="This | that.")
+
+    AcmeConfig.__module__ = "acme.trainer"
+
+    async def build(config, builder):
+        yield config
+
+    register_trainer(config_type=AcmeConfig)(build)
+    assert "acme" not in render_reference("tests")
+    assert "| `either` | text | `a\\|b` | This \\| that. |" in render_reference("acme")
+
+
+def test_tables_are_well_formed(parts: object):
+    for line in render_reference("tests").splitlines():
+        if line.startswith("|"):
+            assert len(re.findall(r"(?<!\\)\|", line)) == 5, line

@@ -1,0 +1,163 @@
+"""What each `_type` stands for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from etude.config import registry
+from etude.config.component import LlmConfig
+from etude.config.finetuning import TrainerConfig
+from etude.config.registry import Registry, register_llm, register_trainer
+from etude.core.errors import RequestError
+
+
+def define(module: str = __name__, name: str = "mine") -> type[TrainerConfig]:
+    """A trainer config class as a module would define it when it is imported."""
+
+    class MineConfig(TrainerConfig, name=name):
+        """Mine."""
+
+    MineConfig.__module__ = module
+    MineConfig.__qualname__ = "MineConfig"
+    return MineConfig
+
+
+async def build(config, builder):
+    yield config
+
+
+def test_a_decorated_generator_is_found_by_kind_and_name(empty_registry: Registry):
+    config_type = define()
+    assert register_trainer(config_type=config_type)(build) is build
+    found = registry.lookup("trainers", "mine")
+    assert (found.config_type, found.factory, found.module) == (config_type, build, __name__)
+    assert registry.names("trainers") == ["mine"]
+    assert registry.names("llms") == []
+    assert registry.of_factory("trainers", build) is found
+    assert registry.of_factory("llms", build) is None
+
+
+def test_one_name_may_stand_for_components_of_different_kinds(empty_registry: Registry):
+    class MineModel(LlmConfig, name="mine"):
+        """A model."""
+
+    register_trainer(config_type=define())(build)
+    register_llm(config_type=MineModel)(build)
+    assert registry.lookup("llms", "mine").config_type is MineModel
+
+
+def test_a_module_that_is_imported_again_takes_its_own_place(empty_registry: Registry):
+    register_trainer(config_type=define())(build)
+    again = define()
+    register_trainer(config_type=again)(build)
+    assert registry.lookup("trainers", "mine").config_type is again
+
+
+def test_a_script_and_the_module_of_the_same_file_are_the_same(
+    empty_registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
+    register_trainer(config_type=define("__main__"))(build)
+    register_trainer(config_type=define(__name__))(build)
+
+
+def test_two_classes_of_one_name_are_an_error_that_names_both_modules(empty_registry: Registry):
+    register_trainer(config_type=define("acme.trainers"))(build)
+    with pytest.raises(RequestError) as raised:
+        register_trainer(config_type=define("zeta.trainers"))(build)
+    assert str(raised.value) == (
+        "two trainer types are called 'mine': MineConfig of module acme.trainers and MineConfig "
+        "of module zeta.trainers. Rename one of them"
+    )
+
+
+def test_a_class_of_another_kind_is_refused(empty_registry: Registry):
+    with pytest.raises(RequestError, match="MineConfig must inherit from LlmConfig to be a model"):
+        register_llm(config_type=define())  # type: ignore[arg-type]
+
+
+def test_a_class_without_a_name_is_refused(empty_registry: Registry):
+    class Nameless(TrainerConfig):
+        """It has no `name=`."""
+
+    with pytest.raises(RequestError, match=r'class Nameless\(TrainerConfig, name="…"\)'):
+        register_trainer(config_type=Nameless)
+
+
+def test_a_function_that_does_not_yield_is_refused(empty_registry: Registry):
+    async def returns(config, builder):
+        return config
+
+    with pytest.raises(RequestError, match="must be an async generator"):
+        register_trainer(config_type=define())(returns)  # type: ignore[type-var]
+
+
+def test_an_unknown_type_is_answered_with_the_nearest(empty_registry: Registry):
+    with pytest.raises(RequestError, match=r"there is no trainer type 'x'\. Allowed: none is registered"):
+        registry.lookup("trainers", "x")
+    register_trainer(config_type=define())(build)
+    with pytest.raises(RequestError, match=r"'mien'; did you mean 'mine'\? Allowed: mine"):
+        registry.lookup("trainers", "mien")
+    with pytest.raises(RequestError, match="'mine' is registered as trainer, not as model"):
+        registry.lookup("llms", "mine")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Installs a package `acme-etude` whose entry point is a module of the given text."""
+
+    def install(text: str) -> Registry:
+        info = tmp_path / "acme_etude-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-etude\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[etude.test.components]\nacme = acme_etude\n")
+        (tmp_path / "acme_etude.py").write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "acme_etude", raising=False)
+        fresh = Registry("etude.test.components")
+        monkeypatch.setattr(registry, "_registry", fresh)
+        return fresh
+
+    return install
+
+
+ACME = """\
+from etude import TrainerConfig, register_trainer
+
+class AcmeConfig(TrainerConfig, name="acme"): ...
+
+@register_trainer(config_type=AcmeConfig)
+async def acme(config, builder):
+    yield config
+"""
+
+
+def test_installed_packages_are_imported_on_the_first_lookup_and_not_before(installed):
+    installed(ACME)
+    assert "acme_etude" not in sys.modules
+    assert registry.lookup("trainers", "acme").module == "acme_etude"
+    module = sys.modules.pop("acme_etude")
+    assert registry.names("trainers") == ["acme"]
+    assert "acme_etude" not in sys.modules
+    sys.modules["acme_etude"] = module
+
+
+def test_a_broken_package_is_named_every_time(installed):
+    installed("import no_such_module_anywhere\n")
+    for _ in range(2):
+        with pytest.raises(RequestError) as raised:
+            registry.names("trainers")
+        assert str(raised.value) == (
+            "the components of the installed package 'acme-etude' cannot be loaded: importing acme_etude "
+            "raised ModuleNotFoundError: No module named 'no_such_module_anywhere'. "
+            "Fix or uninstall that package"
+        )
+
+
+def test_isolation_ends(empty_registry: Registry):
+    with registry.isolated():
+        register_trainer(config_type=define())(build)
+    assert registry.names("trainers") == []
