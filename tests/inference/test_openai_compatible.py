@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import socket
 import threading
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from etude.core.call import ChatRequest, Completion, Sampling, Usage
 from etude.core.errors import EngineError, RequestError
 from etude.core.job import ModelVersion
-from etude.inference.openai_compatible import OpenAiEngine
+from etude.inference.openai_compatible import OpenAiEngine, openai_llm
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.inference.openai_failures import Disturbed, Refused, failure_of
 from etude.inference.openai_wire import parse_completion, request_fields
@@ -454,3 +455,37 @@ def test_logprobs_arrive_bit_for_bit(values: list[float]) -> None:
 @given(st.integers(0, 2**63 - 1))
 def test_a_seed_fits_in_31_bits(key: int) -> None:
     assert 0 <= request_fields(asking(key=key))["seed"] < 2**31
+
+
+def test_the_configs_sampling_is_what_a_call_starts_from() -> None:
+    config = OpenAiLlmConfig(model_name="tiny", temperature=0.5, top_p=0.9, max_tokens=7)
+    assert config.sampling == Sampling(temperature=0.5, top_p=0.9, max_tokens=7)
+
+
+async def test_leaving_the_component_closes_the_engine(remote: Remote) -> None:
+    component = openai_llm(config_for(remote), None)  # type: ignore[arg-type]  # it needs no builder
+    engine = await anext(component)
+    assert (await engine.complete(asking())).logprobs == LOGPROBS
+    assert await anext(component, None) is None
+    with pytest.raises(EngineError, match="closed"):
+        await engine.complete(asking())
+
+
+async def test_retries_print_nothing(remote: Remote, capfd: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, root.handlers = root.handlers, []  # As in a program that has not set up logging.
+    try:
+        remote.script = [FAULTS["500"]]
+        await outcome(remote)
+    finally:
+        root.handlers = handlers
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_closing_ends_the_calls_under_way(remote: Remote, engine: OpenAiEngine) -> None:
+    remote.script = ["hang"]
+    call = asyncio.create_task(engine.complete(asking()))
+    assert await asyncio.to_thread(remote.arrived.wait, 5)
+    await engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await asyncio.wait_for(call, 4)

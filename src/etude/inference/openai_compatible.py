@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import stamina
 
 from etude.config.registry import register_llm
-from etude.core.call import ChatRequest, Completion, Sampling
+from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, RequestError
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 _OPENAI = "https://api.openai.com/v1"
+_SILENT = logging.NullHandler()
 _PLAIN_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """vLLM fills these in from the model's own generation config where a request leaves them open; the
 logprobs it reports are then not those of the distribution that it sampled from."""
@@ -39,6 +41,8 @@ class OpenAiEngine:
         self._model = config.model_name
         self._version = 0
         self._closed = False
+        # Without a handler, logging would print "stamina.retry_scheduled" in the middle of the progress.
+        logging.getLogger("stamina").addHandler(_SILENT)
         self._fixed_fields = self._make_fixed_fields()
 
     @property
@@ -46,15 +50,8 @@ class OpenAiEngine:
         """Number of the model version that the next request will be sampled from."""
         return self._version
 
-    @property
-    def sampling(self) -> Sampling:
-        """The config's own sampling parameters."""
-        return self._config.sampling
-
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message. Raises EngineError when all attempts are spent or it is refused."""
-        if self._closed:
-            raise self._error("the engine is closed")
         fields = request_fields(request)
         for name in self._config.omit:
             fields.pop(name, None)
@@ -81,6 +78,8 @@ class OpenAiEngine:
     async def _attempt(self, fields: dict[str, Any]) -> Completion:
         import httpx
 
+        if self._closed:
+            raise Refused("the engine is closed")
         model, version = self._model, self._version
         content = encode({"model": model, **fields})
         seconds = self._config.request_timeout

@@ -11,7 +11,6 @@ from etude.core.evaluation import EvaluationRunOutput
 from etude.core.example import Example
 from etude.rewards.evaluator import Evaluator
 from etude.rewards.failures import ErrorBudget
-from etude.rewards.forget import forget
 from etude.rewards.gathering import Gathering, OnEpisode, OnScore, gather
 from etude.rewards.scorer import Scorer
 from etude.rollout.archive import read_episode
@@ -89,7 +88,7 @@ class EvaluationRun:
         for job in jobs:
             record = read_episode(self._journal, job.id, job.example)
             if record is not None and record.failure is not None:
-                await forget(self._journal, job.id)
+                await self._journal.forget(job.id)
             elif record is not None:
                 await self._scorer.forget_failures(job.id)
 

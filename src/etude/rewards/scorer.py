@@ -9,7 +9,6 @@ from typing import Any
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.rewards.evaluator import Evaluator, evaluate
-from etude.rewards.forget import forget
 from etude.rewards.function_evaluator import as_evaluator
 from etude.rewards.weighted import WeightedEvaluator
 from etude.store.journal import Journal
@@ -92,7 +91,7 @@ class Scorer:
         for name in (*self._single, *self._relative, *self._weighted):
             key = self._key(episode_id, name)
             if (self._journal.get(key) or {}).get("error") is not None:
-                await forget(self._journal, key)
+                await self._journal.forget(key)
 
     async def _score(
         self, items: Sequence[EvalInputItem], name: str, evaluator: Evaluator
