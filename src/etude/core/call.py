@@ -33,7 +33,10 @@ class ChatRequest:
     key: int = 0
     """Seed of this request's randomness; the same key and weights give the same completion."""
     conversation: str = ""
-    """The episode that the request belongs to: a hint for reuse of its KV cache and tokens."""
+    """The episode that the request belongs to: a hint for reuse of its KV cache."""
+    earlier: tuple[Call, ...] = field(default=(), compare=False, repr=False)
+    """Finished calls of the same episode to the same model, oldest first. An engine extends the
+    tokens of the one that this prompt continues, and never tokenises what was sampled again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class Completion:
     completion_ids: tuple[int, ...] | None = None
     """Sampled token ids, the end-of-turn token included."""
     logprobs: tuple[float, ...] | None = None
-    """Natural-log probability of each sampled token under the distribution it was sampled from."""
+    """Natural-log probability of each sampled token under the distribution it was sampled from
+    (of a greedy sample: under the model's own, at temperature 1)."""
     usage: Usage = field(default_factory=Usage)
     model_version: int = 0
     """Version of the weights that sampled this: 0 is the base model."""

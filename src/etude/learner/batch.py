@@ -1,0 +1,53 @@
+"""What a learner is handed: token sequences with per-token data, and nothing about algorithms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """One sequence of token ids. All per-token fields have the length of `ids`."""
+
+    ids: tuple[int, ...]
+    weights: tuple[float, ...]
+    """Share of this token in the loss; 0 for tokens that the policy did not choose."""
+    advantages: tuple[float, ...]
+    """How much better than expected the choice of this token was; 1 where the method has none."""
+    logprobs: tuple[float, ...]
+    """Logprob under the policy that sampled the token; 0 where it was not sampled."""
+    temperature: float = 1.0
+    """Temperature that the tokens were sampled at, which their logprobs are under."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.ids), len(self.weights), len(self.advantages), len(self.logprobs)}
+        if len(lengths) != 1:
+            raise ValueError(f"per-token fields differ in length: {sorted(lengths)}")
+
+    @property
+    def first_trained(self) -> int:
+        """Index of the first token with a weight; the length when there is none."""
+        return next((index for index, weight in enumerate(self.weights) if weight), len(self.ids))
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether any token has both a weight and an advantage."""
+        return any(w and a for w, a in zip(self.weights, self.advantages, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Sequences of one job, in units that must be learned from together."""
+
+    units: tuple[tuple[TokenSequence, ...], ...]
+    """One sequence a unit, or (chosen, rejected) for preferences."""
+
+    @property
+    def sequences(self) -> tuple[TokenSequence, ...]:
+        """All sequences, unit by unit."""
+        return tuple(sequence for unit in self.units for sequence in unit)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens with a weight."""
+        return sum(1 for sequence in self.sequences for weight in sequence.weights if weight)

@@ -1,0 +1,77 @@
+"""The plain way to run sequences through a model: right-padded micro-batches.
+
+Correct for any causal language model, because what stands to the right of a token cannot touch it.
+It is the baseline that every faster way must equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from etude.learner.batch import TokenSequence
+from etude.learner.objective import MicroBatch
+
+Unit = Sequence[TokenSequence]
+
+
+def micro_batches(
+    units: Sequence[Unit], factors: Sequence[Sequence[float]], token_budget: int, device: torch.device
+) -> Iterator[MicroBatch]:
+    """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
+
+    Units of like length go together. A unit is never split, and one above the budget goes alone.
+    """
+    order = sorted(range(len(units)), key=lambda index: max(len(s.ids) for s in units[index]))
+    share = 1.0 / max(len(units), 1)
+    batch: list[int] = []
+    for index in order:
+        longest = max(len(sequence.ids) for sequence in units[index])
+        rows = sum(len(units[i]) for i in [*batch, index])
+        if batch and rows * longest > token_budget:
+            yield _padded([units[i] for i in batch], [factors[i] for i in batch], share, device)
+            batch = []
+        batch.append(index)
+    if batch:
+        yield _padded([units[i] for i in batch], [factors[i] for i in batch], share, device)
+
+
+def _padded(
+    units: Sequence[Unit], factors: Sequence[Sequence[float]], share: float, device: torch.device
+) -> MicroBatch:
+    sequences = [sequence for unit in units for sequence in unit]
+    scales = [factor for unit in factors for factor in unit]
+    width = max(len(sequence.ids) for sequence in sequences)
+
+    def tensor(field: Callable[[TokenSequence], Sequence[float]]) -> torch.Tensor:
+        rows = [[*field(sequence), *[0] * (width - len(sequence.ids))] for sequence in sequences]
+        return torch.tensor(rows, device=device)
+
+    scale_B1 = torch.tensor(scales, device=device)[:, None]
+    return MicroBatch(
+        ids_BT=tensor(lambda sequence: sequence.ids),
+        weights_BT=tensor(lambda sequence: sequence.weights) * scale_B1,
+        advantages_BT=tensor(lambda sequence: sequence.advantages),
+        sampled_BT=tensor(lambda sequence: sequence.logprobs),
+        temperature_B=torch.tensor([sequence.temperature for sequence in sequences], device=device),
+        unit_share=share,
+    )
+
+
+def token_logprobs(model: Any, micro: MicroBatch) -> torch.Tensor:
+    """Logprobs [B, T] of every token given those before it, at the temperature it was sampled at.
+
+    Zero up to the first position that any row trains on: logits are made from there on only.
+    """
+    trained_T = (micro.weights_BT != 0).any(dim=0)
+    first = max(1, int(trained_T.long().argmax())) if bool(trained_T.any()) else 1
+    width = micro.ids_BT.shape[1]
+    kept = torch.arange(first - 1, width - 1, device=micro.ids_BT.device)
+    logits_BKV = model(input_ids=micro.ids_BT, use_cache=False, logits_to_keep=kept).logits.float()
+    logits_BKV = logits_BKV / micro.temperature_B[:, None, None]
+    targets_BK = micro.ids_BT[:, first:]
+    nll = F.cross_entropy(logits_BKV.flatten(0, 1), targets_BK.flatten(), reduction="none")
+    return F.pad(-nll.view(targets_BK.shape), (first, 0))

@@ -1,0 +1,48 @@
+"""Where a model runs."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from etude.core.errors import RequestError
+
+
+def choose_device(wish: str = "auto") -> torch.device:
+    """The device for `auto`, `cpu`, `cuda`, `cuda:1`, `mps`: the best there is, or the one wished for.
+
+    Raises RequestError when the wished-for device is not there.
+    """
+    if wish == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(wish)
+    except RuntimeError as error:
+        raise RequestError(f"device '{wish}' is not known; use auto, cpu, cuda, cuda:N or mps") from error
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(device.type, False):
+        raise RequestError(f"device '{wish}' is not available on this machine; use device: auto or cpu")
+    return device
+
+
+def choose_dtype(wish: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on CUDA and float32 elsewhere, where bfloat16 is slower and less exact."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if wish == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if wish not in known:
+        raise RequestError(f"dtype '{wish}' is not known; use auto, {', '.join(known)}")
+    return known[wish]
+
+
+def limit_threads() -> None:
+    """Let torch use one core, unless the user's environment says otherwise.
+
+    Small models lose more to OpenMP's busy waiting than a second thread gives, and with a busy
+    neighbour they lose all of it. A fixed count also makes sums come out the same every time.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)

@@ -1,0 +1,41 @@
+"""Weights on disk and in the hand: digest, save, load. Always safetensors, never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from etude.core.errors import StoreError
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """A hash of names and values, to tell whether weights changed; 32 hexadecimal digits."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().to("cpu").contiguous()
+        hasher.update(name.encode())
+        hasher.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write tensors to a safetensors file. Raises StoreError when the disk refuses."""
+    plain = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        save_file(plain, path)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"cannot write {path}: {error}; free some space and run `etude resume`") from error
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file. Raises StoreError when it is missing or damaged."""
+    try:
+        tensors: dict[str, torch.Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"cannot read weights from {path}: {error}") from error
+    return tensors
