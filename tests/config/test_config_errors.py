@@ -207,6 +207,20 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
             id="missing variable",
         ),
         pytest.param(
+            "workflow: my_agent:play",
+            "workflow: ${QQQ_PLUGH}",
+            "config.yml:4:1: workflow: the environment variable 'QQQ_PLUGH' is not set. "
+            "Set it, or give a default: ${QQQ_PLUGH:-default}",
+            id="missing variable in place of a component",
+        ),
+        pytest.param(
+            "    _type: local",
+            "    _type: ${ZZZ_XYZZY}",
+            "config.yml:3:5: llms.policy._type: the environment variable 'ZZZ_XYZZY' is not set. "
+            "Set it, or give a default: ${ZZZ_XYZZY:-default}",
+            id="missing variable in place of a type",
+        ),
+        pytest.param(
             "    _type: local",
             "    _type: local\n    model: ${1}",
             "config.yml:4:5: llms.policy.model: '${' must begin ${NAME} or ${NAME:-default}; "
@@ -360,6 +374,7 @@ def test_a_mistake_is_answered_with_one_sentence(
             "config.yml:1:9: not valid YAML: expected ',' or '}', but got '{'; put a value that holds '${' "
             "in quotes",
         ),
+        ("null: 1\n", "config.yml:1:1: key 'None' is not text; put it in quotes"),
         ("a: *b\n", "config.yml:1:4: not valid YAML: found undefined alias 'b'"),
         ("a: &x [*x]\n", "config.yml:1:4: not valid YAML: an alias stands for itself"),
         ("? [1, 2]\n: 3\n", "config.yml:1:3: not valid YAML: found unhashable key"),

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from etude.config.describe import Slot, describe, keys_of, shown, slot_at, unknown_keys
+from etude.config.describe import describe, shown
+from etude.config.slots import Slot, keys_of, slot_at, unknown_keys
 
 
 class Colour(StrEnum):
@@ -111,7 +112,7 @@ def test_keys_that_pydantic_would_drop_are_found():
         "listed": [1],
         "class": 1,
     }
-    assert list(unknown_keys(Outer, data)) == [("nope",), ("inner", "sise"), ("many", "x", "sise")]
+    assert list(unknown_keys(Slot(Outer), data)) == [("nope",), ("inner", "sise"), ("many", "x", "sise")]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import Field
 
+from etude.config.component import EvaluatorConfig
 from etude.config.load import load_config, parse_config, resolved_yaml
-from etude.config.registry import register_trainer
+from etude.config.references import LlmRef, Refers
+from etude.config.registry import register_evaluator, register_trainer
 from etude.core.errors import ConfigError
 from tests.config.parts import (
     AgentConfig,
@@ -116,6 +120,9 @@ def test_a_second_file_of_examples_has_the_columns_of_the_first(folder: Path):
     ).replace("enabled: true", "enabled: true, run_configuration: {validation_dataset: val.json}")
     validation = load_config(write(folder, text)).finetuning.run_configuration.validation_dataset
     assert validation == JsonConfig(file_path=Path("val.json"), id_key="n")
+    alone = "finetuning: {run_configuration: {validation_dataset: val.json}}"
+    validation = load_config(write(folder, alone)).finetuning.run_configuration.validation_dataset
+    assert validation == JsonConfig(file_path=Path("val.json"))
 
 
 def test_a_registered_component_may_be_named_by_its_import_path(folder: Path):
@@ -255,6 +262,32 @@ def test_the_resolved_config_loads_as_the_same_config(folder: Path):
     again = load_config(write(folder, resolved_yaml(config), "runs/one/config.yml"))
     assert again == config
     assert resolved_yaml(again) == resolved_yaml(config)
+
+
+def test_a_dataset_that_was_set_afterwards_is_written_too(folder: Path):
+    config = load_config(write(folder, SMALL))
+    config.finetuning.run_configuration.validation_dataset = "val.jsonl"
+    config.finetuning.run_configuration.config_file = None
+    assert "validation_dataset: val.jsonl" in resolved_yaml(config)
+
+
+def test_names_that_may_be_left_out_are_only_checked_when_they_are_there(folder: Path):
+    class JudgeConfig(EvaluatorConfig, name="judge"):
+        """One model, or several, or none."""
+
+        model: LlmRef | None = None
+        others: list[LlmRef] = Field(default_factory=list)
+        panel: Annotated[list[str] | None, Refers("llms")] = None
+
+    async def build(config, builder):
+        yield config
+
+    register_evaluator(config_type=JudgeConfig)(build)
+    text = SMALL.replace("my_agent:correct", "{_type: judge}")
+    assert load_config(write(folder, text)).eval.evaluators == {"correct": JudgeConfig()}
+    for keys in ("model: x", "others: [policy, x]", "panel: [x]"):
+        with pytest.raises(ConfigError, match=r"'llms' has no model 'x'\. Allowed: policy"):
+            load_config(write(folder, SMALL.replace("my_agent:correct", f"{{_type: judge, {keys}}}")))
 
 
 def test_components_that_are_not_needed_do_not_stop_a_config(empty_registry: object):

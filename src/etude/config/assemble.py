@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from etude.config import registry
 from etude.config.component import ComponentConfig, DatasetConfig
-from etude.config.describe import takes_path, unknown_keys
 from etude.config.document import Document, KeyPath, dig, dotted
 from etude.config.nearest import alternatives, nearest
 from etude.config.problems import Problems
@@ -18,11 +17,12 @@ from etude.config.registry import BASES, NOUNS, Kind
 from etude.config.schema import Config
 from etude.config.sections import DATASET, OTHER_DATASETS, components_in, replace_at
 from etude.config.shorthand import FUNCTION_TYPES, spell_out
+from etude.config.slots import Slot, unknown_keys
 from etude.core.errors import RequestError
 
 Spelled: TypeAlias = dict[str, Any] | ComponentConfig | None
 
-_COLUMN_KEYS = ("id_key", "ids", "inputs", "expected", "structure", "question_key", "answer_key")
+_COLUMN_KEYS = ("id_key", "ids", "inputs", "expected", "structure")
 
 
 def build_components(
@@ -90,8 +90,8 @@ def _keep_as_written(
     key = next((key for key in ("function", "file_path") if spelled.get(key) == written), "_type")
     if source in references:
         references[*path, key] = references.pop(source)
-    elif key == "_type" and spelled.get("_type") != written:
-        references[*path, key] = str(written)
+    elif written is not None and written not in spelled.values():
+        references[*path, "_type"] = written
 
 
 def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _validate(
         problems.add((*path, "_type"), f"{dotted(path)}: {error}{hint}")
         return None
     _find_files(config_type, keys, folders)
-    problems.add_unknown(unknown_keys(config_type, keys), config_type, prefix=path)
+    problems.add_unknown(unknown_keys(Slot(config_type), keys), config_type, prefix=path)
     try:
         return config_type.model_validate(keys)
     except ValidationError as error:
@@ -136,7 +136,8 @@ def _no_type(path: KeyPath, kind: Kind, found: object, keys: dict[str, Any]) -> 
 def _find_files(config_type: type[ComponentConfig], keys: dict[str, Any], folders: Sequence[Path]) -> None:
     """Make relative paths absolute where the file exists; other text stays, as it may name a model."""
     for name, field in config_type.model_fields.items():
-        if isinstance(keys.get(name), str | Path) and takes_path(field.annotation):
+        takes_path = any(arm.holds(Path) for arm in Slot(field.annotation).arms())
+        if takes_path and isinstance(keys.get(name), str | Path):
             file = Path(keys[name]).expanduser()
             found = next((folder / file for folder in folders if (folder / file).exists()), None)
             keys[name] = str(found.absolute()) if found else keys[name]

@@ -11,10 +11,11 @@ from pydantic_core import PydanticUndefined
 
 from etude.config import registry
 from etude.config.component import ComponentConfig
-from etude.config.describe import Slot, describe, models_in
+from etude.config.describe import describe
 from etude.config.registry import BASES, NOUNS
 from etude.config.schema import Config
 from etude.config.sections import NAMED, SINGLE
+from etude.config.slots import Slot, models_in
 
 _INTRODUCTION = """\
 # Config reference
@@ -51,7 +52,7 @@ def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:
     """A model's table, then those of the blocks inside of it."""
     yield from _table(title, model, level)
     for name, field in model.model_fields.items():
-        for part in models_in(field.annotation):
+        for part in models_in(Slot(field.annotation)):
             if not issubclass(part, ComponentConfig) and part.model_fields.keys() != {"name"}:
                 yield from _with_parts(f"{title[:-1]}.{name}`", part, level + 1)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel
 
 from etude.config.component import ComponentConfig
 from etude.config.document import KeyPath, dotted
@@ -14,13 +16,14 @@ from etude.config.problems import Problems
 from etude.config.registry import NOUNS, Kind
 from etude.config.schema import Config
 from etude.config.sections import NAMED
+from etude.config.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Refers:
-    """Marks a field of a component config that names entries of another section.
+    """Marks what in a component config names entries of another section: `Annotated[…, Refers("llms")]`.
 
-    The field may be one name, a list of names, or a mapping whose keys are names.
+    What is marked may be a name, a list of names, or a mapping whose keys are names.
     """
 
     kind: Kind
@@ -34,12 +37,9 @@ EvaluatorRef: TypeAlias = Annotated[str, Refers("evaluators")]
 
 
 def check_component(path: KeyPath, component: ComponentConfig, config: Config, problems: Problems) -> None:
-    """Check the names in a component's marked fields."""
-    for field, info in type(component).model_fields.items():
-        for marker in info.metadata:
-            if isinstance(marker, Refers):
-                for name in _names(getattr(component, field)):
-                    _check((*path, field), marker.kind, name, config, problems)
+    """Check the names that a component holds, however deep."""
+    for place, kind, name in _marked(Slot(type(component)), component, path):
+        _check(place, kind, name, config, problems)
 
 
 def complete_finetuning(config: Config, problems: Problems) -> None:
@@ -97,10 +97,19 @@ def _check(path: KeyPath, kind: Kind, name: str, config: Config, problems: Probl
         problems.add(path, f"{dotted(path)}: {where}" + alternatives(name, entries, otherwise="it is empty"))
 
 
-def _names(value: Any) -> list[str]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else list(value)
+def _marked(slot: Slot, value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Kind, str]]:
+    """Each name within `value` that a marker in its type says is a reference, with its place."""
+    for marker in (mark for arm in slot.arms() for mark in arm.metadata if isinstance(mark, Refers)):
+        for name in [value] if isinstance(value, str) else value or ():
+            yield path, marker.kind, name
+    if isinstance(value, BaseModel):
+        for field, info in type(value).model_fields.items():
+            inside = Slot(info.annotation, tuple(info.metadata))
+            yield from _marked(inside, getattr(value, field), (*path, field))
+    elif isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            for inner in slot.below(key):
+                yield from _marked(inner, item, (*path, key))
 
 
 def _require_parts(config: Config, problems: Problems) -> None:

@@ -7,7 +7,6 @@ under the entry-point group `etude.components`; they are imported once, on the f
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -88,6 +87,8 @@ class Registry:
         group, self._entry_points = self._entry_points, None
         if group is None:
             return
+        import importlib.metadata  # Only here: it takes as long to import as all of this room.
+
         for entry_point in importlib.metadata.entry_points(group=group):
             try:
                 entry_point.load()

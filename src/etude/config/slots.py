@@ -1,0 +1,91 @@
+"""Slots: the types of config keys, and how they lie within each other."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from etude.config.document import KeyPath
+
+LISTS = (list, tuple, set, frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The type of a key, and what is said of it beside: bounds, references."""
+
+    annotation: Any
+    metadata: tuple[Any, ...] = ()
+
+    def arms(self) -> list[Slot]:
+        """The members of a union but None; the slot itself when it is no union. Nothing is `Annotated`."""
+        if get_origin(self.annotation) is Annotated:
+            annotation, *marks = get_args(self.annotation)
+            inner = [
+                item for mark in marks for item in (mark.metadata if isinstance(mark, FieldInfo) else [mark])
+            ]
+            return Slot(annotation, (*self.metadata, *inner)).arms()
+        if get_origin(self.annotation) in (Union, types.UnionType):
+            members = (Slot(member, self.metadata) for member in get_args(self.annotation))
+            return [arm for member in members if member.annotation is not type(None) for arm in member.arms()]
+        return [self]
+
+    def below(self, key: str | int) -> Iterator[Slot]:
+        """The slots that a key of a mapping, or a position in a list, may have."""
+        for arm in self.arms():
+            arguments = get_args(arm.annotation)
+            if isinstance(key, str) and key in arm.fields():
+                field = arm.annotation.model_fields[arm.fields()[key]]
+                yield Slot(field.annotation, tuple(field.metadata))
+            elif arm.holds(Mapping) and len(arguments) == 2:
+                yield Slot(arguments[1])
+            elif arm.holds(*LISTS) and arguments and isinstance(key, int):
+                yield Slot(arguments[0])
+
+    def fields(self) -> dict[str, str]:
+        """Of a model: the names in the file, with the names in the class."""
+        if not self.holds(BaseModel):
+            return {}
+        fields: dict[str, FieldInfo] = self.annotation.model_fields
+        aliases = {field.alias: name for name, field in fields.items() if field.alias}
+        return aliases | {name: name for name in fields if name not in aliases.values()}
+
+    def holds(self, *classes: type) -> bool:
+        """Whether the type, which is no union, is one of the classes."""
+        origin = get_origin(self.annotation) or self.annotation
+        return isinstance(origin, type) and issubclass(origin, classes)
+
+
+def slot_at(model: type[BaseModel], path: KeyPath) -> Slot | None:
+    """The slot that a path leads to, or None when there is no such key."""
+    slot: Slot | None = Slot(model)
+    for key in path:
+        slot = next(slot.below(key), None) if slot else None
+    return slot
+
+
+def keys_of(slot: Slot | None) -> list[str]:
+    """The keys that a mapping in this slot may have; none when it is free."""
+    return [key for arm in (slot.arms() if slot else ()) for key in arm.fields()]
+
+
+def models_in(slot: Slot) -> list[type[BaseModel]]:
+    """The models that may stand in a slot."""
+    return [arm.annotation for arm in slot.arms() if arm.holds(BaseModel)]
+
+
+def unknown_keys(slot: Slot, data: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Keys that pydantic would drop without a word, as it does in models that do not say `extra`."""
+    if isinstance(data, dict | list):
+        silent = [model for model in models_in(slot) if "extra" not in model.model_config]
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            below = next(slot.below(key), None)
+            if below is not None:
+                yield from unknown_keys(below, value, (*path, key))
+            elif len(silent) == len(slot.arms()):
+                yield (*path, key)
