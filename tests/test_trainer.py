@@ -226,6 +226,26 @@ async def test_an_engine_that_goes_on_with_the_old_weights_is_an_error(run):
         await run.start()
 
 
+async def test_an_engine_that_answers_with_other_weights_than_it_says_is_an_error(run):
+    class Stale(ScriptedEngine):
+        async def complete(self, request):
+            return replace(await super().complete(request), model_version=0)
+
+    run.engine = Stale(lambda request: ["yes", "no"][request.key % 2])
+    with pytest.raises(TrainingError, match=r"epoch 1 were not sampled from version 1,.*12 from version 0"):
+        await run.start()
+
+
+async def test_an_unhealthy_backend_ends_the_run_before_anything_is_sampled(run):
+    async def unhealthy():
+        return False
+
+    run.adapter.is_healthy = unhealthy
+    with pytest.raises(TrainingError, match="'fake' is not healthy"):
+        await run.start()
+    assert run.engine.requests == []
+
+
 async def test_a_backend_that_promised_versions_must_name_them(run):
     run.adapter.behave = lambda found: found.model_copy(update={"metadata": {}})
     with pytest.raises(TrainingError, match="does not say what weights it made"):

@@ -23,7 +23,13 @@ from etude.epochs.log import EpochLog, Submission
 from etude.epochs.metrics import collection_metrics, finite, selection_metrics
 from etude.epochs.stopping import reason_to_stop
 from etude.epochs.summary import reason_for_skip, summary_of
-from etude.epochs.versions import check_adopted, check_changed, last_version, versions_to_keep
+from etude.epochs.versions import (
+    check_adopted,
+    check_changed,
+    check_sampled_from,
+    last_version,
+    versions_to_keep,
+)
 from etude.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -78,6 +84,9 @@ class EpochTrainer(Trainer):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the components, and take up the run where it was left."""
         await super().initialize(run_config)
+        if not await self.trainer_adapter.is_healthy():
+            kind = self.trainer_adapter.adapter_config.type_name
+            raise TrainingError(f"the training backend '{kind}' is not healthy; nothing was sampled yet")
         self._log = EpochLog(self.runtime.run.journal)
         self._history = self._log.history(self.runtime.run.name)
         await self._take_up()
@@ -161,7 +170,9 @@ class EpochTrainer(Trainer):
         meta = {"epoch": epoch, "run_id": run_id}
         await self.trajectory_builder.start_run(run_id=name, meta=meta)
         collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
-        self._metrics = collection_metrics(collection, self.trajectory_builder.facts(name))
+        facts = self.trajectory_builder.facts(name)
+        check_sampled_from(self._version, facts.get("model_versions", {}), epoch)
+        self._metrics = collection_metrics(collection, facts)
         self._metrics["collecting_seconds"] = time.monotonic() - started
         return renamed(collection, name)
 

@@ -145,6 +145,12 @@ class CollectingBuilder(TrajectoryBuilder):
         )
         branches = tuple(branches_of(episode, self.run_config.target_functions, self._target_model()))
         tally.branches += len(branches)
+        tally.model_versions.update(
+            call.completion.model_version
+            for branch in branches
+            for call in branch.calls
+            if call.completion is not None
+        )
         tally.drifted += sum(branch.drifted for branch in branches)
         if not branches:
             tally.untargeted += 1

@@ -43,6 +43,8 @@ class Tally:
     drifted: int = 0
     """Branches that began because a prompt repeated a conversation in other tokens."""
     completion_tokens: int = 0
+    model_versions: Counter[int] = field(default_factory=Counter)
+    """Calls by the version of the weights that answered them, of the calls that are trained on."""
     left_out: Counter[str] = field(default_factory=Counter)
     """What the algorithm left out, by reason."""
 
@@ -57,6 +59,7 @@ class Tally:
             "branches": self.branches,
             "drifted": self.drifted,
             "completion_tokens": self.completion_tokens,
+            "model_versions": {str(version): count for version, count in self.model_versions.items()},
             "left_out": dict(self.left_out),
         }
 

@@ -103,8 +103,8 @@ class TrajectoryBuilder(ABC):
         """What a finished collection says about itself, as JSON; empty when the builder does not say.
 
         The trainer understands `rewards` (of all scored episodes, trained on or not), `episodes`,
-        `failures` (counts by kind), `unscored`, `drifted`, `completion_tokens` and `left_out` (counts
-        by reason).
+        `failures` (counts by kind), `unscored`, `untargeted`, `completion_tokens`, `left_out` (counts by
+        reason) and `model_versions` (calls by the version of the weights that answered them).
         """
         return {}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from etude.core.errors import TrainingError
 from etude.core.history import History
 from etude.core.job import ModelVersion
@@ -67,4 +69,18 @@ def check_adopted(engine_version: int, version: ModelVersion, model: str) -> Non
         raise TrainingError(
             f"the model {model!r} still samples from version {engine_version} after adopting version "
             f"{version.number} ({version.location}): the policy sampled next would not be the one trained"
+        )
+
+
+def check_sampled_from(version: ModelVersion | None, calls: Mapping[str, int], epoch: int) -> None:
+    """Raise TrainingError unless all calls of an epoch were answered by the version trained last.
+
+    `calls` counts them by version; empty when the builder does not tell.
+    """
+    others = {number: count for number, count in calls.items() if version and number != str(version.number)}
+    if version is not None and others:
+        found = ", ".join(f"{count} from version {number}" for number, count in sorted(others.items()))
+        raise TrainingError(
+            f"episodes of epoch {epoch} were not sampled from version {version.number}, which was trained "
+            f"last: {found} of {sum(calls.values())} calls"
         )

@@ -1,0 +1,51 @@
+"""A training run that kills itself: `python -m tests.crashing_run FOLDER [PLACE COUNT]`.
+
+PLACE is where the process gets kill -9 when it comes there for the COUNT-th time: `request`, `submit`,
+`wait`, `adopt`, `prune` or `never`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
+from tests.training import FakeAdapter, Run, examples, learning_engine
+
+
+def main(folder: Path, place: str = "never", count: str = "0") -> None:
+    run = Run(folder / "run", keep_checkpoints=1)
+    run.engine = learning_engine(log=folder / "sampled.log")
+    run.adapter = FakeAdapter(folder / "backend", lose_jobs=True)
+    run.examples, run.validation = examples(4), examples(6, "v")
+    run.finetuning.run_configuration = FinetuneRunConfig(validation_interval=2)
+    run.finetuning.curriculum_learning = CurriculumLearningConfig(
+        enabled=True, initial_percentile=0.5, increment_percentile=0.25, expansion_interval=1
+    )
+    left = int(count)
+
+    def dying(name: str, method: Any) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            if name == place:
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return await method(*args, **kwargs)
+
+        return call
+
+    run.engine.complete = dying("request", run.engine.complete)  # type: ignore[method-assign]
+    run.engine.adopt = dying("adopt", run.engine.adopt)  # type: ignore[method-assign]
+    run.adapter.submit = dying("submit", run.adapter.submit)  # type: ignore[method-assign]
+    run.adapter.wait_until_complete = dying("wait", run.adapter.wait_until_complete)  # type: ignore[method-assign]
+    run.adapter.prune = dying("prune", run.adapter.prune)  # type: ignore[method-assign]
+    asyncio.run(run.start(num_epochs=4))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

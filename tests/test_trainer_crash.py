@@ -1,0 +1,57 @@
+"""A run whose process is killed for real, again and again."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TIMES = {"timestamp", "collecting_seconds", "training_seconds"}
+
+KILLS = [
+    ("request", 3),
+    ("request", 12),
+    ("submit", 1),
+    ("wait", 1),
+    ("adopt", 1),
+    ("prune", 1),
+    ("request", 30),
+    ("wait", 2),
+]
+
+
+def train(folder, *kill):
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "tests.crashing_run", str(folder), *map(str, kill)]
+    return subprocess.run(command, cwd=ROOT, check=False, timeout=60, capture_output=True).returncode
+
+
+def told(folder):
+    """Everything the run's files say, but for times."""
+    lines = (folder / "run" / "training_metrics.jsonl").read_text().splitlines()
+    names = ("validation_history.json", "curriculum_state.json", "summary.json")
+    files = {name: json.loads((folder / "run" / name).read_text()) for name in names}
+    return [without_times(json.loads(line)) for line in lines], without_times(files)
+
+
+def without_times(value):
+    if isinstance(value, dict):
+        return {key: without_times(one) for key, one in value.items() if key not in TIMES}
+    return [without_times(one) for one in value] if isinstance(value, list) else value
+
+
+def sampled(folder):
+    return (folder / "sampled.log").read_text().splitlines()
+
+
+def test_a_run_that_is_killed_at_every_turn_ends_where_an_uninterrupted_one_ends(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert train(whole) == 0
+    for kill in KILLS:
+        assert train(killed, *kill) == -signal.SIGKILL
+    assert train(killed) == 0
+    assert told(killed) == told(whole)
+    assert set(sampled(killed)) == set(sampled(whole))
+    # What was under way when the process died is sampled again, and nothing else.
+    assert len(sampled(killed)) <= len(sampled(whole)) + 8 * len(KILLS)
