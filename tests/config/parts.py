@@ -31,6 +31,7 @@ class Pool(BaseModel):
     """Connections."""
 
     size: int = Field(default=4, ge=1, description="How many.")
+    idle: float = Field(default=5.0, ge=0, description="Seconds that one is kept.")
 
 
 class RemoteConfig(LlmConfig, name="openai"):

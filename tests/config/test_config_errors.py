@@ -196,7 +196,8 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
         pytest.param(
             "    _type: local",
             "    _type: openai\n    model_name: m\n    pool: {sise: 3}",
-            "config.yml:5:12: key 'llms.policy.pool.sise' is not known; did you mean 'size'? Allowed: size",
+            "config.yml:5:12: key 'llms.policy.pool.sise' is not known; did you mean 'size'? "
+            "Allowed: size, idle",
             id="misspelt key deep in a component",
         ),
         pytest.param(

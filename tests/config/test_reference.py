@@ -17,14 +17,15 @@ def test_every_key_of_every_block_is_there(parts: object):
     assert set(FinetuneConfig.model_fields) <= set(keys)
     assert {"llms", "max_concurrency", "evaluators", "initial_percentile", "validation_interval"} <= set(keys)
     assert "| `num_epochs` | an integer >= 1 | `1` | How many times to collect and train. |" in text
-    assert "### `finetuning.curriculum_learning`" in text
+    assert "### `finetuning` › `curriculum_learning`" in text
 
 
 def test_every_shipped_component_is_there_with_its_parts(parts: object):
     text = render_reference("tests")
     assert "## Model types\n\nIn `llms`." in text
     assert "### `_type: openai`\n\nA model behind an endpoint.\n" in text
-    assert "#### `_type: openai.pool`" in text
+    assert "#### `_type: openai` › `pool`" in text
+    assert "| `pool` | the block below |  | Connections. |" in text
     assert "| `model_name` | text | required | The endpoint's name for the model. |" in text
     assert "`eval.general.dataset`, `finetuning.run_configuration.dataset`" in text
 

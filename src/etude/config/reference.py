@@ -32,7 +32,8 @@ def render_reference(package: str = "etude") -> str:
 
 
 def _blocks() -> Iterator[str]:
-    yield from _table("The file", Config, 2)
+    yield "## The file\n"
+    yield from _table(Config)
     for name in ("eval", "finetuning"):
         yield from _with_parts(f"`{name}`", Config.model_fields[name].annotation, 2)
 
@@ -50,15 +51,14 @@ def _components(package: str) -> Iterator[str]:
 
 def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:
     """A model's table, then those of the blocks inside of it."""
-    yield from _table(title, model, level)
-    for name, field in model.model_fields.items():
-        for part in models_in(Slot(field.annotation)):
-            if not issubclass(part, ComponentConfig) and part.model_fields.keys() != {"name"}:
-                yield from _with_parts(f"{title[:-1]}.{name}`", part, level + 1)
-
-
-def _table(title: str, model: type[BaseModel], level: int) -> Iterator[str]:
     yield f"{'#' * level} {title}\n"
+    yield from _table(model)
+    for name, field in model.model_fields.items():
+        for part in _parts(field):
+            yield from _with_parts(f"{title} › `{name}`", part, level + 1)
+
+
+def _table(model: type[BaseModel]) -> Iterator[str]:
     yield f"{(model.__doc__ or '').strip()}\n"
     rows = [
         _row(field.alias or name, field) for name, field in model.model_fields.items() if name != "reward"
@@ -68,9 +68,17 @@ def _table(title: str, model: type[BaseModel], level: int) -> Iterator[str]:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    takes = describe(Slot(field.annotation, tuple(field.metadata)))
+    takes = "the block below" if _parts(field) else describe(Slot(field.annotation, tuple(field.metadata)))
     cells = (f"`{name}`", takes, _default(field), field.description or "")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _parts(field: FieldInfo) -> list[type[BaseModel]]:
+    """The blocks with a table of their own that a key holds."""
+    models = models_in(Slot(field.annotation))
+    return [
+        model for model in models if not issubclass(model, ComponentConfig) and len(model.model_fields) > 1
+    ]
 
 
 def _default(field: FieldInfo) -> str:
