@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -52,12 +52,16 @@ class LiveProgress(RunState):
 
     def render(self) -> RenderableType:
         """The panel as it is now."""
-        rows: list[RenderableType] = [self._headline(), self._rewards()]
+        rows = Table.grid(expand=True)
+        rows.add_row(self._headline())
         if self.phase_total:
-            rows.insert(1, ProgressBar(total=self.phase_total, completed=self.episodes, width=None))
+            rows.add_row(ProgressBar(total=self.phase_total, completed=self.episodes))
+        rows.add_row(self._rewards())
+        if self.validations:
+            rows.add_row(self._validations())
         title = Text.assemble(("etude", "bold"), f" · {self.run_id}" if self.run_id else "")
         return Panel(
-            Group(*rows),
+            rows,
             title=title,
             title_align="left",
             border_style="blue",
@@ -88,8 +92,9 @@ class LiveProgress(RunState):
         text = Text.assemble("reward ", ("–" if reward is None else f"{reward:.3f}", "bold green"))
         if self.rewards:
             text.append(f"  {sparkline(self.rewards)}", style="green")
-        if self.validations:
-            first, last = self.validations[0], self.validations[-1]
-            told = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
-            text.append(f"   validation {told}", style="magenta")
         return text
+
+    def _validations(self) -> Text:
+        first, last = self.validations[0], self.validations[-1]
+        told = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
+        return Text.assemble("validation ", (told, "bold magenta"))
