@@ -34,10 +34,13 @@ class MicroBatch:
 class Objective(Protocol):
     """A method of training."""
 
-    needs_reference: bool
-    """Whether `reference_BT` must be there."""
-    skips_idle: bool
-    """Whether sequences without advantage have no gradient and need not be computed."""
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `reference_BT` must be there."""
+
+    @property
+    def skips_idle(self) -> bool:
+        """Whether sequences without advantage have no gradient and need not be computed."""
 
     def normalised(self, units: Sequence[Sequence[TokenSequence]]) -> list[list[float]]:
         """For every sequence of an optimiser step, the factor of its weights."""

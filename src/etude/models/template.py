@@ -88,6 +88,10 @@ class ChatTemplate:
             done = closed[:stop]
         return tuple(ids), tuple(sampled)
 
+    def completion_ids(self, text: str) -> tuple[int, ...]:
+        """Token ids of an answer that was written and not sampled, its end of turn included."""
+        return self._tokenise(text + self._end_tokens[0])
+
     def parse(self, text: str, tools: Sequence[Tool]) -> Message:
         """The assistant message that sampled text (without its end-of-turn token) stands for.
 

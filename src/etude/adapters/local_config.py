@@ -1,0 +1,78 @@
+"""The config of training in this process: `_type: local`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from etude.config.finetuning import TrainerAdapterConfig
+
+
+class LoraConfig(BaseModel):
+    """Train LoRA weights and leave the model's own as they are (Hu et al., 2021)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    r: int = Field(default=16, ge=1, description="Rank.")
+    alpha: float = Field(default=32.0, gt=0, description="Scale: updates are multiplied by alpha / r.")
+    target_modules: list[str] | None = Field(
+        default=None, description="Names of layers to put LoRA weights on; left out: all linear layers."
+    )
+
+
+class GrpoConfig(BaseModel):
+    """Options of GRPO, named after their papers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="ε_low of the clipped ratio.")
+    clip_high: float = Field(default=0.28, gt=0, description="ε_high (clip-higher, DAPO).")
+    beta: float = Field(default=0.0, ge=0, description="Weight of the KL to the base model in the loss.")
+    aggregation: Literal["token", "sequence", "constant"] = Field(
+        default="token",
+        description="Averages over all tokens (DAPO), per sequence (GRPO), or by a constant (Dr. GRPO).",
+    )
+    constant_length: int = Field(
+        default=256, ge=1, description="The constant of `aggregation: constant`, in tokens."
+    )
+    advantage_scale: Literal["std", "none"] = Field(
+        default="std", description="Divide by the group's deviation (GRPO), or not (Dr. GRPO)."
+    )
+
+
+class DpoConfig(BaseModel):
+    """Options of DPO."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    beta: float = Field(default=0.1, gt=0, description="How hard preferences pull away from the reference.")
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="Share of pairs that may be the wrong way round (cDPO)."
+    )
+    reference: Literal["sampler", "base"] = Field(
+        default="sampler", description="The policy that sampled the pairs, or the base model."
+    )
+
+
+class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
+    """Train in this process, on the model that the agents sample from."""
+
+    learning_rate: float = Field(default=1e-5, gt=0, description="Of AdamW.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Trajectories (or pairs) per optimiser step; left out: all of an epoch's.",
+    )
+    passes: int = Field(default=1, ge=1, description="Times that an epoch's trajectories are gone over.")
+    token_budget: int = Field(
+        default=16384,
+        ge=1,
+        description="Padded tokens that go through the model at a time: memory for speed.",
+    )
+    lora: LoraConfig | None = Field(default=None, description="Train LoRA weights; left out: all weights.")
+    grpo: GrpoConfig = Field(default_factory=GrpoConfig, description="Options of the method `grpo`.")
+    dpo: DpoConfig = Field(default_factory=DpoConfig, description="Options of the method `dpo`.")

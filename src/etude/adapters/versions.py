@@ -1,0 +1,83 @@
+"""Folders of versions: `checkpoints/v3` holds what training needs to go on from version 3."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etude.core.errors import StoreError
+from etude.core.job import ModelVersion
+
+if TYPE_CHECKING:
+    from etude.learner.learner import Learner
+    from etude.models.policy import Policy
+
+_JOB_FILE = "job.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedJob:
+    """A job and the version that it made."""
+
+    version: ModelVersion
+    metrics: dict[str, float]
+
+    def metadata(self) -> dict[str, Any]:
+        """As the job's status tells it."""
+        return {"model_version": self.version.model_dump(mode="json"), "metrics": self.metrics}
+
+
+class VersionFolders:
+    """The versions of one model, one folder each. A folder is there whole or not at all."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def folder(self, number: int) -> Path:
+        """Where a version is, or would be."""
+        return self._root / f"v{number}"
+
+    def write(
+        self, job: str, number: int, metrics: dict[str, float], policy: Policy, learner: Learner
+    ) -> ModelVersion:
+        """Save the weights and the optimiser in memory as a version. Raises StoreError."""
+        final = self.folder(number)
+        draft = final.with_suffix(".part")
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            version = policy.save_version(draft, number).model_copy(update={"location": str(final)})
+            learner.save(draft)
+            facts = {"job": job, "version": version.model_dump(mode="json"), "metrics": metrics}
+            (draft / _JOB_FILE).write_text(json.dumps(facts, indent=2), encoding="utf-8")
+            # A version that a killed process left behind its journal is of no use: it is made again.
+            shutil.rmtree(final, ignore_errors=True)
+            draft.rename(final)
+        except OSError as error:
+            raise StoreError(
+                f"cannot save version {number} in {final}: {error.strerror}; free some space and "
+                "resume the run"
+            ) from error
+        return version
+
+    def of_job(self, job: str) -> FinishedJob | None:
+        """The version that a job made, when it is still there."""
+        for path in self._root.glob(f"v*/{_JOB_FILE}"):
+            try:
+                facts = json.loads(path.read_text(encoding="utf-8"))
+                if facts["job"] == job:
+                    return FinishedJob(ModelVersion.model_validate(facts["version"]), facts["metrics"])
+            except (OSError, ValueError, KeyError) as error:
+                raise StoreError(
+                    f"{path} is damaged ({error}); delete its folder and resume the run"
+                ) from error
+        return None
+
+    def prune(self, keep: set[int]) -> None:
+        """Delete every version that is not in `keep`, and what killed processes left half done."""
+        for path in self._root.glob("v*"):
+            number = path.name[1:].removesuffix(".part")
+            if path.suffix == ".part" or (number.isdigit() and int(number) not in keep):
+                shutil.rmtree(path, ignore_errors=True)

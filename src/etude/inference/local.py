@@ -1,0 +1,64 @@
+"""The config of a model in this process: `_type: local`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from etude.config.component import LlmConfig
+from etude.config.registry import register_llm
+from etude.core.call import Sampling
+from etude.core.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+    from etude.inference.embedded import EmbeddedEngine
+
+
+class LocalLlmConfig(LlmConfig, name="local"):
+    """A model that runs, and can be trained, in this process."""
+
+    model: str | Path = Field(description="A model folder, or a name on the Hugging Face hub.")
+    device: str = Field(default="auto", description="`auto`, `cpu`, `cuda`, `cuda:N` or `mps`.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="`auto` is bfloat16 on CUDA and float32 elsewhere."
+    )
+    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling: probability mass kept.")
+    max_tokens: int = Field(default=512, ge=1, description="Most tokens of one completion.")
+    max_batch: int = Field(default=256, ge=1, description="Most requests that are sampled at once.")
+
+    @property
+    def sampling(self) -> Sampling:
+        """How to sample where a call does not say."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
+
+
+@register_llm(config_type=LocalLlmConfig)
+async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[EmbeddedEngine]:
+    """Load the model and start its engine. Raises MissingExtraError without torch."""
+    require_local_extra()
+    from etude.inference.embedded import EmbeddedEngine
+    from etude.models.policy import Policy
+
+    engine = EmbeddedEngine(
+        Policy.load(config.model, device=config.device, dtype=config.dtype),
+        max_batch=config.max_batch,
+        max_tokens=config.max_tokens,
+        deterministic=builder.config.finetuning.deterministic,
+    )
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def require_local_extra() -> None:
+    """Raise MissingExtraError when the packages that run and train models here are not installed."""
+    missing = [name for name in ("torch", "transformers", "peft", "safetensors") if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"a model in this process ({', '.join(missing)} not installed)", "local")
