@@ -31,7 +31,7 @@ def supervised_batch(collection: TrajectoryCollection) -> TrainingBatch:
     """Every trajectory a unit; all sampled tokens count the same."""
     return TrainingBatch(
         tuple(
-            (_sequence(trajectory, [1.0] * len(_assistant_items(trajectory))),)
+            (_sequence(trajectory, [1.0] * len(_sampled_items(trajectory))),)
             for group in collection.trajectories
             for trajectory in group
         )
@@ -48,26 +48,33 @@ def dpo_batch(collection: TrajectoryCollection, tokenise: Tokenise) -> TrainingB
                     raise TrainingError(
                         "DPO trains on preferences (DPOItem), and found an episode; use builder dpo"
                     )
-                units.append(_preference(item, tokenise))
+                units.append(
+                    _preference(item, tokenise, float((trajectory.metadata or {}).get("temperature", 1.0)))
+                )
     return TrainingBatch(tuple(units))
 
 
-def _assistant_items(trajectory: Trajectory) -> list[EpisodeItem]:
+def _sampled_items(trajectory: Trajectory) -> list[EpisodeItem]:
+    """The assistant items that the policy sampled: not those that the agent wrote into a prompt itself."""
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
-    return [item for item in items if item.role is EpisodeItemRole.ASSISTANT]
+    return [
+        item
+        for item in items
+        if item.role is EpisodeItemRole.ASSISTANT and not (item.metadata or {}).get("given")
+    ]
 
 
 def _advantages(group: Sequence[Trajectory], scale: AdvantageScale) -> list[list[float]]:
-    """One advantage per assistant item of each trajectory."""
+    """One advantage per sampled item of each trajectory."""
     if any(trajectory.shaped_rewards for trajectory in group):
-        shaped = [list(t.shaped_rewards or [t.reward] * len(_assistant_items(t))) for t in group]
+        shaped = [list(t.shaped_rewards or [t.reward] * len(_sampled_items(t))) for t in group]
         return turn_advantages(shaped, scale)
     episodes: dict[Any, float] = {}
     for index, trajectory in enumerate(group):
         episodes.setdefault(_episode_of(trajectory, index), trajectory.reward)
     values = dict(zip(episodes, group_advantages(list(episodes.values()), scale), strict=True))
     return [
-        [values[_episode_of(trajectory, index)]] * len(_assistant_items(trajectory))
+        [values[_episode_of(trajectory, index)]] * len(_sampled_items(trajectory))
         for index, trajectory in enumerate(group)
     ]
 
@@ -82,17 +89,16 @@ def _sequence(trajectory: Trajectory, advantages: Sequence[float]) -> TokenSeque
     spread: list[float] = []
     logprobs: list[float] = []
     temperatures: set[float] = set()
-    for item, advantage in zip(_assistant_items(trajectory), advantages, strict=True):
+    for item, advantage in zip(_sampled_items(trajectory), advantages, strict=True):
         if item.token_ids is None or item.context_ids is None or item.logprobs is None:
             where = (trajectory.metadata or {}).get("episode", "?")
             raise TrainingError(
                 f"episode {where} has no token ids, which training needs; sample it with an engine that "
                 "returns them (llms _type: local, or openai with return_token_ids: true)"
             )
-        trained = (item.metadata or {}).get("trained", True)
         given, sampled = len(item.context_ids), len(item.token_ids)
         ids += [*item.context_ids, *item.token_ids]
-        weights += [0.0] * given + [1.0 if trained else 0.0] * sampled
+        weights += [0.0] * given + [1.0] * sampled
         spread += [0.0] * given + [advantage] * sampled
         logprobs += [0.0] * given + [float(value) for value in item.logprobs]
         temperatures.add(float((item.metadata or {}).get("temperature", 1.0)) or 1.0)
@@ -107,7 +113,7 @@ def _sequence(trajectory: Trajectory, advantages: Sequence[float]) -> TokenSeque
     )
 
 
-def _preference(item: DPOItem, tokenise: Tokenise) -> tuple[TokenSequence, TokenSequence]:
+def _preference(item: DPOItem, tokenise: Tokenise, temperature: float) -> tuple[TokenSequence, TokenSequence]:
     def side(
         response: str,
         ids: tuple[int, ...] | None,
@@ -125,7 +131,7 @@ def _preference(item: DPOItem, tokenise: Tokenise) -> tuple[TokenSequence, Token
             weights=given + chosen,
             advantages=given + (1.0,) * len(ids),
             logprobs=given + (logprobs or (0.0,) * len(ids)),
-            temperature=1.0,
+            temperature=temperature or 1.0,
         )
 
     return (

@@ -61,6 +61,7 @@ class Policy:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         limit_threads()
+        _silence_progress_bars()
         where = choose_device(device)
         if _looks_like_path(source) and not Path(source).is_dir():
             raise RequestError(f"there is no model at '{source}': the folder does not exist")
@@ -174,6 +175,7 @@ class Policy:
 
     def export(self, folder: Path, *, merge: bool = True) -> None:
         """Write a folder that `transformers` loads: merged weights, or LoRA weights alone."""
+        _silence_progress_bars()
         with self.lock:
             model = self.model
             if self.is_lora and merge:
@@ -182,6 +184,13 @@ class Policy:
                 model = copy.deepcopy(model).merge_and_unload()
             model.save_pretrained(folder, safe_serialization=True)
             self.tokenizer.save_pretrained(folder)
+
+
+def _silence_progress_bars() -> None:
+    """What is happening is told by whoever asked for it."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _looks_like_path(source: str | Path) -> bool:
