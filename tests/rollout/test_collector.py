@@ -75,19 +75,18 @@ async def test_another_seed_gives_other_answers(tmp_path: Path) -> None:
 
 
 async def test_an_interrupted_episode_gets_back_the_answers_it_had(journal: Journal) -> None:
-    engine, attempts = EchoEngine(), []
+    engine, answered = EchoEngine(), asyncio.Event()
 
     async def play(example, episode):
-        attempts.append(1)
         first = await episode.chat(ASK)
-        if len(attempts) == 1:
+        if not answered.is_set():
+            answered.set()
             await asyncio.Event().wait()
         second = await episode.chat([*ASK, first.message, *ASK])
         return [first.text, second.text]
 
     run = asyncio.ensure_future(collect_one(play, journal, engine=engine))
-    while not list(journal.scan("train/0/0/call/")):
-        await asyncio.sleep(0)
+    await answered.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
@@ -100,18 +99,18 @@ async def test_an_interrupted_episode_gets_back_the_answers_it_had(journal: Jour
 
 
 async def test_a_changed_prompt_is_sampled_anew_on_resume_and_the_rest_is_not(journal: Journal) -> None:
-    engine, words = EchoEngine(), ["old"]
+    engine, words, answered = EchoEngine(), ["old"], asyncio.Event()
 
     async def play(example, episode):
         await episode.chat(ASK)
         await episode.chat([{"role": "user", "content": words[0]}])
         if words[0] == "old":
+            answered.set()
             await asyncio.Event().wait()
         return "done"
 
     run = asyncio.ensure_future(collect_one(play, journal, engine=engine))
-    while len(list(journal.scan("train/0/0/call/"))) < 2:
-        await asyncio.sleep(0)
+    await answered.wait()
     run.cancel()
     await asyncio.wait({run})
     words[0] = "new"
@@ -123,10 +122,10 @@ async def test_a_changed_prompt_is_sampled_anew_on_resume_and_the_rest_is_not(jo
 async def test_a_workflow_that_raises_is_a_failure_with_its_line(journal: Journal) -> None:
     async def play(example, episode):
         await episode.chat(ASK)
-        raise KeyError("missing")  # the line
+        raise KeyError("missing")
 
     record = await collect_one(play, journal)
-    line = Path(__file__).read_text().splitlines().index('        raise KeyError("missing")  # the line') + 1
+    line = play.__code__.co_firstlineno + 2
     assert record.failure is not None and record.failure.kind == "raised"
     assert record.failure.reason.endswith(f"test_collector.py:{line}: KeyError: 'missing'")
     assert len(record.calls) == 1
@@ -370,7 +369,7 @@ async def test_leaving_the_loop_stops_the_episodes_under_way(journal: Journal) -
     assert [episode.id for episode in iter_episodes(journal)] == ["train/0/0"]
 
 
-async def test_a_journal_that_cannot_be_written_ends_the_run_whatever_the_agent_does(journal: Journal) -> None:
+async def test_a_journal_that_cannot_be_written_ends_the_run(journal: Journal) -> None:
     async def play(example, episode):
         journal.close()
         with contextlib.suppress(Exception):
@@ -405,7 +404,7 @@ async def test_finished_episodes_are_read_in_the_order_of_their_ids(journal: Jou
 async def test_a_journal_with_a_missing_call_says_so(journal: Journal) -> None:
     record = await collect_one(chatty, journal)
     await journal.delete(f"{record.id}/call/")
-    with pytest.raises(StoreError, match="call .* of episode train/0/0 is missing"):
+    with pytest.raises(StoreError, match=r"call .* of episode train/0/0 is missing"):
         read_episode(journal, record.id)
 
 

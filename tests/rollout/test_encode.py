@@ -15,7 +15,9 @@ from etude.rollout.encode import decode_call, decode_episode, encode_call, encod
 texts = st.text(max_size=6)
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
 messages = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool", "system"]), "content": texts})
-tools = st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": st.dictionaries(texts, texts)}))
+tools = st.lists(
+    st.fixed_dictionaries({"type": st.just("function"), "function": st.dictionaries(texts, texts)})
+)
 samplings = st.builds(
     Sampling,
     temperature=st.floats(0, 2),
@@ -102,7 +104,8 @@ def test_what_a_conversation_repeats_is_stored_once() -> None:
 
 
 def test_an_episode_comes_back_with_its_failed_calls_inline() -> None:
-    made = Call(0, "f", "m", ChatRequest(({"role": "user", "content": "a"},)), Completion({"role": "assistant"}))
+    request = ChatRequest(({"role": "user", "content": "a"},))
+    made = Call(0, "f", "m", request, Completion({"role": "assistant"}))
     failed = replace(made, index=1, completion=None, error="refused")
     record = EpisodeRecord(
         id="train/1/0",

@@ -7,10 +7,11 @@ import pytest
 from etude.core.call import ChatRequest, Sampling
 from etude.core.episode import Event
 from etude.core.errors import EngineError, RequestError
+from etude.rollout.collector import EpisodeJob
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import function
 from etude.store.journal import Journal
-from tests.rollout.running import collect, collect_one, jobs
+from tests.rollout.running import collect, collect_one, examples, jobs
 from tests.support import EchoEngine, ScriptedEngine, tool_call
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -65,7 +66,8 @@ async def test_arguments_that_are_no_json_are_none_and_kept_raw(journal: Journal
             seen.extend((await episode.chat(ASK)).tool_calls)
         return "done"
 
-    await collect_one(play, journal, engine=ScriptedEngine([tool_call("add", "{oops"), tool_call("add", "[1]")]))
+    engine = ScriptedEngine([tool_call("add", "{oops"), tool_call("add", "[1]")])
+    await collect_one(play, journal, engine=engine)
     assert [(call.arguments, call.raw_arguments) for call in seen] == [(None, "{oops"), (None, "[1]")]
 
 
@@ -77,10 +79,8 @@ async def test_sampling_is_the_configs_then_the_agents_then_the_evaluations(jour
     configured = {"policy": Sampling(temperature=0.9, max_tokens=64)}
     trained = await collect_one(play, journal, sampling=configured)
     assert trained.calls[0].request.sampling == Sampling(0.5, 1.0, 64, ("END",))
-    work = [job for job in jobs(1, sampling={"temperature": 0}) if not journal.contains(job.id + "greedy")]
-    greedy = await collect_one(
-        play, journal, sampling=configured, work=[type(work[0])("eval/0", work[0].example, 0, {"temperature": 0})]
-    )
+    work = [EpisodeJob("eval/0/0", examples(1)[0], sampling={"temperature": 0})]
+    greedy = await collect_one(play, journal, sampling=configured, work=work)
     assert greedy.calls[0].request.sampling == Sampling(0.0, 1.0, 64, ("END",))
 
 
@@ -201,7 +201,8 @@ async def test_calls_belong_to_the_function_that_makes_them(journal: Journal) ->
         await episode.chat(ASK)
 
     async def play(example, episode):
-        await asyncio.gather(plan(episode), episode.chat(ASK))
+        await plan(episode)
+        await asyncio.gather(search(episode), episode.chat(ASK))
         async with episode.function("writer"):
             await episode.chat(ASK)
         with episode.function("reader"):
@@ -210,9 +211,11 @@ async def test_calls_belong_to_the_function_that_makes_them(journal: Journal) ->
         return "done"
 
     record = await collect_one(play, journal)
-    functions = [call.function for call in record.calls]
-    assert sorted(functions[:3]) == ["<workflow>", "planner", "search"] or functions[:2] == ["search", "<workflow>"]
-    assert functions[-3:] == ["writer", "reader", "<workflow>"]
+    assert [call.function for call in record.calls] == [
+        *("search", "planner"),
+        *("search", "<workflow>"),
+        *("writer", "reader", "<workflow>"),
+    ]
 
 
 async def test_wrong_requests_say_what_is_wrong(journal: Journal) -> None:
@@ -263,6 +266,15 @@ async def test_a_failed_call_is_recorded_with_its_reason_and_may_be_caught(journ
     assert record.output == "fine"
     assert [call.error for call in record.calls] == ["prompt too long", None]
     assert record.calls[0].completion is None
+
+
+async def test_an_engine_that_breaks_is_on_the_record(journal: Journal) -> None:
+    async def play(example, episode):
+        await episode.chat(ASK)
+
+    record = await collect_one(play, journal, engine=ScriptedEngine([ZeroDivisionError("oops")]))
+    assert record.failure is not None and record.failure.kind == "raised"
+    assert [call.error for call in record.calls] == ["ZeroDivisionError: oops"]
 
 
 async def test_a_call_that_the_agent_gives_up_on_is_recorded_as_cancelled(journal: Journal) -> None:

@@ -296,3 +296,41 @@ async def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     path.write_bytes(data)
     with Journal(path) as journal, pytest.raises(StoreError, match=r"run\.db: the file is damaged"):
         journal.get("key 1")
+
+
+async def test_a_write_that_fails_leaves_the_journal_usable(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    with Journal(path) as journal, sqlite3.connect(path) as other:
+        await journal.put("a", 1)
+        other.execute("ALTER TABLE steps RENAME TO gone")
+        other.commit()
+        outcomes = await asyncio.gather(*(journal.put(str(i), i) for i in range(3)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [StoreError] * 3
+        with pytest.raises(StoreError, match=r"run\.db: no such table"):
+            await journal.delete("a")
+        other.execute("ALTER TABLE gone RENAME TO steps")
+        other.commit()
+        await journal.put("b", 2)
+        assert dict(journal.scan()) == {"a": 1, "b": 2}
+
+
+async def test_the_largest_prefix_has_no_upper_bound(journal: Journal) -> None:
+    last = "\U0010ffff"
+    for key in ("a", last, last + "a"):
+        await journal.put(key, 1)
+    assert [key for key, _ in journal.scan(last)] == [last, last + "a"]
+    await journal.delete(last)
+    assert [key for key, _ in journal.scan()] == ["a"]
+
+
+def test_writes_of_a_loop_that_is_gone_do_not_stop_the_writer(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run.db") as journal:
+
+        async def leave_early() -> None:
+            for index in range(50):
+                asyncio.ensure_future(journal.put(f"early/{index}", index))  # noqa: RUF006  nobody waits
+            await asyncio.sleep(0)
+
+        asyncio.run(leave_early())
+        asyncio.run(journal.put("late", 1))
+        assert journal.get("late") == 1

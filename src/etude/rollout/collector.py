@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from etude.rollout.encode import encode_episode
 from etude.rollout.episode import Episode
 from etude.rollout.models import Models
 from etude.rollout.recorder import Recorder
-from etude.rollout.run_workflow import run_workflow
+from etude.rollout.run_workflow import run_workflow, watch_workflows
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
 
@@ -88,6 +89,10 @@ class Collector:
         self._server = EndpointServer(port=endpoint_port)
         self._collections = 0
 
+    @property
+    def _timeout(self) -> float | None:
+        return self.limits.timeout if self.workflow.timeout is None else self.workflow.timeout
+
     async def collect(self, jobs: Iterable[EpisodeJob]) -> AsyncGenerator[EpisodeRecord]:
         """Run the jobs, and yield each episode when it is finished and journalled.
 
@@ -102,6 +107,8 @@ class Collector:
             self.limits.max_concurrency
         )
         self._collections += 1
+        watch = contextlib.ExitStack()
+        watch.enter_context(watch_workflows(self._timeout))
         workers = [
             asyncio.ensure_future(self._work(waiting, finished)) for _ in range(self.limits.max_concurrency)
         ]
@@ -119,6 +126,7 @@ class Collector:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
+            watch.close()
             self._collections -= 1
             if not self._collections:
                 await self._server.close()
@@ -161,10 +169,9 @@ class Collector:
         # A copy: what an agent does to its inputs must not reach the other episodes of the example.
         example = replace(job.example, inputs=dict(job.example.inputs))
         episode = Episode(example, job.generation, recorder, seed=self._seed, server=self._server)
-        timeout = self.workflow.timeout if self.workflow.timeout is not None else self.limits.timeout
         started = time.perf_counter()
         try:
-            output, failure = await run_workflow(self.workflow, episode, timeout)
+            output, failure = await run_workflow(self.workflow, episode, self._timeout)
         finally:
             episode.close()
         if recorder.fatal is not None:

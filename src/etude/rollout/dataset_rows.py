@@ -120,12 +120,12 @@ def _csv(path: Path) -> Iterator[Row]:
                 if None in content or None in content.values():
                     amount = "more" if None in content else "fewer"
                     raise DatasetError(
-                        f"{where}: this row has {amount} fields than the {len(reader.fieldnames or ())} columns "
-                        f"that the first line names; put quotes around fields that hold commas"
+                        f"{where}: this row has {amount} fields than the first line names columns "
+                        f"({len(reader.fieldnames or ())}); put quotes around fields that hold commas"
                     )
                 yield Row(where, content)
         except csv.Error as error:
-            raise DatasetError(f"{path}:{reader.line_num}: broken CSV: {error}") from error
+            raise DatasetError(f"{path}:{reader.reader.line_num}: broken CSV: {error}") from error
 
 
 def _parquet(path: Path) -> Iterator[Any]:

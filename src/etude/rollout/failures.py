@@ -19,8 +19,10 @@ _LIBRARIES = tuple(
 
 def failure_of(error: BaseException) -> Failure:
     """The failure that an exception of the workflow stands for: `file:line: Type: message`."""
+    if isinstance(error.__cause__, StopIteration):
+        error = error.__cause__  # A coroutine cannot raise it: Python puts a RuntimeError in its place.
     kind = type(error).__name__
-    where = _user_line(error)
+    where = user_line(error)
     reason = f"{where}: {kind}: {error}" if where else f"{kind}: {error}"
     return Failure("call_failed" if _is_call_failure(error) else "raised", reason)
 
@@ -55,7 +57,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             pending.extend(cause.exceptions)
 
 
-def _user_line(error: BaseException) -> str | None:
+def user_line(error: BaseException) -> str | None:
     """`file:line` of the innermost line that is neither ours nor a library's, else of the innermost."""
     frames = list(reversed(traceback.extract_tb(error.__traceback__)))
     own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from etude.core.call import Call, ChatRequest, Sampling
-from etude.core.errors import EngineError, EpisodeError, EtudeError, StoreError
+from etude.core.errors import EpisodeError, EtudeError, StoreError
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
 from etude.inference.sampling import change_sampling
@@ -171,21 +171,15 @@ class Recorder:
             call = await self._journal.step(
                 call_key(self.episode_id, name), sample, encode=encode, decode=decode
             )
-        except EngineError as error:
-            self._note_failed(replace(asked, error=str(error)))
-            raise
         except StoreError as error:
             self.fatal = error
             raise
-        except asyncio.CancelledError:
-            self._note_failed(replace(asked, error="cancelled before there was an answer"))
+        except BaseException as error:
+            if not self._closed:
+                self._calls[index] = replace(asked, error=_reason(error))
             raise
         self._reader.add(name, call)
         return call
-
-    def _note_failed(self, call: Call) -> None:
-        if not self._closed:
-            self._calls[call.index] = call
 
     def _parent(self, call: Call) -> tuple[str, Call] | None:
         """The recent call that shares the most messages with this one, and its name."""
@@ -200,3 +194,9 @@ class Recorder:
             if shared > len(candidate.request.messages):
                 break  # It continues this one; an earlier one cannot share more that matters.
         return best
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, asyncio.CancelledError):
+        return "cancelled before there was an answer"
+    return str(error) if isinstance(error, EtudeError) else f"{type(error).__name__}: {error}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from typing import Any
 
 from etude.core.episode import Failure
 from etude.rollout.blocking import SyncEpisode
 from etude.rollout.episode import Episode
-from etude.rollout.failures import failure_of
+from etude.rollout.failures import failure_of, user_line
+from etude.rollout.loop_watch import BlockedLoop, watch_loop
 from etude.rollout.threads import call_in_thread
 from etude.rollout.workflow import Workflow
 from etude.store.plain import plain
@@ -41,9 +43,17 @@ async def run_workflow(
     if task.cancelled():
         return None, Failure("raised", f"{workflow.where}: CancelledError: the workflow cancelled itself")
     error = task.exception()
+    if isinstance(error, BlockedLoop):
+        reason = "blocked the event loop; await instead, or write `def` in place of `async def`"
+        return None, Failure("timeout", f"{user_line(error)}: {reason}")
     if error is not None:
         return None, failure_of(error)
     return _checked(workflow, task.result())
+
+
+def watch_workflows(seconds: float | None) -> contextlib.AbstractContextManager[None]:
+    """While this is open, workflows that block the event loop for `seconds` fail; see `watch_loop`."""
+    return watch_loop(seconds, _call.__code__)
 
 
 async def _call(workflow: Workflow, episode: Episode) -> Any:

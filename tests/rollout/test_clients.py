@@ -1,0 +1,171 @@
+"""Agents that reach the model through OpenAI's client, or through HTTP from another process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+
+import openai
+import pytest
+
+from etude.core.errors import EngineError, RequestError
+from etude.rollout.collector import Limits
+from etude.store.journal import Journal
+from tests.rollout.running import collect, collect_one, jobs
+from tests.support import EchoEngine, ScriptedEngine, tool_call
+
+ASK = [{"role": "user", "content": "hi"}]
+
+AGENT = """
+import json, sys, urllib.request
+base_url, key, question = sys.argv[1:]
+body = json.dumps({"model": "any", "messages": [{"role": "user", "content": question}]}).encode()
+headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+request = urllib.request.Request(base_url + "/chat/completions", body, headers)
+answer = json.load(urllib.request.urlopen(request))
+print(answer["choices"][0]["message"]["content"])
+"""
+
+
+async def run_agent(episode, question: str) -> str:
+    endpoint = episode.endpoint
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", AGENT, endpoint.base_url, endpoint.api_key, question),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    return out.decode().strip()
+
+
+async def test_the_openai_client_makes_the_same_calls_as_chat(journal: Journal) -> None:
+    async def play(example, episode):
+        client = episode.openai()
+        async with episode.function("search"):
+            first = await client.chat.completions.create(model="gpt-x", messages=ASK, temperature=0.5)
+        message = first.choices[0].message
+        second = await client.chat.completions.create(model="policy", messages=[*ASK, message, *ASK])
+        return second.choices[0].message.content
+
+    record = await collect_one(play, journal)
+    first, second = record.calls
+    assert (first.function, first.model, first.request.sampling.temperature) == ("search", "policy", 0.5)
+    assert second.function == "<workflow>"
+    assert second.request.messages == (*ASK, first.completion.message, *ASK)
+    # The tokens of the first call are extended, and not tokenised again.
+    before = first.completion.prompt_ids + first.completion.completion_ids
+    assert second.completion.prompt_ids[: len(before)] == before
+    assert record.output == second.completion.message["content"]
+
+
+async def test_ids_are_the_same_when_an_episode_is_resumed(journal: Journal) -> None:
+    async def play(example, episode):
+        client = episode.openai()
+        return [(await client.chat.completions.create(model="m", messages=ASK)).id for _ in range(2)]
+
+    record = await collect_one(play, journal)
+    await journal.forget(record.id)
+    again = await collect_one(play, journal)
+    assert again.output == record.output
+    assert len(set(record.output)) == 2
+
+
+async def test_a_client_can_stand_for_one_of_several_models(journal: Journal) -> None:
+    async def play(example, episode):
+        client = episode.openai("large")
+        for model in ("gpt-x", "small"):
+            await client.chat.completions.create(model=model, messages=ASK)
+        with pytest.raises(RequestError, match="no model 'tiny'"):
+            episode.openai("tiny")
+        with pytest.raises(openai.BadRequestError, match="there are several: small, large"):
+            await episode.openai().chat.completions.create(model="gpt-x", messages=ASK)
+        return "done"
+
+    record = await collect_one(play, journal, models={"small": EchoEngine(), "large": EchoEngine()})
+    assert record.failure is None, record.failure
+    assert [call.model for call in record.calls] == ["large", "small"]
+
+
+async def test_tools_work_through_the_client(journal: Journal) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+    async def play(example, episode):
+        client, messages = episode.openai(), list(ASK)
+        answer = await client.chat.completions.create(model="m", messages=messages, tools=tools)
+        [call] = answer.choices[0].message.tool_calls
+        messages += [answer.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+        answer = await client.chat.completions.create(model="m", messages=messages, tools=tools)
+        return answer.choices[0].message.content
+
+    record = await collect_one(play, journal, engine=ScriptedEngine([tool_call("add", {}), "three"]))
+    assert record.output == "three"
+    assert record.calls[1].request.messages[1] == record.calls[0].completion.message
+
+
+async def test_a_call_that_failed_behind_the_client_is_a_failed_call(journal: Journal) -> None:
+    async def play(example, episode):
+        await episode.openai().chat.completions.create(model="m", messages=ASK)
+
+    record = await collect_one(play, journal, engine=ScriptedEngine([EngineError("overloaded")]))
+    assert record.failure is not None and record.failure.kind == "call_failed"
+    assert "overloaded" in record.failure.reason
+    assert [call.error for call in record.calls] == ["overloaded"]
+
+
+async def test_an_agent_in_another_process_is_recorded_into_its_episode(journal: Journal) -> None:
+    async def play(example, episode):
+        return await run_agent(episode, example.inputs["question"])
+
+    records = await collect(play, journal, work=jobs(3))
+    assert [call.request.messages[0]["content"] for record in records for call in record.calls] == [
+        "What is 0?",
+        "What is 1?",
+        "What is 2?",
+    ]
+    assert all(record.output == record.calls[0].completion.message["content"] for record in records)
+
+
+async def test_a_plain_function_can_hand_out_the_endpoint(journal: Journal) -> None:
+    def play(example, episode):
+        endpoint = episode.endpoint
+        client = openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+        answer = client.chat.completions.create(model="m", messages=ASK)
+        client.close()
+        return answer.choices[0].message.content
+
+    record = await collect_one(play, journal, engine=ScriptedEngine(["over http"]))
+    assert record.failure is None, record.failure
+    assert record.output == "over http"
+
+
+async def test_a_key_is_void_when_its_episode_is_over(journal: Journal) -> None:
+    kept = []
+
+    async def play(example, episode):
+        if example.id == "0":
+            kept.append(episode.endpoint)
+            return "done"
+        while not kept or not journal.contains("train/0/0"):
+            await episode.chat(ASK)
+        stale = kept[0]
+        client = openai.AsyncOpenAI(base_url=stale.base_url, api_key=stale.api_key)
+        with pytest.raises(openai.AuthenticationError):
+            await client.chat.completions.create(model="m", messages=ASK)
+        await client.close()
+        assert episode.endpoint.api_key != stale.api_key
+        return "refused"
+
+    records = await collect(play, journal, work=jobs(2), limits=Limits(max_calls=None))
+    assert [record.output for record in records] == ["done", "refused"], records[1].failure
+
+
+async def test_a_port_in_use_ends_the_run_with_one_sentence(journal: Journal) -> None:
+    async def play(example, episode):
+        return episode.endpoint.base_url
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(RequestError, match=f"port {port} on 127.0.0.1 is in use"):
+            await collect(play, journal, endpoint_port=port)
