@@ -85,7 +85,7 @@ async def test_sys_exit_in_a_plain_function_does_not_end_the_run(journal: Journa
         sys.exit(2)
 
     record = await collect_one(play, journal)
-    assert record.failure is not None and "sys.exit(2)" in record.failure.reason
+    assert record.failure is not None and "SystemExit: 2" in record.failure.reason
 
 
 async def test_a_failed_call_can_be_caught_in_a_plain_function(journal: Journal) -> None:

@@ -14,8 +14,8 @@ from etude.config.registry import register_evaluator
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
-from etude.rewards.daemon_threads import DaemonThreads
 from etude.rewards.evaluator import Evaluator, scored
+from etude.rollout.threads import call_in_thread
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -77,14 +77,13 @@ class FunctionEvaluator(Evaluator):
         self._is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
             getattr(fn, "__call__", None)  # noqa: B004 - an object with an async `__call__`
         )
-        self._threads = DaemonThreads()
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         """Score one episode. Raises what the function raises."""
         given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
         if self._is_async:
             return scored(item, await self._fn(*given, **self._arguments))
-        result = await self._threads.run(self._fn, *given, **self._arguments)
+        result = await call_in_thread(lambda: self._fn(*given, **self._arguments))
         return scored(item, await result if inspect.isawaitable(result) else result)
 
 

@@ -61,21 +61,16 @@ async def _call(workflow: Workflow, episode: Episode) -> Any:
         if workflow.is_async:
             return await workflow.fn(episode.example, episode, **workflow.arguments)
         return await _call_in_thread(workflow, episode)
-    except (SystemExit, KeyboardInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
+    except SystemExit as error:
         # An agent that calls sys.exit() has failed; it must not end the run.
-        raise RuntimeError(f"the workflow called sys.exit({error.code!r})").with_traceback(
-            error.__traceback__
-        ) from None
+        told = f"the workflow raised SystemExit: {error}"
+        raise RuntimeError(told).with_traceback(error.__traceback__) from None
 
 
 async def _call_in_thread(workflow: Workflow, episode: Episode) -> Any:
     blocking = SyncEpisode(episode)
     try:
-        output = await call_in_thread(
-            lambda: workflow.fn(episode.example, blocking, **workflow.arguments), name=f"etude {episode.id}"
-        )
+        output = await call_in_thread(lambda: workflow.fn(episode.example, blocking, **workflow.arguments))
     finally:
         blocking.close()
     if inspect.iscoroutine(output):
