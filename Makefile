@@ -1,0 +1,58 @@
+# Everything runs in .venv, which is made when it is first needed. Another Python: make PYTHON=python3.12 …
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+LOCAL := .venv/.installed-local
+DEV := .venv/.installed-dev
+
+# A half-made environment or stamp must not pass for a whole one.
+.DELETE_ON_ERROR:
+
+.PHONY: help demo test test-all lint types docs bench clean
+
+help: ## Show what there is
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(LOCAL) ## Install, and watch an agent learn (ARGS="--task tictactoe")
+	$(BIN)/etude demo $(ARGS)
+
+test: lint types ## Install, and run all checks but the slow tests
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-fail-under=90 $(ARGS)
+
+test-all: lint types ## The same with the slow tests
+	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-fail-under=90 $(ARGS)
+
+lint: $(DEV) ## Style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV) ## Types
+	$(BIN)/mypy
+
+docs: $(DEV) ## Write docs/config.md anew from the config classes
+	$(BIN)/python -c "from pathlib import Path; from etude.config.reference import render_reference; \
+	Path('docs/config.md').write_text(render_reference(), encoding='utf-8')"
+
+bench: $(LOCAL) ## Run the benchmarks (ARGS=--quick)
+	$(BIN)/python benchmarks/harness.py $(ARGS)
+	$(BIN)/python benchmarks/demo.py $(ARGS)
+
+clean: ## Remove the environment and what tools left behind
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
+
+# One pip call for all: the pin of torch in pyproject.toml then holds for whatever else wants torch.
+$(LOCAL): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[local]'
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(LOCAL) $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Etude needs Python 3.11 or newer, and \
+	$(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv

@@ -1,0 +1,199 @@
+"""The plan of the house, held by the code: who may import whom, how long a file may be, what loads when."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "etude"
+
+ROOMS = """
+    core config store sandbox models inference learner rollout rewards curriculum runtime builders adapters epochs
+    trainer epoch_trainer report export runs finetune components cli __main__
+""".split()
+"""From the ground up: a room imports only from rooms before it. A module in `src/etude` is a room too."""
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+HEAVY = {"torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "numpy"}
+"""The packages of the extra `local`: nothing else may need them before a local model is built."""
+
+TORCH_ROOMS = {"models", "learner"}
+TORCH_MODULES = {
+    "etude.inference.decoder",
+    "etude.inference.embedded",
+    "etude.inference.kv_slots",
+    "etude.inference.sampler",
+    "etude.adapters.local_adapter",
+    "etude.adapters.versions",
+}
+"""Modules that only a local model or its training imports; they may have torch at the top."""
+
+SLOW_TO_IMPORT = HEAVY | {"openai", "matplotlib", "datasets", "pyarrow", "fastapi", "uvicorn", "sqlalchemy"}
+
+PRINTING_ROOMS = {"cli", "report"}
+
+
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    """The syntax trees of all modules, by their dotted names."""
+    return {_dotted(path): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """The room of a module; the package's own `__init__` has none."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(node: ast.AST, *, top_level: bool = False) -> Iterator[tuple[str, int]]:
+    """The imported modules and their lines; not those for type checkers, nor, on demand, those in functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if top_level and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, child.lineno) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"line {child.lineno}: imports are absolute here"
+            names = [f"{child.module}.{alias.name}" for alias in child.names]
+            inside = [name for name in names if name in modules()]
+            yield from ((name, child.lineno) for name in inside or [str(child.module)])
+        yield from imports(child, top_level=top_level)
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """All functions and methods."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_every_room_is_on_the_plan():
+    assert {room_of(module) for module in modules()} - {""} <= set(ROOMS), "give new rooms a place in ROOMS"
+
+
+def test_rooms_import_only_from_rooms_below_them():
+    found = [
+        f"{module}:{line} imports {imported}"
+        for module, tree in modules().items()
+        for imported, line in imports(tree)
+        if room_of(module) and imported.startswith("etude.")
+        if ROOMS.index(room_of(imported)) > ROOMS.index(room_of(module))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_nothing_imports_the_public_package():
+    """It loads names lazily from the rooms; a room that used it would hide what it needs."""
+    found = [
+        f"{module}:{line}"
+        for module, tree in modules().items()
+        for name, line in imports(tree)
+        if name == "etude"
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_modules_are_short():
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCE.rglob("*.py")}
+    found = [f"{path}: {length} lines" for path, length in lengths.items() if length > MAX_MODULE_LINES]
+    assert not found, "\n".join(found)
+
+
+def test_functions_are_short():
+    found = [
+        f"{module}:{function.lineno} {function.name}"
+        for module, tree in modules().items()
+        for function in functions(tree)
+        if (function.end_lineno or 0) - function.lineno >= MAX_FUNCTION_LINES
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_only_what_runs_or_trains_models_here_imports_torch_at_its_top():
+    found = [
+        f"{module}:{line} imports {imported}"
+        for module, tree in modules().items()
+        for imported, line in imports(tree, top_level=True)
+        if imported.partition(".")[0] in HEAVY
+        if room_of(module) not in TORCH_ROOMS and module not in TORCH_MODULES
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("statement", ["import etude", "import etude; etude.Example; etude.workflow"])
+def test_importing_etude_is_light(statement: str):
+    loaded = _loaded_after(statement)
+    assert not loaded & SLOW_TO_IMPORT - ({"sqlalchemy"} if ";" in statement else set())
+
+
+def test_no_shipped_component_needs_torch_before_it_is_built():
+    assert not _loaded_after("import etude.components") & HEAVY
+
+
+def _loaded_after(statement: str) -> set[str]:
+    """The top-level packages that a new process has loaded after a statement."""
+    script = f"{statement}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_nothing_is_pickled():
+    found = [
+        f"{module}:{line} imports {imported}"
+        for module, tree in modules().items()
+        for imported, line in imports(tree)
+        if imported.partition(".")[0] in {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_only_the_command_line_and_the_report_print():
+    found = [
+        f"{module}:{node.lineno}"
+        for module, tree in modules().items()
+        if room_of(module) not in PRINTING_ROOMS
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_everything_public_has_a_docstring():
+    found = [
+        f"{module}:{line} {name}"
+        for module, tree in modules().items()
+        for name, line, node in _public(tree)
+        if not ast.get_docstring(node)
+    ]
+    assert not found, "\n".join(found)
+
+
+def _public(tree: ast.Module) -> Iterator[tuple[str, int, ast.Module | ast.ClassDef | ast.FunctionDef]]:
+    """The module, its public classes and functions, and the public methods of the classes."""
+    yield "the module", 1, tree
+    scopes: list[ast.Module | ast.ClassDef] = [tree]
+    for scope in scopes:
+        for node in scope.body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if node.name.startswith("_") or _is_overload(node):
+                continue
+            yield node.name, node.lineno, node  # type: ignore[misc]
+            if isinstance(node, ast.ClassDef):
+                scopes.append(node)
+
+
+def _is_overload(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list)
