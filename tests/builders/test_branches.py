@@ -3,9 +3,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.builders.branches import branches_of, message_key
+from etude.builders.branches import branches_of
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import WORKFLOW
+from etude.core.message import message_key
 from tests.builders.scripted_episodes import call, conversation, episode, ids
 
 USER = {"role": "user", "content": "hi"}

@@ -7,13 +7,11 @@ call starts a branch of its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from etude.core.call import Call
+from etude.core.call import Call, continues
 from etude.core.episode import EpisodeRecord
-from etude.core.message import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +74,11 @@ def _extends(earlier: Call, call: Call) -> bool:
     sequence = sequence_of(earlier)
     prompt = call.completion.prompt_ids if call.completion is not None else None
     if sequence is None or prompt is None:
-        return _continues(earlier, call)
+        return continues(call.request.messages, earlier)
     return prompt[: len(sequence)] == sequence
 
 
 def _repeats(branch: Sequence[Call], call: Call) -> bool:
     """Whether the call's messages continue any call of a branch that its tokens do not extend."""
-    return any(_continues(earlier, call) and not _extends(earlier, call) for earlier in branch)
-
-
-def _continues(earlier: Call, call: Call) -> bool:
-    """Whether the messages of `call` start with those of `earlier` and its reply."""
-    if earlier.completion is None:
-        return False
-    history = (*earlier.request.messages, earlier.completion.message)
     messages = call.request.messages
-    return len(messages) >= len(history) and all(
-        message_key(a) == message_key(b) for a, b in zip(history, messages, strict=False)
-    )
-
-
-def message_key(message: Message) -> str:
-    """What makes two messages the same: role, content and tool calls.
-
-    Ids and empty fields are left out, because client libraries drop and renumber them.
-    """
-    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    return json.dumps([message.get("role"), message.get("content") or "", calls], sort_keys=True, default=str)
+    return any(continues(messages, earlier) and not _extends(earlier, call) for earlier in branch)

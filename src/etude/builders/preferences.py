@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from etude.builders.branches import Branch, message_key
-from etude.builders.transcript import text_of
-from etude.core.message import Message, OpenAIMessage
+from etude.builders.branches import Branch
+from etude.core.message import Message, OpenAIMessage, message_key, text_of
 from etude.core.trajectory import DPOItem
 
 

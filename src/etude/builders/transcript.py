@@ -9,7 +9,7 @@ from etude.builders.branches import Branch, sequence_of
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, Event
 from etude.core.errors import TrainingError
-from etude.core.message import Message
+from etude.core.message import Message, text_of
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.rewards.shaping import discounted_returns
 
@@ -126,14 +126,6 @@ def _given(message: Message) -> EpisodeItem:
             role=role, content=text_of(message), logprobs=(), metadata=extras | {"given": True}
         )
     return EpisodeItem(role=role, content=text_of(message), metadata=extras or None)
-
-
-def text_of(message: Message) -> str:
-    """The text of a message; of content in parts, the text parts."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return "" if content is None else str(content)
 
 
 def _extras(message: Message) -> dict[str, Any]:

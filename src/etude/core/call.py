@@ -6,9 +6,10 @@ is never tokenised again for training.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from etude.core.message import Message, Tool
+from etude.core.message import Message, Tool, message_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +84,11 @@ class Call:
     completion: Completion | None = None
     error: str | None = None
     """Why there is no completion, for a call that failed for good."""
+
+
+def continues(messages: Sequence[Message], earlier: Call) -> bool:
+    """Whether `messages` start with those of `earlier` and its reply."""
+    if earlier.completion is None or len(messages) <= len(earlier.request.messages):
+        return False
+    history = (*earlier.request.messages, earlier.completion.message)
+    return all(a == b or message_key(a) == message_key(b) for a, b in zip(history, messages, strict=False))

@@ -7,6 +7,7 @@ that a person writes or reads.
 
 from __future__ import annotations
 
+import json
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
@@ -29,3 +30,28 @@ class OpenAIMessage(BaseModel):
     def to_wire(self) -> Message:
         """The message as the API takes it, without unset fields."""
         return self.model_dump(exclude_unset=True) | {"role": self.role, "content": self.content}
+
+
+def text_of(message: Message) -> str:
+    """The text of a message; of content in parts, the text parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
+
+
+def is_text(message: Message) -> bool:
+    """Whether the content is nothing but text: a string, none at all, or parts of type `text`."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return all(isinstance(part, dict) and part.get("type", "text") == "text" for part in parts)
+
+
+def message_key(message: Message) -> str:
+    """What makes two messages the same: role, content and tool calls.
+
+    Ids and empty fields are left out, because client libraries drop and renumber them.
+    """
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    content = text_of(message) if is_text(message) else message["content"]
+    return json.dumps([message.get("role"), content, calls], sort_keys=True, default=str)
