@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Status: TypeAlias = Literal["ok", "wrong", "error", "timeout", "memory", "refused"]
@@ -54,4 +54,4 @@ class SandboxResult:
     """Of `call_function`: the calls that came to an end, in their order."""
     seconds: float = 0.0
     """Wall time."""
-    isolation: Isolation = Isolation()
+    isolation: Isolation = field(default_factory=Isolation)
