@@ -1,0 +1,198 @@
+"""How fast the calculator demo learns: reward against wall time and CPU time, over three seeds.
+
+Runs `etude demo --json`, a process for each seed, and notes when each of its events comes. Time counts from
+the start of the process, so it contains making the base model and all evaluations; CPU time is that of the
+process and its threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common import parse_arguments, print_json, print_table, progress, silent
+
+from etude.core.stats import estimate
+
+TARGET = 0.9
+
+
+@dataclass(frozen=True)
+class Point:
+    """The average reward of one epoch's episodes, sampled from the weights before it."""
+
+    epoch: int
+    seconds: float
+    cpu_seconds: float | None
+    """None where the system does not tell while the process runs."""
+    reward: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The reward on the held-out examples."""
+
+    score: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Learning:
+    """One run of the demo."""
+
+    seed: int
+    before: Measured
+    after: Measured
+    curve: list[Point]
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def seconds_to_target(self) -> float | None:
+        """Wall seconds until an epoch's episodes reached the target; None when none did."""
+        return next((point.seconds for point in self.curve if point.reward >= TARGET), None)
+
+
+def learn(seed: int) -> Learning:
+    """Run the demo with a seed. Raises SystemExit when it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "etude",
+            "demo",
+            "--json",
+            "--seed",
+            str(seed),
+            "--output-dir",
+            folder,
+        ]
+        events = list(run(command, start))
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    curve = [
+        Point(event["epoch"], event["at"], event["cpu"], event["metrics"]["avg_reward"])
+        for event in events
+        if event["event"] == "trained"
+    ]
+    validated = [event["metrics"] for event in events if event["event"] == "validated"]
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Learning(seed, measured(validated[0]), measured(validated[-1]), curve, seconds, cpu)
+
+
+def run(command: Sequence[str], start: float) -> Iterator[dict[str, Any]]:
+    """The events that a command prints, each with when it came."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield json.loads(line) | {"at": time.perf_counter() - start, "cpu": cpu_of(process.pid)}
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
+
+
+def cpu_of(pid: int) -> float | None:
+    """CPU seconds that a process has taken so far."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(metrics: dict[str, Any]) -> Measured:
+    """The reward of a validation."""
+    return Measured(
+        metrics["avg_reward"], metrics["reward_low"], metrics["reward_high"], metrics["num_examples"]
+    )
+
+
+def as_json(runs: Sequence[Learning]) -> dict[str, Any]:
+    """The object that `--json` prints: scores over all seeds' episodes, medians of seconds, and each run."""
+    before, after = pooled([one.before for one in runs]), pooled([one.after for one in runs])
+    times = [one.seconds_to_target for one in runs]
+    return {
+        "score_before": before.score,
+        "score_after": after.score,
+        "ci95_before": [before.low, before.high],
+        "ci95_after": [after.low, after.high],
+        "seconds_total": statistics.median(one.seconds for one in runs),
+        "cpu_seconds_total": statistics.median(one.cpu_seconds for one in runs),
+        "seconds_to_0_9": None if None in times else statistics.median(filter(None, times)),
+        "runs": [asdict(one) | {"seconds_to_0_9": one.seconds_to_target} for one in runs],
+    }
+
+
+def pooled(parts: Sequence[Measured]) -> Measured:
+    """All seeds' episodes as one sample; an episode of this task is right or wrong."""
+    rewards = [float(place < round(one.score * one.n)) for one in parts for place in range(one.n)]
+    found = estimate(rewards)
+    return Measured(found.mean, found.low, found.high, found.n)
+
+
+def print_results(runs: Sequence[Learning]) -> None:
+    """A row for each seed, and the curve of the first."""
+    rows = []
+    for one in runs:
+        to_target = one.seconds_to_target
+        rows.append(
+            (
+                str(one.seed),
+                f"{one.before.score:.3f} [{one.before.low:.3f}, {one.before.high:.3f}]",
+                f"{one.after.score:.3f} [{one.after.low:.3f}, {one.after.high:.3f}]",
+                "-" if to_target is None else f"{to_target:.0f}",
+                f"{one.seconds:.0f}",
+                f"{one.cpu_seconds:.0f}",
+            )
+        )
+    print_table(
+        f"The calculator demo, {runs[0].after.n} held-out episodes at temperature 1",
+        ("seed", "before", "after", f"s to {TARGET}", "s in all", "CPU s"),
+        rows,
+        [],
+    )
+    curve = [
+        (
+            str(p.epoch + 1),
+            f"{p.seconds:.0f}",
+            "-" if p.cpu_seconds is None else f"{p.cpu_seconds:.0f}",
+            f"{p.reward:.3f}",
+        )
+        for p in runs[0].curve
+    ]
+    print_table(
+        f"Learning curve of seed {runs[0].seed}",
+        ("epoch", "seconds", "CPU s", "reward of its episodes"),
+        curve,
+        [],
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the demo, and print tables or JSON."""
+    flags = parse_arguments(str(__doc__), arguments)
+    note = silent if flags.json else progress
+    runs = []
+    for seed in (0,) if flags.quick else (0, 1, 2):
+        note(f"seed {seed}")
+        runs.append(learn(seed))
+    if flags.json:
+        print_json(as_json(runs))
+    else:
+        print_results(runs)
+
+
+if __name__ == "__main__":
+    main()
