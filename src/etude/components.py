@@ -13,6 +13,7 @@ import etude.builders.grpo
 import etude.epoch_trainer
 import etude.inference.local
 import etude.inference.openai_compatible
+import etude.protocols.config
 import etude.rewards.components
 import etude.rollout.datasets
 import etude.rollout.workflow

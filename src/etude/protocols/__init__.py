@@ -1,0 +1,78 @@
+"""Protocols: multi-agent exchanges as data, and how they are played."""
+
+from __future__ import annotations
+
+from etude.protocols.act import Act, Malformed
+from etude.protocols.answer import parse_answer
+from etude.protocols.arrays import Rollouts
+from etude.protocols.choice import Answer, Choice, choices
+from etude.protocols.decision import SCALES, Scale, Verdict, code_of
+from etude.protocols.messages import dialogue
+from etude.protocols.log import Line, Log
+from etude.protocols.named import (
+    PROTOCOLS,
+    adp,
+    debate,
+    merlin_arthur,
+    mnip,
+    nip,
+    solo_verifier,
+)
+from etude.protocols.outcome import Outcome
+from etude.protocols.payoffs import ProofPayoff, Terms
+from etude.protocols.playing import play
+from etude.protocols.protocol import Protocol
+from etude.protocols.registry import find_protocol, find_scenario, register_scenario
+from etude.protocols.reward import ProtocolReward
+from etude.protocols.scenario import Scenario
+from etude.protocols.transcripts import as_json, as_yaml, transcript
+from etude.protocols.tree import EpisodeTree, Node
+from etude.protocols.turn import Role, Round, Turn
+from etude.protocols.widths import Widths, branching, most_calls
+from etude.protocols.workflow import ProtocolWorkflow
+
+__all__ = [
+    "PROTOCOLS",
+    "SCALES",
+    "Act",
+    "Answer",
+    "Choice",
+    "EpisodeTree",
+    "Line",
+    "Log",
+    "Malformed",
+    "Node",
+    "Outcome",
+    "ProofPayoff",
+    "Protocol",
+    "ProtocolReward",
+    "ProtocolWorkflow",
+    "Role",
+    "Rollouts",
+    "Round",
+    "Scale",
+    "Scenario",
+    "Terms",
+    "Turn",
+    "Verdict",
+    "Widths",
+    "adp",
+    "as_json",
+    "as_yaml",
+    "branching",
+    "choices",
+    "code_of",
+    "debate",
+    "dialogue",
+    "find_protocol",
+    "find_scenario",
+    "merlin_arthur",
+    "mnip",
+    "most_calls",
+    "nip",
+    "parse_answer",
+    "play",
+    "register_scenario",
+    "solo_verifier",
+    "transcript",
+]

@@ -1,0 +1,87 @@
+"""The components of this room in a config: `_type: protocol` and `_type: protocol_reward`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from pydantic import Field
+
+from etude.config.component import EvaluatorConfig, WorkflowConfig
+from etude.config.references import LlmRef
+from etude.config.registry import register_evaluator, register_workflow
+from etude.core.errors import RequestError
+from etude.protocols.registry import find_protocol, find_scenario
+from etude.protocols.reward import ProtocolReward
+from etude.protocols.widths import Widths, most_calls
+from etude.protocols.workflow import RETRIES, ProtocolWorkflow
+from etude.rollout.workflow import Workflow
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+_Width: TypeAlias = Annotated[int, Field(ge=1)]
+
+
+class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
+    """Agents that play a protocol."""
+
+    protocol: str = Field(
+        description="`nip`, `adp`, `debate`, `merlin_arthur`, `mnip`, `solo_verifier`, or `module:name`."
+    )
+    arguments: dict[str, Any] = Field(default_factory=dict, description="Parameters of the protocol.")
+    scenario: str = Field(description="The task: a registered scenario, or `module:name`.")
+    scenario_arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Parameters of the scenario."
+    )
+    policies: dict[str, LlmRef] | LlmRef | None = Field(
+        default=None,
+        description="The model of each agent, or one for all; may be left out when there is only one.",
+    )
+    widths: _Width | list[_Width] | dict[str, _Width | list[_Width]] = Field(
+        default=1,
+        description="Answers for each turn: a number, a list by round, or these by agent. 1 is a rollout.",
+    )
+    retries: int = Field(
+        default=RETRIES, ge=0, description="How often a malformed answer is asked for again before it counts."
+    )
+    sampling: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Sampling parameters by agent, such as `{prover: {max_tokens: 200}}`.",
+    )
+    timeout: float | None = Field(default=None, gt=0, description="Seconds that a play may take.")
+
+
+@register_workflow(config_type=ProtocolWorkflowConfig)
+async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
+    """Raises RequestError for what does not fit the protocol, and for a tree of more than `max_calls`."""
+    protocol = find_protocol(config.protocol, config.arguments)
+    widths = Widths.of(config.widths)
+    calls, most = most_calls(protocol, widths), builder.config.eval.general.max_calls
+    if most is not None and calls > most:
+        raise RequestError(
+            f"a play of '{protocol.name}' with these widths can take {calls} calls, and "
+            f"eval.general.max_calls is {most}; choose smaller widths or fewer rounds, or raise the limit"
+        )
+    workflow = ProtocolWorkflow(
+        protocol,
+        find_scenario(config.scenario, config.scenario_arguments),
+        config.policies,
+        widths,
+        retries=config.retries,
+        sampling=config.sampling,
+        seed=builder.config.finetuning.seed,
+    )
+    yield Workflow(protocol.name, workflow, config.timeout)
+
+
+class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):
+    """What an agent earned by the payoffs of the protocol."""
+
+    agent: str = Field(description="The agent, such as `verifier`.")
+
+
+@register_evaluator(config_type=ProtocolRewardConfig)
+async def protocol_reward(config: ProtocolRewardConfig, builder: Builder) -> AsyncIterator[ProtocolReward]:
+    """The registered component `protocol_reward`."""
+    yield ProtocolReward(config.agent)

@@ -1,0 +1,138 @@
+"""Decisions: what a verifier may answer, and how far each answer leans to accept or to reject."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from etude.config.nearest import alternatives
+from etude.core.errors import RequestError
+
+Verdict: TypeAlias = Literal[0, 1]
+"""0 is reject, 1 is accept."""
+
+REJECT: Verdict = 0
+ACCEPT: Verdict = 1
+UNDECIDED = 2
+NEITHER = 3
+
+VERDICTS: tuple[Verdict, Verdict] = (REJECT, ACCEPT)
+WORDS = {REJECT: "reject", ACCEPT: "accept", UNDECIDED: "undecided", NEITHER: "neither"}
+"""The codes of decisions, in words."""
+
+
+def sign(verdict: Verdict) -> int:
+    """1 for accept, -1 for reject."""
+    return 1 if verdict == ACCEPT else -1
+
+
+def code_of(decision: float | None) -> int:
+    """0 reject, 1 accept, 2 no decision, 3 neither, of a decision in [-1, 1]."""
+    if decision is None:
+        return UNDECIDED
+    return ACCEPT if decision > 0 else REJECT if decision < 0 else NEITHER
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The answers that count as a decision: text and value in [-1, 1], from reject to accept."""
+
+    name: str
+    options: tuple[tuple[str, float], ...]
+
+    def __post_init__(self) -> None:
+        """Raises RequestError for texts that are equal or not in lower case, and values out of order."""
+        texts = [text for text, _ in self.options]
+        values = [value for _, value in self.options]
+        if len(set(texts)) != len(texts) or any(not text or text != text.strip().lower() for text in texts):
+            raise RequestError(
+                f"scale '{self.name}': the texts must be different, and in lower case: {texts}"
+            )
+        rising = all(low < high for low, high in pairwise(values))
+        if not rising or len(values) < 2 or not -1 <= values[0] < 0 < values[-1] <= 1:
+            raise RequestError(
+                f"scale '{self.name}': the values must rise within [-1, 1] from reject to accept: {values}"
+            )
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts, from reject to accept."""
+        return tuple(text for text, _ in self.options)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values, from reject to accept."""
+        return tuple(value for _, value in self.options)
+
+    def strongest(self, verdict: Verdict) -> str:
+        """The text that accepts, or rejects, without reserve."""
+        return self.options[-1 if verdict == ACCEPT else 0][0]
+
+    def text_of(self, decision: float) -> str:
+        """The text whose value is nearest to `decision`."""
+        return min(self.options, key=lambda option: abs(option[1] - decision))[0]
+
+    def read(self, text: str) -> float | None:
+        """The value of a text that starts with one of the options; None when it does not.
+
+        Case, quotes and emphasis do not matter, `7/10` is 7, and an echo such as `accept or reject?` is
+        not a decision.
+        """
+        said = text.lstrip(_MARKS).lower()
+        for option, value in sorted(self.options, key=lambda one: -len(one[0])):
+            rest = said[len(option) :]
+            if said.startswith(option) and not _GOES_ON.match(rest):
+                out_of = _OUT_OF.match(rest)
+                return value if out_of is None or out_of[1] == self.texts[-1] else None
+        return None
+
+
+_MARKS = " \t\r\n*_`\"'“”:"
+_GOES_ON = re.compile(r"\w|[.,]\d|\s*[/|]\s*[a-z]|\s+or\b")
+_OUT_OF = re.compile(r"\s*(?:/|out of)\s*(\d+)")
+
+_DISAGREE = (("strongly disagree", -1.0),)
+_AGREE = (("strongly agree", 1.0),)
+_THIRDS = (("disagree", -2 / 3), ("somewhat disagree", -1 / 3)), (("somewhat agree", 1 / 3), ("agree", 2 / 3))
+_UNSURE = (("neither agree nor disagree", 0.0),)
+
+ACCEPT_REJECT = Scale("accept_reject", (("reject", -1.0), ("accept", 1.0)))
+LIKERT_4 = Scale("likert_scale_4", (*_DISAGREE, ("disagree", -0.5), ("agree", 0.5), *_AGREE))
+LIKERT_5 = Scale("likert_scale_5", (*_DISAGREE, ("disagree", -0.5), *_UNSURE, ("agree", 0.5), *_AGREE))
+LIKERT_6 = Scale("likert_scale_6", (*_DISAGREE, *_THIRDS[0], *_THIRDS[1], *_AGREE))
+LIKERT_7 = Scale("likert_scale_7", (*_DISAGREE, *_THIRDS[0], *_UNSURE, *_THIRDS[1], *_AGREE))
+ACCEPT_REJECT_NEITHER = Scale("accept_reject_neither", (("reject", -1.0), ("neither", 0.0), ("accept", 1.0)))
+
+
+def out_of(most: int, name: str) -> Scale:
+    """The whole numbers from 0 to `most`, with `most / 2` for neither."""
+    return Scale(name, tuple((str(number), 2 * number / most - 1) for number in range(most + 1)))
+
+
+SCALES: Mapping[str, Scale] = MappingProxyType(
+    {
+        scale.name: scale
+        for scale in (
+            ACCEPT_REJECT,
+            ACCEPT_REJECT_NEITHER,
+            LIKERT_4,
+            LIKERT_5,
+            LIKERT_6,
+            LIKERT_7,
+            out_of(10, "likert_int_scale_11"),
+            out_of(10, "out_of_10"),
+            out_of(100, "out_of_100"),
+        )
+    }
+)
+
+
+def scale_named(name: str) -> Scale:
+    """Raises RequestError for an unknown name, with the nearest known one."""
+    if name not in SCALES:
+        raise RequestError(f"there is no decision scale '{name}'" + alternatives(name, SCALES))
+    return SCALES[name]

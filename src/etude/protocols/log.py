@@ -1,0 +1,93 @@
+"""The log of a play as one agent sees it: all that its prompt may depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from etude.core.keys import generator
+from etude.protocols.decision import Verdict
+from etude.protocols.turn import Round
+
+if TYPE_CHECKING:
+    from etude.protocols.protocol import Protocol
+    from etude.protocols.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Something that was said."""
+
+    round: int
+    agent: str
+    channel: str | None
+    """None for an answer of the reader's own, which it sees whole."""
+    text: str
+    """Empty for an answer of another that stayed malformed, and so said nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What an agent has said and heard when it is its turn, oldest first."""
+
+    protocol: Protocol
+    round: int
+    """The round that it speaks in, from 0."""
+    lines: tuple[Line, ...]
+    stance: Verdict | None
+    """The verdict that it argues for; None when it argues for nothing."""
+    turns_left: int
+    """Turns that it has after this one, if the play goes on to the end."""
+
+    @property
+    def own_turns(self) -> int:
+        """Turns that it has in the longest possible play: the same number in all of its prompts."""
+        return sum(line.channel is None for line in self.lines) + 1 + self.turns_left
+
+
+def log_of(
+    protocol: Protocol,
+    rounds: Sequence[Round],
+    path: Sequence[Node],
+    agent: str,
+    number: int,
+    *,
+    stance: Verdict,
+    key: int,
+) -> Log:
+    """The log of `agent` in round `number`, after the answers of a path from the root of the tree.
+
+    Only channels that it reads are in it. `key` is that of the play.
+    """
+    lines: list[Line] = []
+    for before in range(number):
+        answers = [node for node in path if node.round == before]
+        lines += [Line(before, agent, None, node.text) for node in answers if node.agent == agent]
+        for channel in _order(protocol, agent, before, key):
+            lines += _heard(rounds[before], answers, agent, channel)
+    return Log(
+        protocol=protocol,
+        round=number,
+        lines=tuple(lines),
+        stance=protocol.stance_of(agent, stance),
+        turns_left=sum(turn.agent == agent for turns in rounds[number + 1 :] for turn in turns),
+    )
+
+
+def _heard(turns: Round, answers: Sequence[Node], reader: str, channel: str) -> list[Line]:
+    """What others said on a channel in a round."""
+    writers = {turn.agent for turn in turns if channel in turn.writes} - {reader}
+    return [
+        Line(node.round, node.agent, channel, node.messages.get(channel, ""))
+        for node in answers
+        if node.agent in writers
+    ]
+
+
+def _order(protocol: Protocol, reader: str, number: int, key: int) -> list[str]:
+    """The channels that an agent reads, in the order in which it reads those of a round."""
+    channels = [channel for channel, readers in protocol.channels.items() if reader in readers]
+    if protocol.shuffle_channels:
+        generator(key, "channels", reader, number).shuffle(channels)
+    return channels

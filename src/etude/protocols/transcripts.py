@@ -1,0 +1,116 @@
+"""Transcripts: episodes of protocols as a person reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from etude.core.episode import EpisodeRecord
+from etude.protocols.decision import WORDS, code_of
+from etude.protocols.tree import EpisodeTree, Node
+from etude.rewards.evaluator import jsonable
+
+
+def transcript(record: EpisodeRecord, *, raw: bool = False, prompts: bool = False) -> dict[str, Any]:
+    """An episode as JSON for a person.
+
+    `turns` lists what was said in order, under `agent@channel`, or `agent.decision`; where agents were
+    sampled more than once, `branches` go on from there. `raw` shows answers as the models wrote them, and
+    `prompts` what they were asked. Raises RequestError when no protocol was played.
+    """
+    example = record.example
+    about = {"episode": record.id, "example": example.id, "inputs": jsonable(dict(example.inputs))}
+    if record.failure is not None:
+        return about | {"failure": f"{record.failure.kind}: {record.failure.reason}"}
+    tree = EpisodeTree.from_json(record.output)
+    show = _Show(record, tree, raw=raw, prompts=prompts)
+    return {
+        **about,
+        "protocol": tree.protocol,
+        "truth": WORDS[tree.truth],
+        "prover_stance": WORDS[tree.stance],
+        "rewards": {agent: tree.value(None, agent) for agent in tree.agents},
+        **show.following(None),
+    }
+
+
+def as_yaml(transcript: Mapping[str, Any]) -> str:
+    """A transcript as a YAML document. Text of several lines is a block, without spaces at their ends."""
+    return yaml.dump(
+        transcript, Dumper=_Dumper, sort_keys=False, allow_unicode=True, explicit_start=True, width=100
+    )
+
+
+def as_json(transcript: Mapping[str, Any]) -> str:
+    """A transcript as a JSON object over several lines."""
+    return json.dumps(transcript, indent=2, ensure_ascii=False) + "\n"
+
+
+class _Show:
+    """Shows the nodes of one tree."""
+
+    def __init__(self, record: EpisodeRecord, tree: EpisodeTree, *, raw: bool, prompts: bool) -> None:
+        self.tree = tree
+        self.raw = raw
+        self.calls = {call.index: call for call in record.calls} if prompts else {}
+
+    def following(self, node: Node | None) -> dict[str, Any]:
+        """The turns after a node until the next branching, and what comes then."""
+        turns: list[dict[str, Any]] = []
+        children = self.tree.children(node)
+        while len(children) == 1:
+            node = children[0]
+            turns.append(self.turn(node))
+            children = self.tree.children(node)
+        shown: dict[str, Any] = {"turns": turns}
+        if children:
+            shown["branches"] = [self.branch(child) for child in children]
+        elif node is not None:
+            shown |= {"ending": node.ending, "rewards": self.totals(node)}
+        return shown
+
+    def totals(self, leaf: Node) -> dict[str, float]:
+        """What each agent earned on the way to a leaf."""
+        return {agent: self.tree.total(leaf, agent) for agent in self.tree.agents}
+
+    def branch(self, node: Node) -> dict[str, Any]:
+        """A node and what follows it."""
+        after = self.following(node)
+        value = {agent: self.tree.value(node, agent) for agent in self.tree.agents}
+        shown = {"value": value} if "branches" in after else {}
+        return shown | {"turns": [self.turn(node), *after.pop("turns")]} | after
+
+    def turn(self, node: Node) -> dict[str, Any]:
+        """What an answer said."""
+        shown: dict[str, Any] = {"round": node.round}
+        if node.call in self.calls:
+            shown["prompt"] = [dict(message) for message in self.calls[node.call].request.messages]
+        if self.raw or node.malformed is not None:
+            shown[node.agent] = node.text
+        else:
+            shown |= {f"{node.agent}@{channel}": text for channel, text in node.messages.items()}
+        if node.decision is not None:
+            shown[f"{node.agent}.decision"] = f"{WORDS[code_of(node.decision)]} ({node.decision:g})"
+        if node.malformed is not None:
+            shown[f"{node.agent}.malformed"] = node.malformed
+        if node.rejected:
+            shown[f"{node.agent}.retries"] = [one.reason for one in node.rejected]
+        if node.truncated:
+            shown[f"{node.agent}.truncated"] = True
+        return shown
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as a block."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # A block cannot hold spaces at the end of a line; YAML would fall back to quotes for all of it.
+    lines = "\n".join(line.rstrip() for line in text.split("\n")) if "\n" in text else text
+    return dumper.represent_scalar("tag:yaml.org,2002:str", lines, style="|" if "\n" in lines else None)
+
+
+_Dumper.add_representer(str, _represent_text)

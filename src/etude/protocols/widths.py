@@ -1,0 +1,96 @@
+"""Widths: how many answers are sampled for each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from etude.config.nearest import alternatives
+from etude.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from etude.protocols.protocol import Protocol
+
+Width: TypeAlias = int | Sequence[int]
+"""Answers for each turn; a list gives them by round, and its last number holds for the rounds after it."""
+
+_wanted: ContextVar[Widths | None] = ContextVar("etude_widths", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """How many answers are sampled where. 1 everywhere is a rollout, k everywhere branches at each
+    answer, and `[k, 1]` at the first only."""
+
+    default: tuple[int, ...] = (1,)
+    """By round, for agents that are not in `by_agent`."""
+    by_agent: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    @classmethod
+    def of(cls, widths: Widths | Width | Mapping[str, Width]) -> Widths:
+        """Widths for all agents, or by agent, with 1 for those that are left out.
+
+        Raises RequestError for a width that is no whole number of at least 1.
+        """
+        if isinstance(widths, Widths):
+            return widths
+        if isinstance(widths, Mapping):
+            return cls(by_agent=tuple((agent, _by_round(width)) for agent, width in widths.items()))
+        return cls(default=_by_round(widths))
+
+    def at(self, agent: str, number: int) -> int:
+        """Answers of an agent in round `number`, from 0."""
+        by_round = dict(self.by_agent).get(agent, self.default)
+        return by_round[min(number, len(by_round) - 1)]
+
+    def check_agents(self, agents: Collection[str]) -> None:
+        """Raises RequestError for an agent that is not there."""
+        for agent, _ in self.by_agent:
+            if agent not in agents:
+                raise RequestError(f"widths: there is no agent '{agent}'" + alternatives(agent, agents))
+
+
+def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
+    """The most model calls that a play can take, when nobody decides early."""
+    most = 0
+    for rounds in protocol.schedules:
+        calls, plays = 0, 1
+        for number, turns in enumerate(rounds):
+            each = [widths.at(turn.agent, number) for turn in turns]
+            calls += plays * sum(each) * (1 + retries)
+            for width in each:
+                plays *= width
+        most = max(most, calls)
+    return most
+
+
+@contextmanager
+def branching(widths: Widths | Width | Mapping[str, Width]) -> Iterator[None]:
+    """Plays that are started inside have these widths, whatever their workflow says.
+
+    For algorithms that need more answers than a rollout has while they collect, and only then.
+    """
+    token = _wanted.set(Widths.of(widths))
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def wanted_widths() -> Widths | None:
+    """The widths of the innermost `branching`, or None outside of any."""
+    return _wanted.get()
+
+
+def _by_round(width: Width) -> tuple[int, ...]:
+    widths = (width,) if isinstance(width, int) else tuple(width)
+    if not widths or not all(
+        isinstance(one, int) and not isinstance(one, bool) and one >= 1 for one in widths
+    ):
+        raise RequestError(
+            f"a width must be a whole number of at least 1, or a list of them, found {width!r}"
+        )
+    return widths

@@ -1,0 +1,335 @@
+"""Golden tables of the named protocols, written by hand: schedule, visibility, payoffs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from etude.core.errors import RequestError
+from etude.protocols import (
+    PROTOCOLS,
+    Outcome,
+    Protocol,
+    adp,
+    debate,
+    merlin_arthur,
+    mnip,
+    nip,
+    solo_verifier,
+)
+
+V_MAY = "verifier>main may"
+V_MUST = "verifier> must"
+P = "prover>main no"
+W_MAY = "verifier>prover0_channel+prover1_channel may"
+P0 = "prover0>prover0_channel no"
+P1 = "prover1>prover1_channel no"
+
+NIP = {
+    True: [[V_MAY], [P], [V_MAY], [P], [V_MUST]],
+    False: [[P], [V_MAY], [P], [V_MUST]],
+}
+"""By `verifier_first`."""
+
+TWO_PROVERS: dict[tuple[bool, bool, bool], list[list[str]]] = {
+    # verifier_first, sequential, prover0_first
+    (True, False, True): [[W_MAY], [P0, P1], [W_MAY], [P0, P1], [V_MUST]],
+    (True, False, False): [[W_MAY], [P0, P1], [W_MAY], [P0, P1], [V_MUST]],
+    (True, True, True): [[W_MAY], [P0], [P1], [W_MAY], [P0], [P1], [V_MUST]],
+    (True, True, False): [[W_MAY], [P1], [P0], [W_MAY], [P1], [P0], [V_MUST]],
+    (False, False, True): [[P0, P1], [W_MAY], [P0, P1], [V_MUST]],
+    (False, False, False): [[P0, P1], [W_MAY], [P0, P1], [V_MUST]],
+    (False, True, True): [[P0], [P1], [W_MAY], [P0], [P1], [V_MUST]],
+    (False, True, False): [[P1], [P0], [W_MAY], [P1], [P0], [V_MUST]],
+}
+
+
+def schedule_of(protocol: Protocol, key: int = 0) -> list[list[str]]:
+    return [
+        [f"{turn.agent}>{'+'.join(turn.writes)} {turn.decide}" for turn in turns]
+        for turns in protocol.rounds(key)
+    ]
+
+
+def readers_of(protocol: Protocol) -> dict[str, list[str]]:
+    return {channel: sorted(readers) for channel, readers in protocol.channels.items()}
+
+
+@pytest.mark.parametrize("randomized", [False, True])
+@pytest.mark.parametrize("verifier_first", [True, False])
+def test_nip(verifier_first: bool, randomized: bool) -> None:
+    rounds = {True: 5, False: 4}[verifier_first]
+    protocol = nip(
+        max_message_rounds=rounds, verifier_first=verifier_first, randomize_prover_stance=randomized
+    )
+    assert schedule_of(protocol) == NIP[verifier_first]
+    assert readers_of(protocol) == {"main": ["prover", "verifier"]}
+    assert list(protocol.agents) == ["prover", "verifier"]
+    assert protocol.agents["prover"].stance == ("example" if randomized else 1)
+
+
+@pytest.mark.parametrize("randomized", [False, True])
+def test_adp(randomized: bool) -> None:
+    protocol = adp(randomize_prover_stance=randomized)
+    assert schedule_of(protocol) == [[P], [V_MUST]]
+    assert readers_of(protocol) == {"main": ["prover", "verifier"]}
+    assert protocol.agents["prover"].stance == ("example" if randomized else 1)
+
+
+@pytest.mark.parametrize("case", TWO_PROVERS)
+def test_debate(case: tuple[bool, bool, bool]) -> None:
+    verifier_first, sequential, prover0_first = case
+    protocol = debate(
+        max_message_rounds=len(TWO_PROVERS[case]),
+        verifier_first=verifier_first,
+        sequential=sequential,
+        prover0_first=prover0_first,
+    )
+    assert schedule_of(protocol) == TWO_PROVERS[case]
+    assert readers_of(protocol) == {
+        "prover0_channel": ["prover0", "prover1", "verifier"],
+        "prover1_channel": ["prover0", "prover1", "verifier"],
+    }
+    assert [protocol.agents[name].stance for name in ("prover0", "prover1", "verifier")] == [0, 1, None]
+
+
+@pytest.mark.parametrize("randomized", [False, True])
+@pytest.mark.parametrize("case", TWO_PROVERS)
+def test_mnip(case: tuple[bool, bool, bool], randomized: bool) -> None:
+    verifier_first, sequential, prover0_first = case
+    protocol = mnip(
+        max_message_rounds=len(TWO_PROVERS[case]),
+        verifier_first=verifier_first,
+        sequential=sequential,
+        prover0_first=prover0_first,
+        randomize_prover_stance=randomized,
+    )
+    assert schedule_of(protocol) == TWO_PROVERS[case]
+    assert readers_of(protocol) == {
+        "prover0_channel": ["prover0", "verifier"],
+        "prover1_channel": ["prover1", "verifier"],
+    }
+    stance = "example" if randomized else 1
+    assert [protocol.agents[name].stance for name in ("prover0", "prover1", "verifier")] == [
+        stance,
+        stance,
+        None,
+    ]
+
+
+def test_merlin_arthur() -> None:
+    protocol = merlin_arthur()
+    assert schedule_of(protocol, 0) == [["prover0>main no"], [V_MUST]]
+    assert schedule_of(protocol, 1) == [["prover1>main no"], [V_MUST]]
+    assert readers_of(protocol) == {"main": ["prover0", "prover1", "verifier"]}
+    assert [protocol.agents[name].stance for name in ("prover0", "prover1", "verifier")] == [0, 1, None]
+    assert [protocol.agents[name].anonymous for name in ("prover0", "prover1", "verifier")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_solo_verifier() -> None:
+    protocol = solo_verifier()
+    assert schedule_of(protocol) == [[V_MUST]]
+    assert (readers_of(protocol), list(protocol.agents)) == ({}, ["verifier"])
+
+
+@pytest.mark.parametrize("make", [nip, debate, mnip])
+def test_before_the_fewest_rounds_the_verifier_asks_and_cannot_decide(make: Any) -> None:
+    protocol = make(max_message_rounds=7, min_message_rounds=4)
+    assert [turns[0].decide for turns in protocol.rounds(0)][::2] == ["no", "no", "may", "must"]
+    assert (protocol.min_rounds, protocol.max_rounds) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters", "rounds"),
+    [
+        (nip, {}, 9),
+        (nip, {"verifier_first": False}, 8),
+        (debate, {}, 9),
+        (debate, {"verifier_first": False}, 8),
+        (debate, {"sequential": True}, 10),
+        (debate, {"sequential": True, "verifier_first": False}, 9),
+        (mnip, {}, 9),
+        (mnip, {"sequential": True}, 10),
+        (mnip, {"sequential": True, "verifier_first": False}, 9),
+    ],
+)
+def test_without_a_number_of_rounds_the_last_is_the_verifiers(
+    make: Any, parameters: dict, rounds: int
+) -> None:
+    assert make(**parameters).max_rounds == rounds
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters", "message"),
+    [
+        (nip, {"max_message_rounds": 8}, "8 the last round is not the verifier's.*use 7 or 9"),
+        (nip, {"max_message_rounds": 0}, "use 1$"),
+        (nip, {"max_message_rounds": 5, "verifier_first": False}, "use 4 or 6"),
+        (debate, {"max_message_rounds": 9, "sequential": True}, "use 7 or 10"),
+        (nip, {"max_message_rounds": 5, "min_message_rounds": 6}, "between 1 and 5, found 6"),
+        (nip, {"shard_reward": True}, "no parameter 'shard_reward'; did you mean 'shared_reward'"),
+        (nip, {"prover_reward": float("nan")}, "prover_reward must be a finite number"),
+        (solo_verifier, {"prover_reward": 1.0}, "solo_verifier has no parameter 'prover_reward'"),
+        (adp, {"verifier_decision_spectrum": "likert_5"}, "did you mean 'likert_scale_5'"),
+        (debate, {"randomize_prover_stance": True}, "debate has no parameter 'randomize_prover_stance'"),
+        (merlin_arthur, {"randomize_prover_stance": True}, "merlin_arthur has no parameter"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(make: Any, parameters: dict, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        make(**parameters)
+
+
+ONE_PROVER = {
+    # truth, stance of the example, decision: verifier, prover that argues for accept, for the stance
+    (1, 1, 1.0): (1.0, 1.0, 1.0),
+    (1, 1, -1.0): (-1.0, 0.0, 0.0),
+    (1, 0, 1.0): (1.0, 1.0, 0.0),
+    (1, 0, -1.0): (-1.0, 0.0, 1.0),
+    (0, 1, 1.0): (-1.0, 1.0, 1.0),
+    (0, 1, -1.0): (1.0, 0.0, 0.0),
+    (0, 0, 1.0): (-1.0, 1.0, 0.0),
+    (0, 0, -1.0): (1.0, 0.0, 1.0),
+}
+
+OPPOSED = {
+    # truth, decision: verifier, prover0 (reject), prover1 (accept)
+    (1, 1.0): (1.0, 0.0, 1.0),
+    (1, -1.0): (-1.0, 1.0, 0.0),
+    (0, 1.0): (-1.0, 0.0, 1.0),
+    (0, -1.0): (1.0, 1.0, 0.0),
+}
+
+
+def paid(protocol: Protocol, *agents: str, **outcome: Any) -> tuple[float, ...]:
+    """What agents earn when the play ends so; by default all is right, and the verifier had the turn."""
+    happened = {"truth": 1, "stance": 1, "over": True, "decider": "verifier", **outcome}
+    earned = protocol.payoff(Outcome(**happened))
+    return tuple(earned[agent] for agent in agents)
+
+
+@pytest.mark.parametrize("make", [nip, adp])
+@pytest.mark.parametrize("case", ONE_PROVER)
+def test_payoffs_with_one_prover(make: Any, case: tuple[int, int, float]) -> None:
+    truth, stance, decision = case
+    verifier, for_accept, for_stance = ONE_PROVER[case]
+    for randomized, prover in ((False, for_accept), (True, for_stance)):
+        protocol = make(randomize_prover_stance=randomized)
+        happened = {"truth": truth, "stance": stance, "decision": decision}
+        assert paid(protocol, "verifier", "prover", **happened) == (verifier, prover)
+
+
+@pytest.mark.parametrize("case", ONE_PROVER)
+def test_payoffs_of_provers_on_one_side(case: tuple[int, int, float]) -> None:
+    truth, stance, decision = case
+    verifier, for_accept, for_stance = ONE_PROVER[case]
+    for randomized, prover in ((False, for_accept), (True, for_stance)):
+        protocol = mnip(randomize_prover_stance=randomized)
+        earned = paid(
+            protocol, "verifier", "prover0", "prover1", truth=truth, stance=stance, decision=decision
+        )
+        assert earned == (verifier, prover, prover)
+
+
+@pytest.mark.parametrize("make", [debate, merlin_arthur])
+@pytest.mark.parametrize("stance", [0, 1])
+@pytest.mark.parametrize("case", OPPOSED)
+def test_payoffs_of_opposed_provers(make: Any, case: tuple[int, float], stance: int) -> None:
+    truth, decision = case
+    earned = paid(make(), "verifier", "prover0", "prover1", truth=truth, stance=stance, decision=decision)
+    assert earned == OPPOSED[case]
+
+
+@pytest.mark.parametrize(
+    ("truth", "decision", "verifier"), [(1, 1.0, 1), (1, -1.0, -1), (0, 1.0, -1), (0, -1.0, 1)]
+)
+def test_payoffs_of_a_verifier_alone(truth: int, decision: float, verifier: float) -> None:
+    assert paid(solo_verifier(), "verifier", truth=truth, decision=decision) == (verifier,)
+
+
+@pytest.mark.parametrize(
+    ("decision", "default", "generous", "prover", "prover0"),
+    [
+        # verifier 2 / -4, so -1 for neither; the same with 0.5 for neither; provers of 3 for and against
+        (1.0, 2.0, 2.0, 3.0, 0.0),
+        (0.5, 0.5, 1.25, 2.25, 0.75),
+        (0.0, -1.0, 0.5, 1.5, 1.5),
+        (-0.5, -2.5, -1.75, 0.75, 2.25),
+        (-1.0, -4.0, -4.0, 0.0, 3.0),
+    ],
+)
+def test_payoffs_in_between_are_interpolated(
+    decision: float, default: float, generous: float, prover: float, prover0: float
+) -> None:
+    terms = {
+        "verifier_reward": 2.0,
+        "verifier_incorrect_penalty": -4.0,
+        "prover_reward": 3.0,
+        "verifier_decision_spectrum": "likert_scale_5",
+    }
+    assert paid(nip(**terms), "verifier", "prover", decision=decision) == (default, prover)
+    assert paid(debate(**terms), "verifier", "prover0", "prover1", decision=decision) == (
+        default,
+        prover0,
+        prover,
+    )
+    kind = nip(**terms, verifier_neither_accept_nor_reject_reward=0.5)
+    assert paid(kind, "verifier", "prover", decision=decision) == (generous, prover)
+    assert paid(kind, "verifier", truth=0, decision=-decision) == (generous,)
+
+
+@pytest.mark.parametrize("name", ["nip", "adp", "debate", "merlin_arthur", "mnip"])
+def test_terms_that_all_protocols_share(name: str) -> None:
+    make = PROTOCOLS[name]
+    [prover, *_] = make().agents
+    terms = {"verifier_terminated_penalty": -0.5, "verifier_no_guess_reward": 0.125}
+    plain, shared = make(**terms), make(**terms, shared_reward=True)
+    strict = make(prover_invalid_response_penalty=-2.0)
+    invalid = frozenset({prover})
+    assert paid(plain, "verifier", prover, decision=None) == (-0.5, 0.0)
+    assert paid(plain, "verifier", prover, decision=None, over=False) == (0.125, 0.0)
+    assert paid(plain, "verifier", prover, decision=None, over=False, decider=None) == (0.0, 0.0)
+    assert paid(shared, "verifier", prover, decision=-1.0) == (-1.0, -1.0)
+    assert paid(shared, "verifier", prover, decision=None) == (-0.5, -0.5)
+    assert paid(strict, "verifier", prover, decision=None, decider=None, invalid=invalid) == (0.0, -2.0)
+    assert paid(plain, "verifier", prover, decision=None, decider=None, over=False, invalid=invalid) == (
+        0.0,
+        0.0,
+    )
+    assert strict.agents[prover].must_be_valid and not plain.agents[prover].must_be_valid
+
+
+@pytest.mark.parametrize(
+    ("protocol", "agent", "bounds"),
+    [
+        (nip(), "prover", (0.0, 1.0)),
+        (nip(), "verifier", (-1.0, 1.0)),
+        (nip(shared_reward=True), "prover", (-1.0, 1.0)),
+        (nip(prover_invalid_response_penalty=-2.0), "prover", (-2.0, 1.0)),
+        (nip(verifier_terminated_penalty=-5.0), "verifier", (-5.0, 1.0)),
+        # Five turns of the verifier, of which four can go by: 4 x 0.5 at the most before the right verdict.
+        (nip(verifier_no_guess_reward=0.5), "verifier", (-1.0, 3.0)),
+        # From round 3 on it may decide: then one turn at least has gone by.
+        (nip(verifier_no_guess_reward=0.5, min_message_rounds=3), "verifier", (-0.5, 3.0)),
+        (debate(), "prover0", (0.0, 1.0)),
+        (debate(prover_reward=4.0), "prover1", (0.0, 4.0)),
+        (adp(force_guess="truth"), "verifier", (1.0, 1.0)),
+        (adp(force_guess="accept"), "prover", (1.0, 1.0)),
+        (solo_verifier(verifier_neither_accept_nor_reject_reward=9.0), "verifier", (-1.0, 1.0)),
+        (
+            solo_verifier(
+                verifier_neither_accept_nor_reject_reward=9.0, verifier_decision_spectrum="likert_scale_5"
+            ),
+            "verifier",
+            (-1.0, 9.0),
+        ),
+    ],
+)
+def test_bounds_are_what_can_happen(protocol: Protocol, agent: str, bounds: tuple[float, float]) -> None:
+    assert protocol.bounds[agent] == bounds
+    assert protocol.mid_point(agent) == sum(bounds) / 2
