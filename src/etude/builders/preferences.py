@@ -48,7 +48,7 @@ def preference(chosen: Branch, rejected: Branch) -> DPOItem | None:
 
     That is so when the sequences are equal, or when nothing was sampled after they part.
     """
-    prompt, *responses = _parted_messages(chosen, rejected)
+    prompt, *responses = parted_messages(chosen, rejected)
     good, bad = _sequence(chosen), _sequence(rejected)
     if good is None or bad is None:
         return None if _keys(responses[0]) == _keys(responses[1]) else _item(prompt, *responses)
@@ -82,7 +82,7 @@ def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
-def _parted_messages(chosen: Branch, rejected: Branch) -> tuple[list[Message], list[Message], list[Message]]:
+def parted_messages(chosen: Branch, rejected: Branch) -> tuple[list[Message], list[Message], list[Message]]:
     """The messages that both branches share, and what followed in each."""
     good, bad = _messages(chosen), _messages(rejected)
     pairs = zip(_keys(good), _keys(bad), strict=False)

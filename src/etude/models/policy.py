@@ -14,6 +14,7 @@ import torch
 from etude.core.errors import EngineError, RequestError
 from etude.core.job import ModelVersion
 from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.source import not_loaded, require_source
 from etude.models.template import ChatTemplate
 from etude.models.weights import digest, load_tensors, save_tensors
 
@@ -63,14 +64,12 @@ class Policy:
         limit_threads()
         _silence_progress_bars()
         where = choose_device(device)
-        if _looks_like_path(source) and not Path(source).is_dir():
-            raise RequestError(f"there is no model at '{source}': the folder does not exist")
+        require_source(source)
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(source))
             model = AutoModelForCausalLM.from_pretrained(str(source), dtype=choose_dtype(dtype, where))
         except (OSError, ValueError) as error:
-            first_line = str(error).strip().splitlines()[0]
-            raise RequestError(f"cannot load the model '{source}': {first_line}") from error
+            raise not_loaded(source, error) from error
         return cls(model.to(where), tokenizer, str(source), where)
 
     @property
@@ -191,11 +190,6 @@ def _silence_progress_bars() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-
-
-def _looks_like_path(source: str | Path) -> bool:
-    text = str(source)
-    return isinstance(source, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:

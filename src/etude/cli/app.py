@@ -1,0 +1,86 @@
+"""The commands, put together. Nothing is imported here that takes long: commands import what they need."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from etude.cli import (
+    check,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    init,
+    jobs,
+    resume,
+    runs,
+    train,
+)
+from etude.cli.errors import DEBUG, reported
+
+_HELP = """Etude fine-tunes the models inside LLM agents from the agents' own runs.
+
+New here: `etude demo` trains a small agent in two minutes. Then `etude init my_agent`.
+"""
+
+
+class Commands(TyperGroup):
+    """Takes `--debug` anywhere on the line, and overrides in two words."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the program's own arguments; those of the command come later."""
+        end = args.index("--") if "--" in args else len(args)
+        DEBUG.set("--debug" in args[:end])
+        if not DEBUG.get():
+            # What libraries will change one day is no news for whoever trains an agent.
+            warnings.simplefilter("ignore", FutureWarning)
+        words = [word for place, word in enumerate(args) if word != "--debug" or place >= end]
+        if "-o" in words or "--override" in words:
+            from etude.config.overrides import join_words
+
+            words = join_words(words)
+        return list(super().parse_args(ctx, words))
+
+
+app = typer.Typer(
+    cls=Commands,
+    help=_HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+@app.callback()
+def etude(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; anywhere on the line.")] = False,
+) -> None:
+    """Options of the program itself."""
+    if version:
+        from importlib.metadata import version as version_of
+
+        print(f"etude {version_of('etude')}")
+        raise typer.Exit
+
+
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    init.init,
+    demo.demo,
+    check.check,
+    doctor.doctor,
+    train.train,
+    resume.resume,
+    evaluate.evaluate,
+    jobs.jobs,
+    export.export,
+)
+for _command in _COMMANDS:
+    app.command()(reported(_command))
+app.add_typer(runs.app, name="runs")

@@ -1,0 +1,70 @@
+"""`etude check CONFIG`: would it run, and what would it take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from etude.cli.console import emit, next_step, say
+from etude.cli.options import AsJson, ConfigFile, Overrides
+from etude.cli.running import run as run_async
+
+if TYPE_CHECKING:
+    from etude.preflight.check import CheckReport
+    from etude.preflight.estimate import Estimate
+
+MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
+
+
+def check(config: ConfigFile, override: Overrides = None, as_json: AsJson = False) -> None:
+    """Check a config, its agent, data and models, and estimate the run. Nothing is sampled."""
+    from etude.config.load import load_config
+    from etude.preflight.check import check_config
+
+    report = run_async(check_config(load_config(config, override or ())))
+    if as_json:
+        estimate = None if report.estimate is None else report.estimate.as_json()
+        emit({"ready": report.is_ready, "findings": report.findings.as_json(), "estimate": estimate})
+    else:
+        _show(report)
+        next_step(f"etude train {config}" if report.is_ready else f"mend what is marked {MARKS['error']}")
+    if not report.is_ready:
+        raise typer.Exit(2)
+
+
+def _show(report: CheckReport) -> None:
+    for finding in report.findings.found:
+        say(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
+    if report.estimate is not None:
+        _show_estimate(report.estimate)
+
+
+def _show_estimate(estimate: Estimate) -> None:
+    from etude.preflight.sizes import shown_bytes
+
+    for warning in estimate.warnings:
+        say(f"{MARKS['warning']} {warning}")
+    say()
+    say(
+        f"episodes        {estimate.training_episodes:,} to train on"
+        f" + {estimate.validation_episodes:,} to validate"
+    )
+    say(f"calls           about {estimate.calls:,}")
+    say(
+        f"tokens          about {estimate.prompt_tokens:,} in prompts, {estimate.completion_tokens:,} sampled"
+    )
+    if estimate.seconds is not None:
+        say(f"time            about {about(estimate.seconds)}")
+    if estimate.disk_bytes is not None:
+        say(f"disk            about {shown_bytes(estimate.disk_bytes)} for the versions that are kept")
+    for assumption in estimate.assumptions:
+        say(f"assuming        {assumption}")
+
+
+def about(seconds: float) -> str:
+    """A duration in one unit."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"

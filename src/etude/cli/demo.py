@@ -1,0 +1,99 @@
+"""`etude demo`: one command, and an agent learns."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.cli.errors import then
+from etude.cli.options import AsJson
+from etude.cli.running import run as run_async
+
+if TYPE_CHECKING:
+    from etude.demo.demo import DemoReport
+
+
+class Task(StrEnum):
+    """What is learnt."""
+
+    CALCULATOR = "calculator"
+    TICTACTOE = "tictactoe"
+    SORT = "sort"
+
+
+class Method(StrEnum):
+    """How it is learnt."""
+
+    GRPO = "grpo"
+    DPO = "dpo"
+    EXPERT_ITERATION = "expert_iteration"
+
+
+_INTRODUCTION = {
+    Task.CALCULATOR: "learns to use a calculator: a question, a tool call, the result, the answer",
+    Task.TICTACTOE: "learns tic-tac-toe against a random opponent",
+    Task.SORT: "learns to sort letters",
+}
+
+
+def demo(
+    task: Annotated[Task, typer.Option(help="What is learnt.")] = Task.CALCULATOR,
+    method: Annotated[Method, typer.Option(help="How it is learnt.")] = Method.GRPO,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for everything; by default demo-TASK here.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Watch a tiny model learn: no GPU, no download, no account.
+
+    It is made from scratch, warmed up, and then trained through the ordinary machinery: config,
+    workflow, evaluators, trajectory builder, local adapter, store.
+    """
+    from etude.demo.demo import run_demo
+    from etude.demo.examples import new_folder
+    from etude.report.progress import progress_for
+
+    folder = (out or new_folder(task, Path())).absolute()
+    if not as_json:
+        say(f"A tiny model, made from scratch on this machine, {_INTRODUCTION[task]}.")
+        say(f"Everything is written to {path_shown(folder)}.\n")
+    again = f"next: etude demo --task {task}   (the runs so far are in {path_shown(folder)})"
+    with then(again), progress_for(json=as_json) as progress:
+        report = run_async(run_demo(task, method, seed, folder, progress))
+    if as_json:
+        emit({"event": "demo", "task": task, "method": method, "seed": seed, **report.as_json()})
+    else:
+        _show(report)
+
+
+def _show(report: DemoReport) -> None:
+    rows = []
+    for name, before in report.before.scores().items():
+        after, greedy = report.after.scores()[name], report.greedy.scores()[name]
+        label = f"{name} (reward)" if name == report.before.reward else name
+        rows.append((label, *(_interval(scores) for scores in (before, after, greedy)), after["n"]))
+    say()
+    table(("", "before", "after", "after, greedy", "held-out episodes"), rows, title="mean [95 % interval]")
+    for shown in report.shown:
+        say(f"example {shown.example}")
+        for when, lines in (("before", shown.before), ("after", shown.after)):
+            say(f"  {when}")
+            for line in lines:
+                say(f"    {line}")
+        say()
+    say(f"plot            {path_shown(report.plot)}")
+    say(f"trained model   {path_shown(report.model)}")
+    say(f"files           {path_shown(report.folder)}   (agent.py and config.yml are yours to change)")
+    say(f"took            {report.seconds:.0f} s")
+    next_step("etude init my_agent   (your own agent)")
+
+
+def _interval(scores: dict[str, float | None]) -> str:
+    if scores["mean"] is None:
+        return "none"
+    return f"{scores['mean']:.3f} [{scores['low']:.3f}, {scores['high']:.3f}]"

@@ -1,0 +1,93 @@
+"""From exceptions to one clear sentence and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from etude.core.errors import EtudeError, RequestError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEBUG: ContextVar[bool] = ContextVar("etude_debug", default=False)
+"""Whether `--debug` is on the command line: errors come with their traceback."""
+
+FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
+"""Exit codes; a wrong request has 2. The last two are what a shell says of a process that a signal ended."""
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end (SIGTERM), and ends as after Ctrl-C."""
+
+
+def reported(command: Callable[P, T]) -> Callable[P, T]:
+    """The command, with whatever it raises told in a sentence on standard error.
+
+    With `--json` the same goes to standard output as an object with `event`, `type`, `error` and
+    `exit_code`. Lines that `then` added come last.
+    """
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except KeyboardInterrupt as stop:
+            code = TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
+            _report(stop, "stopped; everything up to here is kept", code, bool(kwargs.get("as_json")))
+            raise typer.Exit(code) from stop
+        except EtudeError as error:
+            _report(error, f"error: {error}", error.exit_code, bool(kwargs.get("as_json")))
+            raise typer.Exit(error.exit_code) from error
+        except Exception as error:
+            # Whatever was not foreseen: users get a sentence for that too.
+            _report(error, f"error: {_unforeseen(error)}", FAILED, bool(kwargs.get("as_json")))
+            raise typer.Exit(FAILED) from error
+
+    return run
+
+
+@contextmanager
+def then(advice: str) -> Iterator[None]:
+    """What to do when the work within fails or is stopped half-way; not after a wrong request."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        error.add_note(advice)
+        raise
+
+
+def _report(error: BaseException, sentence: str, code: int, as_json: bool) -> None:
+    if DEBUG.get():
+        traceback.print_exception(error)
+    if as_json:
+        told = {"event": "error", "type": type(error).__name__, "error": str(error), "exit_code": code}
+        print(json.dumps(told), flush=True)
+    print("\n".join([sentence, *getattr(error, "__notes__", ())]), file=sys.stderr, flush=True)
+
+
+def _unforeseen(error: Exception) -> str:
+    kind, text = type(error).__name__, str(error).strip()
+    first = text.splitlines()[0] if text else "no message"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"the disk is full ({error}); free some space and try again"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or kind}: {error.strerror}"
+    if kind == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return (
+            f"out of memory ({first}); lower token_budget, max_batch or max_concurrency, or train with lora"
+        )
+    return f"{kind}: {first}; add --debug to see where it comes from"

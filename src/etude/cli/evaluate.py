@@ -1,0 +1,186 @@
+"""`etude evaluate CONFIG`: how well does the agent do, and how sure is that."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.cli.errors import then
+from etude.cli.options import RUNS, AsJson, OutputDir, Overrides
+from etude.cli.running import run as run_async
+from etude.cli.train import run_configuration
+
+if TYPE_CHECKING:
+    from etude.config.overrides import Override
+    from etude.config.schema import Config
+    from etude.evaluation.result import Evaluation
+    from etude.store.run_folder import RunFolder
+    from etude.stored.request import EvaluationRequest
+
+_CELL = 60
+"""Characters of an output in the per-example table."""
+
+
+def evaluate(
+    config: Annotated[
+        Path | None, typer.Argument(help="The config file; with --rescore by default the run's own.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="In place of the config's model: a folder, a name, or RUN[:v3|:best|:last|:base]."),
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Episodes for each example.")] = 1,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Sample at temperature 0.")] = False,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Evaluate on this file; by default the validation dataset, else the training one."),
+    ] = None,
+    per_example: Annotated[bool, typer.Option("--per-example", help="Show a row for each example.")] = False,
+    rescore: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Score the stored episodes of RUN; no agent is run.")
+    ] = None,
+    phase: Annotated[
+        str | None,
+        typer.Option(help="With --rescore: which episodes, such as validation/5; by default the latest."),
+    ] = None,
+    override: Overrides = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; made up by default.")] = None,
+    output_dir: OutputDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Run the agent on examples and score it, with the same code as in training."""
+    from etude.core.errors import RequestError
+    from etude.stored.new_run import new_run
+
+    if rescore is not None:
+        from etude.cli.rescore import rescore_run
+
+        _refuse_with_rescore(model=model, dataset=dataset, name=name, greedy=greedy or None)
+        rescore_run(
+            rescore,
+            config,
+            override or (),
+            phase=phase,
+            root=output_dir,
+            as_json=as_json,
+            per_example=per_example,
+        )
+        return
+    if config is None:
+        raise RequestError("name the config file: etude evaluate config.yml")
+    if phase is not None:
+        raise RequestError("--phase goes with --rescore RUN")
+    overrides: list[Override] = [*(override or ())]
+    if dataset is not None:
+        overrides += [*run_configuration(dataset=dataset), _NO_VALIDATION]
+    settings, request = _requested(config, overrides, model, output_dir, repeat, greedy)
+    with new_run(settings, name, request) as run:
+        evaluate_in(settings, run, request, as_json=as_json, per_example=per_example)
+
+
+_NO_VALIDATION = ("finetuning.run_configuration.validation_dataset", "null")
+
+
+def evaluate_in(
+    settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool, per_example: bool
+) -> None:
+    """Evaluate in an open run folder, and show the scores."""
+    from etude.evaluation.evaluate import evaluate
+    from etude.report.progress import progress_for
+
+    shown = path_shown(run.path)
+    with then(f"next: etude resume {shown}"), progress_for(stream=_beside(as_json)) as progress:
+        evaluation = run_async(evaluate(settings, run, request, progress=progress))
+    show(evaluation, {"run": str(run.path)}, as_json=as_json, per_example=per_example)
+    if not as_json:
+        say(f"run             {shown}")
+        next_step(f"etude evaluate --rescore {shown}   (other evaluators, same episodes)")
+
+
+def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
+    """The scores as a table, or as a JSON object."""
+    from etude.evaluation.result import item_rows
+
+    if as_json:
+        emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
+        return
+    if per_example:
+        _show_examples(evaluation)
+    rows = [
+        (
+            name + (" (reward)" if name == evaluation.reward else ""),
+            scores["mean"],
+            None if scores["mean"] is None else f"{scores['low']:.3f} … {scores['high']:.3f}",
+            scores["n"],
+            scores["scored"],
+            scores["unscored"],
+        )
+        for name, scores in evaluation.scores().items()
+    ]
+    how = "greedy" if evaluation.greedy else "sampled"
+    title = f"{evaluation.model}, {how}, {evaluation.repeat} × {evaluation.examples} examples"
+    table(("evaluator", "mean", "95 % interval", "examples", "scored", "unscored"), rows, title=title)
+    for kind, count in evaluation.output.failures.items():
+        say(f"failed          {count} × {kind}")
+
+
+def _show_examples(evaluation: Evaluation) -> None:
+    from etude.evaluation.result import item_rows
+
+    names = list(evaluation.scores())
+    rows = [
+        (
+            row["id"] if evaluation.repeat == 1 else f"{row['id']} #{row['generation']}",
+            *(row["scores"][name] for name in names),
+            _short(row["output"]),
+            _short(row["expected"]),
+            _short("; ".join(dict.fromkeys(row["errors"].values())) or None),
+        )
+        for row in item_rows(evaluation.output)
+    ]
+    table(("example", *names, "output", "expected", "failure"), rows)
+
+
+def _short(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = "".join(letter if letter.isprintable() else "·" for letter in " ".join(str(value).split()))
+    return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
+
+
+def _beside(as_json: bool) -> Any:
+    """Where progress goes: beside the JSON object, not into it."""
+    return sys.stderr if as_json else None
+
+
+def _requested(
+    config: Path, overrides: list[Override], model: str | None, root: Path, repeat: int, greedy: bool
+) -> tuple[Config, EvaluationRequest]:
+    """The config with the wished-for model in place of its own, and the request to keep."""
+    from etude.config.load import load_config
+    from etude.stored.request import EvaluationRequest
+    from etude.stored.versions import run_version
+    from etude.stored.wished_model import model_overrides
+
+    settings = load_config(config, overrides)
+    if model is None:
+        return settings, EvaluationRequest(repeat=repeat, greedy=greedy)
+    wanted = run_version(model, root)
+    changed = load_config(config, [*overrides, *model_overrides(settings, model, wanted)])
+    if wanted is None:
+        return changed, EvaluationRequest(repeat=repeat, greedy=greedy)
+    return changed, EvaluationRequest(
+        run=str(wanted.run), version=wanted.number, repeat=repeat, greedy=greedy
+    )
+
+
+def _refuse_with_rescore(**given: Any) -> None:
+    from etude.core.errors import RequestError
+
+    for name, value in given.items():
+        if value is not None:
+            raise RequestError(f"--{name} has no meaning with --rescore, which runs no agent")

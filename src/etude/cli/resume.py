@@ -1,0 +1,49 @@
+"""`etude resume [RUN]`: go on with what was stopped."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from etude.cli.console import say
+from etude.cli.options import RUNS, AsJson, OutputDir, Overrides
+
+
+def resume(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="A run folder or a run's name; by default the latest unfinished run."),
+    ] = None,
+    override: Overrides = None,
+    output_dir: OutputDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped, without repeating anything that it has done.
+
+    `-o` may set `finetuning.num_epochs`, to train for longer, and secrets, which are not kept in run
+    folders.
+    """
+    from etude.config.load import load_config
+    from etude.store.run_folder import RunFolder
+    from etude.stored.find import find_run, latest_unfinished
+    from etude.stored.request import read_request
+    from etude.stored.resuming import check_overrides, note_more_epochs
+    from etude.stored.stored_config import CONFIG
+
+    path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
+    overrides = check_overrides(path, override or ())
+    request = read_request(path)
+    with RunFolder.open(path) as folder:
+        settings = load_config(path / CONFIG, overrides)
+        if run is None and not as_json:
+            say(f"going on with {path.name}")
+        if request is not None:
+            from etude.cli.evaluate import evaluate_in
+
+            evaluate_in(settings, folder, request, as_json=as_json, per_example=False)
+        else:
+            from etude.cli.train import train_in
+
+            note_more_epochs(folder, settings)
+            train_in(settings, folder, as_json=as_json)

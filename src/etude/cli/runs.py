@@ -1,0 +1,190 @@
+"""`etude runs list|show|compare`: what there is, and what came of it."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.cli.errors import reported
+from etude.cli.options import RUNS, AsJson, OutputDir, Run
+
+if TYPE_CHECKING:
+    from etude.core.history import History
+    from etude.stored.facts import RunFacts
+
+app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("list")
+@reported
+def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
+    """List the runs in a folder, the latest first."""
+    from etude.store.run_list import list_runs
+    from etude.stored.facts import facts_of
+
+    there = list_runs(output_dir)
+    facts = [facts_of(run.path) for run in there]
+    if as_json:
+        emit([one.as_json() for one in facts])
+        return
+    if not facts:
+        say(f"there are no runs in {output_dir}")
+        next_step("etude train config.yml, or etude demo")
+        return
+    rows = [
+        (one.name, one.kind, _state(one), _epochs(one), *_ends(one), _when(run.changed))
+        for one, run in zip(facts, there, strict=True)
+    ]
+    table(("run", "kind", "state", "epochs", "before", "after", "changed"), rows)
+    next_step(f"etude runs show {path_shown(facts[0].path)}")
+
+
+@app.command()
+@reported
+def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
+    """Show a run: its facts, epochs and validations."""
+    from etude.stored.facts import facts_of, history_of
+    from etude.stored.find import find_run
+
+    path = find_run(run, output_dir)
+    history = history_of(path)
+    facts = facts_of(path)
+    if as_json:
+        emit({**facts.as_json(), "history": history.model_dump(mode="json")})
+        return
+    _show_facts(facts)
+    _show_history(history)
+    shown = path_shown(path)
+    if facts.state == "unfinished":
+        next_step(f"etude resume {shown}")
+    elif facts.kind == "train":
+        next_step(f"etude export {shown}")
+    else:
+        next_step(f"etude evaluate --rescore {shown}")
+
+
+@app.command()
+@reported
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Two runs or more.", show_default=False)],
+    output_dir: OutputDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
+    from etude.core.errors import RequestError
+    from etude.stored.comparison import differing_settings, paired_difference
+    from etude.stored.facts import facts_of, history_of
+    from etude.stored.find import find_run
+
+    if len(runs) < 2:
+        raise RequestError("name two runs or more: etude runs compare RUN RUN")
+    paths = [find_run(run, output_dir) for run in runs]
+    for path in paths:
+        history_of(path)
+    facts, settings = [facts_of(path) for path in paths], differing_settings(paths)
+    differences = [paired_difference(paths[0], path) for path in paths[1:]]
+    if as_json:
+        told = [
+            None if one is None else {"mean": one.mean, "low": one.low, "high": one.high, "n": one.n}
+            for one in differences
+        ]
+        emit({"runs": [one.as_json() for one in facts], "settings": settings, "differences": told})
+        return
+    rows: list[tuple[Any, ...]] = [
+        ("state", *map(_state, facts)),
+        ("epochs", *map(_epochs, facts)),
+        ("before", *(_ends(one)[0] for one in facts)),
+        ("after", *(_ends(one)[1] for one in facts)),
+    ]
+    rows += [(key, *(_setting(value) for value in values)) for key, values in settings.items()]
+    table(("", *(one.name for one in facts)), rows)
+    for one, difference in zip(facts[1:], differences, strict=True):
+        if difference is None:
+            say(f"{one.name}: measured on no examples that {facts[0].name} was measured on")
+        else:
+            better = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+            say(f"{one.name} against {facts[0].name}: {better} on {difference.n} common examples")
+    next_step(f"etude runs show {path_shown(paths[-1])}")
+
+
+def _show_facts(facts: RunFacts) -> None:
+    say(f"run             {path_shown(facts.path)}")
+    say(f"state           {_state(facts)}")
+    for label, value in (("base model", facts.base), ("method", facts.method), ("backend", facts.backend)):
+        if value is not None:
+            say(f"{label:<15} {value}")
+    if facts.kind == "evaluate":
+        for name, scores in ((facts.result or {}).get("scores") or {}).items():
+            say(f"{name:<15} {_interval(scores['mean'], scores['low'], scores['high'])}  n={scores['n']}")
+        return
+    say(f"epochs          {_epochs(facts)}")
+    before, after = _ends(facts)
+    say(f"before          {before or '–'}  ({facts.summary.get('measured_on')})")
+    say(f"after           {after or '–'}")
+    for key in ("best_version", "last_version"):
+        version = facts.summary.get(key)
+        if version:
+            say(f"{key.replace('_', ' '):<15} v{version['number']}  {version['location']}")
+    plot = facts.path / "reward_plot.png"
+    if plot.exists():
+        say(f"plot            {path_shown(plot)}")
+
+
+def _show_history(history: History) -> None:
+    validations = {entry.epoch: entry.metrics for entry in history.validations}
+    rows = [
+        (
+            entry.epoch + 1,
+            entry.metrics.get("avg_reward"),
+            entry.metrics.get("episodes"),
+            sum((entry.metrics.get("failures") or {}).values()),
+            entry.metrics.get("filtered_trajectories"),
+            None if entry.version is None else f"v{entry.version.number}",
+            (validations.get(entry.epoch + 1) or {}).get("avg_reward"),
+            entry.skipped,
+        )
+        for entry in history.epochs
+    ]
+    if rows:
+        columns = ("epoch", "reward", "episodes", "failed", "trained on", "version", "validation", "skipped")
+        table(columns, rows)
+
+
+def _state(facts: RunFacts) -> str:
+    if facts.in_use_by is not None:
+        return f"running (process {facts.in_use_by})"
+    return facts.state if facts.problem is None else f"unreadable: {facts.problem}"
+
+
+def _epochs(facts: RunFacts) -> str | None:
+    if facts.kind == "evaluate" or facts.state == "unreadable":
+        return None
+    return f"{facts.epochs_done}/{facts.num_epochs or '?'}"
+
+
+def _ends(facts: RunFacts) -> tuple[str | None, str | None]:
+    """The reward before and after; of an evaluation only after."""
+    if facts.kind == "evaluate":
+        result = facts.result or {}
+        scores = (result.get("scores") or {}).get(result.get("reward")) or {}
+        return None, _interval(scores.get("mean"), scores.get("low"), scores.get("high"))
+    ends = [facts.summary.get(key) or {} for key in ("before", "after")]
+    shown = [_interval(end.get("avg_reward"), end.get("reward_low"), end.get("reward_high")) for end in ends]
+    return shown[0], shown[1]
+
+
+def _interval(mean: float | None, low: float | None, high: float | None) -> str | None:
+    if mean is None:
+        return None
+    return f"{mean:.3f}" if low is None or high is None else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _setting(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+def _when(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,99 @@
+"""`etude train CONFIG`: collect, train, and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from etude.cli.console import next_step, path_shown, say
+from etude.cli.errors import then
+from etude.cli.options import AsJson, ConfigFile, Overrides
+from etude.cli.running import run as run_async
+
+if TYPE_CHECKING:
+    from etude.config.overrides import Override
+    from etude.config.schema import Config
+    from etude.store.run_folder import RunFolder
+
+
+def train(
+    config: ConfigFile,
+    override: Overrides = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; made up by default.")] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="Train on this file in place of eval.general.dataset.")
+    ] = None,
+    validation_dataset: Annotated[
+        Path | None, typer.Option(help="Validate on this file of held-out examples.")
+    ] = None,
+    validation_interval: Annotated[
+        int | None, typer.Option(min=1, help="Epochs from one validation to the next.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the model of an agent as a config says.
+
+    Ctrl-C stops it at any time, and `etude resume` goes on.
+    """
+    from etude.config.load import load_config
+    from etude.stored.new_run import new_run
+
+    overrides: list[Override] = [*(override or ())]
+    overrides += run_configuration(
+        dataset=dataset, validation_dataset=validation_dataset, validation_interval=validation_interval
+    )
+    settings = load_config(config, overrides)
+    with new_run(settings, name) as run:
+        train_in(settings, run, as_json=as_json)
+
+
+def run_configuration(**settings: Any) -> list[tuple[str, str]]:
+    """Overrides of keys in `finetuning.run_configuration`, for those that are given.
+
+    Files are looked for in the current folder first, as everything that is typed on a command line.
+    """
+    import json
+
+    told = {key: value for key, value in settings.items() if value is not None}
+    for key, value in told.items():
+        if isinstance(value, Path):
+            told[key] = str(value.absolute() if value.exists() else value)
+    return [
+        (f"finetuning.run_configuration.{key}", json.dumps(value, ensure_ascii=False))
+        for key, value in told.items()
+    ]
+
+
+def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> dict[str, Any]:
+    """Train in an open run folder, show how it goes, and say what came of it; the summary."""
+    from etude.finetune import finetune
+    from etude.report.progress import progress_for
+
+    shown = path_shown(run.path)
+    with then(f"next: etude resume {shown}"), progress_for(json=as_json) as progress:
+        outcome = run_async(finetune(settings, run, progress=progress))
+    if not as_json:
+        _tell(outcome.summary, run)
+        next_step(f"etude export {shown}   (the trained model as a folder)\n      etude runs show {shown}")
+    return outcome.summary
+
+
+def _tell(summary: dict[str, Any], run: RunFolder) -> None:
+    from etude.report.run_report import PLOT
+    from etude.report.state import shown_reward
+
+    before, after = summary["before"], summary["after"]
+    say()
+    if before and after:
+        say(f"reward before   {shown_reward(before)}  n={before['n']}  ({summary['measured_on']})")
+        say(f"reward after    {shown_reward(after)}  n={after['n']}")
+    trained, skipped = summary["epochs_trained"], summary["epochs_skipped"]
+    say(f"epochs          {trained} trained" + (f", {skipped} skipped" if skipped else ""))
+    for key in ("best_version", "last_version"):
+        if summary[key]:
+            say(f"{key.replace('_', ' '):<15} v{summary[key]['number']}")
+    if (run.path / PLOT).exists():
+        say(f"plot            {path_shown(run.path / PLOT)}")
+    say(f"run             {path_shown(run.path)}")

@@ -1,0 +1,1 @@
+"""The demo: a tiny model is made, learns a task, and is measured before and after."""

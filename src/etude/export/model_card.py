@@ -1,0 +1,132 @@
+"""The model card: what a trained model is, from the facts of its run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from etude.core.history import History, ValidationEntry
+from etude.stored.facts import facts_of, history_of
+from etude.stored.stored_config import CONFIG
+from etude.stored.versions import RunVersion
+
+_PACKAGES = ("etude", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers")
+
+
+def model_card(wanted: RunVersion, *, lora_only: bool = False) -> str:
+    """Markdown with the front matter that model hubs read. Holds no secrets: the config has none."""
+    return "\n".join(
+        [
+            *_front_matter(wanted, lora_only),
+            *_introduction(wanted, lora_only),
+            *_results(history_of(wanted.run), wanted),
+            *_use(lora_only),
+            *_making(wanted),
+        ]
+    )
+
+
+def _front_matter(wanted: RunVersion, lora_only: bool) -> Iterator[str]:
+    facts = facts_of(wanted.run)
+    yield "---"
+    yield f"library_name: {'peft' if lora_only else 'transformers'}"
+    yield "pipeline_tag: text-generation"
+    # A folder of this machine means nothing to anybody else.
+    if facts.base is not None and not Path(facts.base).is_absolute():
+        yield f"base_model: {json.dumps(facts.base)}"
+    yield f"tags: [etude{f', {facts.method}' if facts.method else ''}]"
+    yield "---\n"
+
+
+def _introduction(wanted: RunVersion, lora_only: bool) -> Iterator[str]:
+    facts = facts_of(wanted.run)
+    what = "LoRA weights" if lora_only else "Weights"
+    version = f"version {wanted.number}" if wanted.number else "the base model"
+    yield f"# {facts.name}, {version}\n"
+    yield f"{what} of an agent's model, trained with Etude from the agent's own runs.\n"
+    base = Path(facts.base).name if facts.base and Path(facts.base).is_absolute() else facts.base
+    rows = {
+        "base model": base,
+        "trajectory builder": facts.method,
+        "trained by": facts.backend,
+        "epochs of the run": f"{facts.epochs_done} of {facts.num_epochs}",
+        "version": str(wanted.number),
+        "digest of the trained weights": wanted.version.digest if wanted.version else None,
+    }
+    yield from _table(("", ""), [(key, value) for key, value in rows.items() if value is not None])
+
+
+def _results(history: History, wanted: RunVersion) -> Iterator[str]:
+    yield "## Results\n"
+    entries: list[Any] = [*history.validations] or [*history.epochs]
+    if not entries:
+        yield "Nothing was measured.\n"
+        return
+    validated = isinstance(entries[0], ValidationEntry)
+    after = [one for one in entries if _number(one) == wanted.number]
+    rows = [_result("before training", entries[0])]
+    if after and wanted.number:
+        rows.append(_result(f"this model (version {wanted.number})", after[-1]))
+    yield from _table(("", "reward", "95 % interval", "n"), rows)
+    yield (
+        "Measured on the validation examples, one episode each. The version with the best validation is "
+        "chosen by the same numbers, so that they flatter it a little.\n"
+        if validated
+        else "Measured on the episodes that the run collected for training: there was no validation set.\n"
+    )
+    if not after:
+        yield "This version was not measured.\n"
+
+
+def _number(entry: Any) -> int:
+    """The version that an entry measured."""
+    version = entry.version if isinstance(entry, ValidationEntry) else entry.sampled_from
+    return 0 if version is None else int(version.number)
+
+
+def _result(label: str, entry: Any) -> tuple[Any, ...]:
+    metrics: Mapping[str, Any] = entry.metrics
+    low, high = metrics.get("reward_low"), metrics.get("reward_high")
+    interval = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+    reward = metrics.get("avg_reward")
+    count = metrics.get("num_examples", metrics.get("episodes"))
+    return label, "none" if reward is None else f"{reward:.3f}", interval, count
+
+
+def _use(lora_only: bool) -> Iterator[str]:
+    yield "## Use\n"
+    yield "```python"
+    yield "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+    if lora_only:
+        yield "from peft import PeftModel\n"
+        yield "base = AutoModelForCausalLM.from_pretrained(BASE)  # the base model named above"
+        yield "model = PeftModel.from_pretrained(base, FOLDER)  # this folder"
+    else:
+        yield "model = AutoModelForCausalLM.from_pretrained(FOLDER)  # this folder"
+    yield "tokenizer = AutoTokenizer.from_pretrained(FOLDER)"
+    yield "```\n"
+
+
+def _making(wanted: RunVersion) -> Iterator[str]:
+    yield "## How it was made\n"
+    file = wanted.run / "environment.json"
+    environment = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    packages = environment.get("packages") or {}
+    rows = [(name, packages[name]) for name in _PACKAGES if name in packages]
+    rows += [(key, environment[key]) for key in ("python", "platform", "seed") if environment.get(key)]
+    if rows:
+        yield from _table(("", ""), rows)
+    config = wanted.run / CONFIG
+    if config.is_file():
+        yield "The config, with every default filled in and without secrets:\n"
+        yield f"```yaml\n{config.read_text(encoding='utf-8').strip()}\n```\n"
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + "---|" * len(columns)
+    for row in rows:
+        yield f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in row)} |"
+    yield ""

@@ -1,0 +1,99 @@
+"""The trajectories of a stored run, built again from its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from etude.builders.trajectory_builder import TrajectoryBuilder
+from etude.config.builder import Builder
+from etude.config.finetuning import RewardFunctionConfig
+from etude.config.load import parse_config
+from etude.config.schema import Config
+from etude.core.errors import RequestError
+from etude.core.trajectory import Method, TrajectoryCollection
+from etude.export.stored_evaluation import StoredEvaluation
+from etude.runtime import Runtime
+from etude.store.run_folder import RunFolder
+from etude.stored.phases import phases_of
+from etude.stored.stored_config import stored_data, without_secrets
+
+BUILDERS: dict[Method, str] = {"grpo": "grpo", "dpo": "dpo", "supervised": "expert_iteration"}
+"""The shipped builder for each method."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTrajectories:
+    """What was built from the episodes of one phase."""
+
+    phase: str
+    collection: TrajectoryCollection
+    target_functions: tuple[str, ...]
+    target_model: str | None
+    """Whose calls the trajectories are made of."""
+
+
+async def trajectories_of(run: RunFolder, method: Method | None = None) -> AsyncIterator[PhaseTrajectories]:
+    """The trajectories of each phase of training, or of an evaluation, in order.
+
+    They are those of the run's own trajectory builder, before the curriculum; with `method`, those of
+    the shipped builder for it. Nothing is sampled or scored. Raises RequestError when the run has no
+    episodes.
+    """
+    data = stored_data(run.path)
+    config = _config(data, method)
+    evaluators = list((data.get("eval") or {}).get("evaluators") or {})
+    async with Builder(config, run) as builder:
+        name = next(iter(config.trajectory_builders))
+        trajectory_builder = await builder.get_trajectory_builder(name)
+        for number, phase in enumerate(_phases(run)):
+            evaluation = StoredEvaluation(run.journal, phase, evaluators)
+            runtime = Runtime(config, run, builder, evaluation, (), {}, config.finetuning.target_model or "")
+            collection = await _build(trajectory_builder, runtime, number)
+            targets = tuple(config.finetuning.target_functions)
+            yield PhaseTrajectories(phase, collection, targets, config.finetuning.target_model)
+        await trajectory_builder.cleanup()
+
+
+async def _build(builder: TrajectoryBuilder, runtime: Runtime, number: int) -> TrajectoryCollection:
+    name, meta = f"{runtime.run.name}-{number}", {"epoch": number}
+    builder.bind_runtime(runtime)
+    await builder.initialize(runtime.config.finetuning)
+    await builder.start_run(run_id=name, meta=meta)
+    return await builder.finalize(run_id=name, meta=meta)
+
+
+def _phases(run: RunFolder) -> list[str]:
+    """The phases of training, first epoch first; of a run that never trained, what it has."""
+    found = phases_of(run.journal)
+    if not found:
+        raise RequestError(f"run {run.name} has no episodes yet")
+    return [phase for phase in reversed(found) if phase.startswith("train/")] or found
+
+
+def _config(data: dict[str, Any], method: Method | None) -> Config:
+    """As much of the run's config as builders need: its agent and its models need not be there."""
+    finetuning = data.get("finetuning") or {}
+    builders = without_secrets(data.get("trajectory_builders") or {})
+    name = str(finetuning.get("trajectory_builder"))
+    chosen = builders.get(name) or {}
+    if method is not None and chosen.get("_type") != BUILDERS[method]:
+        chosen = {"_type": BUILDERS[method], "num_generations": chosen.get("num_generations", 8)}
+    settings = finetuning.get("run_configuration") or {}
+    config = parse_config(
+        {
+            "trajectory_builders": {name: chosen},
+            "finetuning": {
+                "target_functions": finetuning.get("target_functions", ["<workflow>"]),
+                "run_configuration": {"config_file": settings.get("config_file")},
+            },
+        }
+    )
+    reward = (finetuning.get("reward_function") or {}).get("name")
+    if reward is None:
+        raise RequestError("the run's config names no reward function, so its episodes have no rewards")
+    # Set afterwards: the entries that they name are not part of this config.
+    config.finetuning.reward_function = RewardFunctionConfig(name=reward)
+    config.finetuning.target_model = finetuning.get("target_model")
+    return config

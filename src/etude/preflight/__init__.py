@@ -1,0 +1,1 @@
+"""Before anything is bought: would this config run here, and what would it take?"""

@@ -1,0 +1,223 @@
+"""Checking a config: everything that training would need, without sampling or loading weights."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from etude.adapters.capabilities import Capabilities, check_method
+from etude.adapters.local_config import LocalAdapterConfig
+from etude.config.builder import Builder
+from etude.config.schema import Config
+from etude.core.errors import CapabilityError, EtudeError
+from etude.core.example import Example
+from etude.inference.local import LocalLlmConfig, require_local_extra
+from etude.inference.openai_config import OpenAiLlmConfig
+from etude.preflight.dry_builder import DryBuilder
+from etude.preflight.estimate import Estimate, estimate_run
+from etude.preflight.finding import Findings
+from etude.preflight.sizes import ModelSize
+
+_FEW = 50
+"""Fewer validation examples than this leave an interval wider than ±0.14."""
+
+LOCAL_CAPABILITIES = Capabilities(token_ids_required=True, versions=True)
+
+
+@dataclass
+class CheckReport:
+    """What a check found, and what the run would take."""
+
+    findings: Findings = field(default_factory=Findings)
+    estimate: Estimate | None = None
+    """None when something is wrong."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing is wrong; warnings may be there."""
+        return not self.findings.of("error")
+
+
+async def check_config(config: Config) -> CheckReport:
+    """Look at the agent, examples, evaluators, models, templates and capabilities that a config names.
+
+    Nothing raises: what is wrong is among the findings.
+    """
+    report = CheckReport()
+    findings = report.findings
+    async with DryBuilder(config) as builder:
+        await _check_workflow(builder, findings)
+        examples = await _examples(builder, config.finetuning.run_configuration.dataset, "examples", findings)
+        held_out = await _held_out(builder, examples, findings)
+        await _check_evaluators(builder, findings)
+        size = await _check_models(config, examples, findings)
+        if config.finetuning.enabled:
+            await _check_training(builder, findings)
+        else:
+            findings.warn(
+                "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
+            )
+    if report.is_ready:
+        report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size)
+    return report
+
+
+async def _check_workflow(builder: Builder, findings: Findings) -> None:
+    try:
+        workflow = await builder.get_workflow()
+        workflow.check_complete()
+    except EtudeError as error:
+        findings.fail("workflow", error)
+    else:
+        kind = "async" if workflow.is_async else "in a thread"
+        findings.ok("workflow", f"{workflow.name} ({workflow.where}), {kind}")
+
+
+async def _examples(builder: Builder, source: Any, what: str, findings: Findings) -> list[Example]:
+    try:
+        dataset = await builder.get_dataset(source)
+        examples = await asyncio.to_thread(dataset.examples)
+    except EtudeError as error:
+        findings.fail(what, error)
+        return []
+    columns = sorted({name for example in examples[:100] for name in example.inputs})
+    expected = sum(example.expected is not None for example in examples)
+    findings.ok(what, f"{len(examples)}, inputs: {', '.join(columns) or 'none'}; {expected} with an answer")
+    return examples
+
+
+async def _held_out(builder: Builder, examples: Sequence[Example], findings: Findings) -> list[Example]:
+    """The validation examples; none when there is no such dataset."""
+    source, what = builder.config.finetuning.run_configuration.validation_dataset, "validation"
+    if source is None:
+        findings.warn(
+            what,
+            "no validation dataset: the run is judged by its own training episodes. Add "
+            "`finetuning.run_configuration.validation_dataset`",
+        )
+        return []
+    held_out = await _examples(builder, source, what, findings)
+    seen = {repr(sorted(example.inputs.items(), key=str)) for example in examples}
+    common = sum(repr(sorted(example.inputs.items(), key=str)) in seen for example in held_out)
+    if common:
+        findings.warn(
+            what, f"{common} of {len(held_out)} examples are also trained on: they are not held out"
+        )
+    if 0 < len(held_out) < _FEW:
+        findings.warn(
+            what, f"only {len(held_out)} examples: the 95 % interval is about ±{1 / len(held_out) ** 0.5:.2f}"
+        )
+    return held_out
+
+
+def _content(example: Example) -> str:
+    return repr(sorted(example.inputs.items(), key=str))
+
+
+async def _check_evaluators(builder: Builder, findings: Findings) -> None:
+    config = builder.config
+    if not config.eval.evaluators:
+        findings.fail(
+            "evaluators", "there are none; add some: `eval: {evaluators: {correct: my_agent:correct}}`"
+        )
+    reward = config.finetuning.reward_function
+    for name, settings in config.eval.evaluators.items():
+        try:
+            await builder.get_evaluator(name)
+        except EtudeError as error:
+            findings.fail(f"evaluator {name}", error)
+        else:
+            is_reward = reward is not None and reward.name == name
+            findings.ok(
+                f"evaluator {name}", f"_type: {settings.type_name}" + (", the reward" if is_reward else "")
+            )
+
+
+async def _check_models(config: Config, examples: Sequence[Example], findings: Findings) -> ModelSize | None:
+    """Look at all models; the size of the one that is trained, when it is a local one."""
+    sizes: dict[str, ModelSize] = {}
+    if not config.llms:
+        findings.fail("models", "there are none; add one: `llms: {policy: {_type: local, model: …}}`")
+    for name, llm in config.llms.items():
+        what = f"model {name}"
+        if isinstance(llm, LocalLlmConfig):
+            try:
+                require_local_extra()
+                from etude.preflight.local_model import check_local_model
+
+                sizes[name] = await asyncio.to_thread(
+                    check_local_model, what, llm, _adapter_of(config, name), examples, findings
+                )
+            except EtudeError as error:
+                findings.fail(what, error)
+        else:
+            _check_remote(what, llm, findings)
+    return sizes.get(config.finetuning.target_model or "")
+
+
+def _check_remote(what: str, llm: Any, findings: Findings) -> None:
+    if not isinstance(llm, OpenAiLlmConfig):
+        findings.ok(what, f"_type: {llm.type_name}")
+        return
+    where = llm.base_url or os.environ.get("OPENAI_BASE_URL") or "OpenAI"
+    if llm.api_key is None and not os.environ.get("OPENAI_API_KEY") and where == "OpenAI":
+        findings.warn(what, "no api_key in the config and no OPENAI_API_KEY in the environment")
+    else:
+        findings.ok(what, f"{llm.model_name} at {where}; whether it answers is not tried")
+
+
+def _adapter_of(config: Config, model: str) -> LocalAdapterConfig | None:
+    """The local adapter that is to train a model; None when nothing trains it in this process."""
+    finetuning = config.finetuning
+    adapter = config.trainer_adapters.get(finetuning.trainer_adapter or "")
+    trained = finetuning.enabled and finetuning.target_model == model
+    return adapter if trained and isinstance(adapter, LocalAdapterConfig) else None
+
+
+async def _check_training(builder: Builder, findings: Findings) -> None:
+    """Build what trains, and compare what is asked for with what the adapter can do."""
+    finetuning, what = builder.config.finetuning, "training"
+    try:
+        trajectory_builder = await builder.get_trajectory_builder(str(finetuning.trajectory_builder))
+        await builder.get_trainer(str(finetuning.trainer))
+        capabilities, kind = await _capabilities(builder)
+        made_by = trajectory_builder.trajectory_builder_config.type_name
+        check_method(f"'{kind}'", capabilities, trajectory_builder.method, f"'{made_by}'")
+        _check_token_ids(builder.config, capabilities, kind)
+        # A copy: whatever it writes there, the config stays as it was loaded.
+        await trajectory_builder.initialize(finetuning.model_copy(deep=True))
+        await trajectory_builder.cleanup()
+    except EtudeError as error:
+        findings.fail(what, error)
+    else:
+        findings.ok(what, f"{made_by} data ({trajectory_builder.method}), trained by {kind}")
+
+
+async def _capabilities(builder: Builder) -> tuple[Capabilities, str]:
+    config = builder.config
+    name, target = str(config.finetuning.trainer_adapter), str(config.finetuning.target_model)
+    adapter_config = config.trainer_adapters[name]
+    if not isinstance(adapter_config, LocalAdapterConfig):
+        adapter = await builder.get_trainer_adapter(name)
+        return adapter.capabilities(), adapter_config.type_name
+    # Building it would load the model.
+    require_local_extra()
+    if not isinstance(config.llms[target], LocalLlmConfig):
+        raise CapabilityError(
+            f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is `_type: "
+            f"{config.llms[target].type_name}`; make it local, or choose an adapter for its backend"
+        )
+    return LOCAL_CAPABILITIES, adapter_config.type_name
+
+
+def _check_token_ids(config: Config, capabilities: Capabilities, kind: str) -> None:
+    target = str(config.finetuning.target_model)
+    llm = config.llms[target]
+    if capabilities.token_ids_required and isinstance(llm, OpenAiLlmConfig) and not llm.return_token_ids:
+        raise CapabilityError(
+            f"the trainer adapter '{kind}' needs token ids, and llms.{target} does not ask its endpoint for "
+            "them; set 'return_token_ids: true' (vLLM >= 0.10.2 has them)"
+        )

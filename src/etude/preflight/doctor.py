@@ -1,0 +1,139 @@
+"""What is installed and what the machine has: the first look when something does not work."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from etude.preflight.finding import Findings
+from etude.preflight.machine import available_memory, free_disk, total_memory, usable_cores
+from etude.preflight.sizes import shown_bytes
+
+EXTRAS = {"local": "models that run and train in this process", "data": "Parquet and Hugging Face datasets"}
+
+_LITTLE_DISK = 2e9
+_KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
+
+
+def examine(folder: Path) -> Findings:
+    """Look at Python, packages, extras, device, threads, memory and the disk of `folder`."""
+    findings = Findings()
+    findings.ok("etude", f"{importlib.metadata.version('etude')} in {Path(__file__).parents[1]}")
+    findings.ok("python", f"{platform.python_version()} at {sys.executable}, {platform.platform()}")
+    _packages(findings)
+    for extra, use in EXTRAS.items():
+        _extra(extra, use, findings)
+    _torch(findings)
+    _machine(folder, findings)
+    findings.ok("sqlite", sqlite3.sqlite_version)
+    there = [name for name in _KEYS if os.environ.get(name)]
+    findings.ok("keys in the environment", ", ".join(there) or f"none of {', '.join(_KEYS)}")
+    return findings
+
+
+def _packages(findings: Findings) -> None:
+    """Whether what is installed fits together: what Etude asks for, and what its dependencies ask for."""
+    problems = list(conflicts("etude"))
+    for problem in problems:
+        findings.fail("packages", problem)
+    if not problems:
+        findings.ok("packages", "all versions fit together")
+
+
+def conflicts(name: str) -> Iterator[str]:
+    """Each requirement of a package, or of what it needs, that is missing or of a wrong version."""
+    waiting, seen = [name], {name}
+    while waiting:
+        package = waiting.pop()
+        for requirement in _requirements(package, extra=""):
+            version = installed(requirement.name)
+            if version is None:
+                yield f"{package} needs {requirement}, and it is not installed: pip install '{requirement}'"
+            elif not requirement.specifier.contains(version, prereleases=True):
+                yield (
+                    f"{package} needs {requirement.name}{requirement.specifier}, and {version} is installed: "
+                    f"pip install '{requirement.name}{requirement.specifier}'"
+                )
+            if version is not None and requirement.name not in seen:
+                seen.add(requirement.name)
+                waiting.append(requirement.name)
+
+
+def _extra(extra: str, use: str, findings: Findings) -> None:
+    what = f"extra '{extra}'"
+    missing, wrong = [], []
+    for requirement in _requirements("etude", extra=extra):
+        version = installed(requirement.name)
+        if version is None:
+            missing.append(requirement.name)
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} in place of {requirement.specifier}")
+    install = f"pip install 'etude[{extra}]'"
+    if wrong:
+        findings.fail(what, f"{', '.join(wrong)}; {install}")
+    elif missing:
+        findings.warn(what, f"not installed ({', '.join(missing)}); for {use}: {install}")
+    else:
+        findings.ok(what, f"installed: {use}")
+
+
+def _requirements(package: str, extra: str) -> list[Requirement]:
+    """What a package needs here; of an extra, only what the extra adds."""
+    found = []
+    for text in importlib.metadata.requires(package) or ():
+        requirement = Requirement(text)
+        marker = requirement.marker
+        always = marker is None or marker.evaluate({"extra": ""})
+        wanted = (
+            always if not extra else not always and marker is not None and marker.evaluate({"extra": extra})
+        )
+        if wanted:
+            found.append(requirement)
+    return found
+
+
+def installed(package: str) -> str | None:
+    """The version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch(findings: Findings) -> None:
+    if installed("torch") is None:
+        return
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        findings.fail("torch", f"is installed and cannot be imported: {error}; install it again")
+        return
+    from etude.models.device import choose_device
+
+    device = choose_device()
+    name = f" ({torch.cuda.get_device_name()})" if device.type == "cuda" else ""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    taken = f"{threads} (OMP_NUM_THREADS)" if threads else "1, which suits small models"
+    findings.ok("torch", f"{torch.__version__}, device {device.type}{name}")
+    findings.ok("threads", f"{usable_cores()} cores, of which torch takes {taken}; OMP_NUM_THREADS sets it")
+
+
+def _machine(folder: Path, findings: Findings) -> None:
+    total, free = total_memory(), available_memory()
+    if total is not None and free is not None:
+        findings.ok("memory", f"{shown_bytes(free)} free of {shown_bytes(total)}")
+    disk = free_disk(folder)
+    if disk < _LITTLE_DISK:
+        findings.warn("disk", f"only {shown_bytes(disk)} free in {folder.absolute()}")
+    else:
+        findings.ok("disk", f"{shown_bytes(disk)} free in {folder.absolute()}")
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not os.access(nearest, os.W_OK):
+        findings.fail("disk", f"{nearest} may not be written: run folders need to be made there")

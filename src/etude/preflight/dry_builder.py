@@ -1,0 +1,37 @@
+"""A builder that loads no model, for looking at everything else."""
+
+from __future__ import annotations
+
+from etude.config.builder import Builder
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import EngineError
+from etude.core.job import ModelVersion
+from etude.inference.engine import Engine
+from etude.inference.local import LocalLlmConfig
+
+
+class NoEngine:
+    """Stands where a model of this process would be. It samples nothing."""
+
+    version = 0
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Raises EngineError."""
+        raise EngineError("a check samples nothing")
+
+    async def adopt(self, version: ModelVersion) -> None:
+        """Raises EngineError."""
+        raise EngineError("a check adopts nothing")
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class DryBuilder(Builder):
+    """Builds everything but the models of this process, which may be large."""
+
+    async def get_llm(self, name: str) -> Engine:
+        """See Builder; a `NoEngine` for a local model."""
+        if isinstance(self.config.llms.get(name), LocalLlmConfig):
+            return NoEngine()
+        return await super().get_llm(name)

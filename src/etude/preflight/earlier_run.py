@@ -1,0 +1,87 @@
+"""What an earlier run of the same agent took: better than any assumption."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+from etude.config.schema import Config
+from etude.core.errors import EtudeError
+from etude.core.history import History
+from etude.epochs.log import EpochLog
+from etude.rollout.archive import iter_episodes
+from etude.store.run_folder import RunFolder
+from etude.store.run_list import list_runs
+from etude.stored.stored_config import CONFIG, stored_data
+
+_EPISODES = 64
+_MODEL_KEYS = ("model", "model_name", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Averages over the episodes of an earlier run."""
+
+    name: str
+    calls: float
+    prompt_tokens: float
+    completion_tokens: float
+    seconds_per_episode: float | None
+    """Wall time of its epochs, by their episodes; None when it finished no epoch."""
+
+
+def earlier_run(config: Config) -> Earlier | None:
+    """The latest run in the config's output folder with the same agent and model, when there is one."""
+    for run in list_runs(config.finetuning.output_dir):
+        try:
+            if (run.path / CONFIG).is_file() and _is_alike(stored_data(run.path), config):
+                with RunFolder.read(run.path) as folder:
+                    found = _averages(folder)
+                if found is not None:
+                    return found
+        except EtudeError:
+            continue  # A run that cannot be read is no help; `etude runs list` says why.
+    return None
+
+
+def _is_alike(data: dict[str, object], config: Config) -> bool:
+    target = config.finetuning.target_model or ""
+    models, agent = data.get("llms"), config.workflow
+    if not isinstance(models, dict) or target not in models or agent is None:
+        return False
+    now = {
+        "_type": config.llms[target].type_name,
+        **config.llms[target].model_dump(mode="json", fallback=str),
+    }
+    keys = ("model", "model_name", "max_tokens")
+    same_model = all(models[target].get(key) == now.get(key) for key in keys)
+    return same_model and data.get("workflow") == {
+        "_type": agent.type_name,
+        **agent.model_dump(mode="json", fallback=str),
+    }
+
+
+def _averages(run: RunFolder) -> Earlier | None:
+    episodes = list(islice(iter_episodes(run.journal, "train/"), _EPISODES))
+    episodes = [one for one in episodes if one.failure is None]
+    if not episodes:
+        return None
+    done = [call.completion for one in episodes for call in one.calls if call.completion is not None]
+    count = len(episodes)
+    return Earlier(
+        name=run.name,
+        calls=len(done) / count,
+        prompt_tokens=sum(completion.usage.prompt_tokens for completion in done) / count,
+        completion_tokens=sum(completion.usage.completion_tokens for completion in done) / count,
+        seconds_per_episode=_seconds(EpochLog(run.journal).history(run.name)),
+    )
+
+
+def _seconds(history: History) -> float | None:
+    episodes = sum(entry.metrics.get("episodes") or 0 for entry in history.epochs)
+    seconds = sum(
+        (entry.metrics.get(key) or 0.0)
+        for entry in history.epochs
+        for key in ("collecting_seconds", "training_seconds")
+    )
+    return seconds / episodes if episodes and seconds else None

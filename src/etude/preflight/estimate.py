@@ -1,0 +1,154 @@
+"""What a run would take, with the assumptions said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from etude.config.schema import Config
+from etude.core.example import Example
+from etude.inference.local import LocalLlmConfig
+from etude.preflight.earlier_run import Earlier, earlier_run
+from etude.preflight.machine import free_disk
+from etude.preflight.sizes import ModelSize, shown_bytes
+from etude.preflight.speed import Work, seconds_for
+
+_DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
+_SECONDS_PER_REMOTE_CALL = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a run would take. Rough: it says how it was come by."""
+
+    training_episodes: int
+    validation_episodes: int
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float | None
+    """Wall time; None when there is nothing to go by."""
+    disk_bytes: int | None
+    """Of the versions that are kept; None when they are a backend's."""
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _PerEpisode:
+    """Averages over episodes."""
+
+    calls: float
+    prompt_tokens: float
+    completion_tokens: float
+    assumption: str
+
+
+def estimate_run(
+    config: Config, examples: Sequence[Example], held_out: Sequence[Example], size: ModelSize | None
+) -> Estimate:
+    """Of the training that a config describes; `size` is that of its local model, if it has one."""
+    training, validation = episode_counts(config, len(examples), len(held_out))
+    episodes, earlier = training + validation, earlier_run(config)
+    each = _per_episode(config, size, earlier)
+    assumptions = [each.assumption]
+    seconds = None
+    if earlier is not None and earlier.seconds_per_episode is not None:
+        seconds = episodes * earlier.seconds_per_episode
+        assumptions.append(f"as fast as run {earlier.name}, training included")
+    elif size is not None:
+        seconds, how = _local_seconds(config, size, each, episodes, training)
+        assumptions.append(how)
+    elif config.llms:
+        seconds = episodes * each.calls * _SECONDS_PER_REMOTE_CALL / config.eval.general.max_concurrency
+        assumptions.append(
+            f"{_SECONDS_PER_REMOTE_CALL:g} s per call, {config.eval.general.max_concurrency} at a time; "
+            "training itself not counted"
+        )
+    disk, warnings = _disk(config, size)
+    return Estimate(
+        training_episodes=training,
+        validation_episodes=validation,
+        calls=round(episodes * each.calls),
+        prompt_tokens=round(episodes * each.prompt_tokens),
+        completion_tokens=round(episodes * each.completion_tokens),
+        seconds=seconds,
+        disk_bytes=disk,
+        assumptions=tuple(assumptions),
+        warnings=warnings,
+    )
+
+
+def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, int]:
+    """Episodes for training and for validation, over all epochs, when none stops early."""
+    finetuning = config.finetuning
+    builder: Any = config.trajectory_builders.get(finetuning.trajectory_builder or "")
+    each = getattr(builder, "examples_per_epoch", None) or examples
+    training = finetuning.num_epochs * min(each, examples) * getattr(builder, "num_generations", 1)
+    interval = finetuning.run_configuration.validation_interval
+    validations = 1 + finetuning.num_epochs // interval + (finetuning.num_epochs % interval != 0)
+    return training, validations * held_out
+
+
+def _per_episode(config: Config, size: ModelSize | None, earlier: Earlier | None) -> _PerEpisode:
+    if earlier is not None:
+        return _PerEpisode(
+            earlier.calls,
+            earlier.prompt_tokens,
+            earlier.completion_tokens,
+            f"calls and tokens per episode as in run {earlier.name} ({earlier.calls:.1f} calls)",
+        )
+    llm: Any = config.llms.get(config.finetuning.target_model or "")
+    limit = getattr(llm, "max_tokens", None)
+    completion = limit / 2 if limit else _DEFAULT_COMPLETION
+    prompt = size.prompt_tokens if size is not None and size.prompt_tokens else _DEFAULT_PROMPT
+    source = "its example" if size is not None and size.prompt_tokens else "assumed"
+    half = "half of max_tokens" if limit else "assumed"
+    return _PerEpisode(
+        1.0,
+        prompt,
+        completion,
+        f"1 call per episode with {prompt:.0f} prompt tokens ({source}) and {completion:.0f} sampled tokens "
+        f"({half}); an agent with several turns takes a multiple. After a first run its own numbers are used",
+    )
+
+
+def _local_seconds(
+    config: Config, size: ModelSize, each: _PerEpisode, episodes: int, training: int
+) -> tuple[float, str]:
+    llm = config.llms[str(config.finetuning.target_model)]
+    batch = config.eval.general.max_concurrency
+    if isinstance(llm, LocalLlmConfig):
+        batch = min(batch, llm.max_batch)
+    tokens = each.prompt_tokens + each.completion_tokens
+    work = Work(
+        prompt_tokens=episodes * each.prompt_tokens,
+        sampled_tokens=episodes * each.completion_tokens,
+        trained_tokens=training * tokens if config.finetuning.enabled else 0.0,
+        batch=max(1, min(batch, episodes)),
+    )
+    return seconds_for(
+        size, work
+    ), f"this machine's {size.device} as measured now, {batch} episodes at a time"
+
+
+def _disk(config: Config, size: ModelSize | None) -> tuple[int | None, tuple[str, ...]]:
+    if size is None or not size.trainable:
+        return None, ()
+    finetuning = config.finetuning
+    trainer: Any = config.trainers.get(finetuning.trainer or "")
+    keep = getattr(trainer, "keep_checkpoints", 3)
+    # The last version is kept too, and one more is there while it is written.
+    kept = finetuning.num_epochs if keep == "all" else min(finetuning.num_epochs, keep + 2)
+    needed, free = kept * size.version, free_disk(finetuning.output_dir)
+    if needed < free:
+        return needed, ()
+    return needed, (
+        f"the versions take {shown_bytes(needed)}, and {shown_bytes(free)} are free in "
+        f"{finetuning.output_dir}; lower `keep_checkpoints` of the trainer, or choose another output_dir",
+    )

@@ -1,0 +1,177 @@
+"""Looking at a local model through its config and tokenizer; its weights stay on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from etude.adapters.local_config import LocalAdapterConfig
+from etude.core.call import ChatRequest
+from etude.core.errors import EtudeError, RequestError
+from etude.core.example import Example
+from etude.inference.local import LocalLlmConfig
+from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.policy import LoraOptions, Policy
+from etude.models.source import not_loaded, require_source
+from etude.preflight.finding import Findings
+from etude.preflight.machine import available_memory
+from etude.preflight.sizes import ModelSize, shown_bytes
+
+_SAMPLE = 64
+_LARGE_FOR_CPU = 1_000_000_000
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks something up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+    },
+}
+
+
+def check_local_model(
+    what: str,
+    llm: LocalLlmConfig,
+    adapter: LocalAdapterConfig | None,
+    examples: Sequence[Example],
+    findings: Findings,
+) -> ModelSize:
+    """The size of a model, after a look at its chat template, LoRA setting, memory and context.
+
+    `adapter` is what is to train it. Raises RequestError when it cannot be used.
+    """
+    limit_threads()
+    device = choose_device(llm.device)
+    dtype = choose_dtype(llm.dtype, device)
+    policy = _outline(llm)
+    parameters = sum(value.numel() for value in policy.model.parameters())
+    if adapter is not None and adapter.lora is not None:
+        _put_lora(policy, adapter)
+    trainable = sum(value.numel() for value in policy.trainable().values()) if adapter is not None else 0
+    prompts = _prompt_lengths(policy, examples)
+    size = ModelSize(
+        parameters=parameters,
+        trainable=trainable,
+        layers=int(getattr(policy.model.config, "num_hidden_layers", 12)),
+        bytes_per_parameter=dtype.itemsize,
+        device=device.type,
+        prompt_tokens=statistics.median(prompts) if prompts else 0.0,
+    )
+    trained = f", {trainable / 1e6:.3g} M trained" if trainable and trainable != parameters else ""
+    findings.ok(
+        what,
+        f"{llm.model}: {parameters / 1e6:.3g} M parameters{trained}, {device.type}, "
+        f"{str(dtype).removeprefix('torch.')}, context {policy.max_context}",
+    )
+    _check_template(what, policy, findings)
+    _check_room(what, llm, policy, size, prompts, findings)
+    return size
+
+
+def _outline(llm: LocalLlmConfig) -> Policy:
+    """The model without its weights. Raises RequestError when there is none, or it cannot chat."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    source = str(llm.model)
+    require_source(source)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError) as error:
+        raise not_loaded(source, error) from error
+    # Most models have one; those without name their end of turn elsewhere.
+    with contextlib.suppress(OSError):
+        model.generation_config = GenerationConfig.from_pretrained(source)
+    return Policy(model, tokenizer, source, torch.device("meta"))
+
+
+def _put_lora(policy: Policy, adapter: LocalAdapterConfig) -> None:
+    assert adapter.lora is not None
+    modules = tuple(adapter.lora.target_modules) if adapter.lora.target_modules else None
+    try:
+        policy.use_lora(LoraOptions(adapter.lora.r, adapter.lora.alpha, modules), seed=0)
+    except ValueError as error:
+        raise RequestError(f"LoRA weights do not fit this model: {error}") from error
+
+
+def _check_template(what: str, policy: Policy, findings: Findings) -> None:
+    """Whether conversations go on token for token, and whether the model is shown tools."""
+    asked, said = {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"}
+    talk = [asked, said, {"role": "user", "content": "Three?"}, {"role": "assistant", "content": "3"}]
+    try:
+        policy.template.transcript(talk)
+    except RequestError:
+        findings.warn(
+            what,
+            "its chat template rewrites earlier turns: each call of a conversation is trained on as a "
+            "sequence of its own",
+        )
+    except EtudeError as error:
+        findings.fail(what, error)
+        return
+    plain = policy.template.prompt(ChatRequest((asked,))).ids
+    try:
+        shown = policy.template.prompt(ChatRequest((asked,), tools=(_TOOL,))).ids != plain
+    except EtudeError:
+        shown = False
+    if not shown:
+        findings.warn(
+            what, "its chat template does not show tools to the model; an agent with tools needs that"
+        )
+
+
+def _prompt_lengths(policy: Policy, examples: Sequence[Example]) -> list[int]:
+    """Tokens of examples as one user message each: an agent's own prompt comes on top."""
+    step = max(1, len(examples) // _SAMPLE)
+    texts = ["\n".join(_texts(example.inputs)) for example in examples[::step][:_SAMPLE]]
+    requests = [ChatRequest(({"role": "user", "content": text},)) for text in texts if text]
+    try:
+        return [len(policy.template.prompt(request).ids) for request in requests]
+    except EtudeError:
+        return []  # The finding about the template says why.
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in _texts(item)]
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in _texts(item)]
+    return []
+
+
+def _check_room(
+    what: str,
+    llm: LocalLlmConfig,
+    policy: Policy,
+    size: ModelSize,
+    prompts: Sequence[int],
+    findings: Findings,
+) -> None:
+    longest = max(prompts, default=0)
+    if longest >= policy.max_context:
+        findings.fail(
+            what, f"an example alone takes {longest} tokens, and the model's context is {policy.max_context}"
+        )
+    elif longest + llm.max_tokens > policy.max_context:
+        findings.warn(
+            what,
+            f"max_tokens {llm.max_tokens} and the longest example ({longest} tokens) are more than the "
+            f"context of {policy.max_context}: answers may be cut",
+        )
+    free = available_memory(size.device)
+    if free is not None and size.memory > free:
+        findings.warn(
+            what,
+            f"needs about {shown_bytes(size.memory)} of memory without activations, and "
+            f"{shown_bytes(free)} are free; train with `lora`, or choose a smaller model",
+        )
+    if size.device == "cpu" and size.parameters > _LARGE_FOR_CPU:
+        findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")

@@ -1,0 +1,41 @@
+"""How large a model is, and how fast this machine is with it: rough numbers, for estimates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What of a model decides how long it takes."""
+
+    parameters: int
+    trainable: int
+    """Parameters that training changes."""
+    layers: int
+    bytes_per_parameter: int
+    device: str
+    """`cpu`, `cuda` or `mps`."""
+    prompt_tokens: float
+    """Of an example's text as one user message, in the median; 0 when there is no text."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes that sampling and training take: the weights, and for what is trained the gradient,
+        AdamW's two moments and two copies to go back to. Activations are not counted."""
+        extra = self.trainable * (3 * self.bytes_per_parameter + 8)
+        return self.parameters * self.bytes_per_parameter + extra
+
+    @property
+    def version(self) -> int:
+        """Bytes that a stored version takes: the trained weights and AdamW's two moments."""
+        return self.trainable * (self.bytes_per_parameter + 8)
+
+
+def shown_bytes(count: float) -> str:
+    """`1.5 GB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,1 @@
+"""A small project to start from: an agent, examples, a config."""
