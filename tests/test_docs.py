@@ -1,0 +1,166 @@
+"""The documentation is true: its links lead somewhere, its programs run, its reference is up to date.
+
+A fenced block says what is to be done with it after its language:
+
+    ```python file=my_agent.py      the content of a file; a second block of the same name continues it
+    ```python runnable              run by Python, in the folder with the page's files
+    ```console runnable             lines that start with `$ ` are run by the shell there, as one script
+    ```python shows=my_agent.py     a part of a file that is there by then
+
+Blocks of a page are taken from top to bottom; one inside an HTML comment is run and not shown. Other blocks
+are for reading only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from etude.config.load import parse_config
+from etude.config.reference import render_reference
+from etude.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *ROOT.glob("examples/**/*.md"),
+    ]
+)
+
+_FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    orders: dict[str, str]
+    """What follows the language: `{"file": "my_agent.py"}`, `{"runnable": ""}`."""
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for match in _FENCE.finditer(text):
+        language, *orders = match["info"].split() or [""]
+        pairs = dict(order.partition("=")[::2] for order in orders)
+        yield Block(language, pairs, match["text"], text.count("\n", 0, match.start()) + 1)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that a page's headings get."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+WITH_PROGRAMS = [page for page in PAGES if any("runnable" in block.orders for block in blocks_of(page))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path):
+    broken = []
+    for match in _LINK.finditer(_FENCE.sub("", page.read_text(encoding="utf-8"))):
+        address, _, anchor = match["target"].partition("#")
+        if ":" in address:
+            continue
+        target = (page.parent / address).resolve() if address else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors_of(target)):
+            broken.append(match["target"])
+    assert not broken
+
+
+def test_there_are_programs_to_run():
+    assert {"docs/extending.md", "docs/first-agent.md"} <= {name_of(page) for page in WITH_PROGRAMS}
+
+
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=name_of)
+def test_programs_run(page: Path, tmp_path: Path):
+    for block in blocks_of(page):
+        if "file" in block.orders:
+            path = tmp_path / block.orders["file"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            before = path.read_text(encoding="utf-8") if path.exists() else ""
+            path.write_text(before + block.text, encoding="utf-8")
+        if "shows" in block.orders:
+            assert block.text in (tmp_path / block.orders["shows"]).read_text(encoding="utf-8"), block.line
+        if "runnable" in block.orders:
+            run(command_of(block), tmp_path, f"{name_of(page)}:{block.line}")
+
+
+def fragments() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Pieces of configs that are shown: where, and what."""
+    for page in PAGES:
+        for block in blocks_of(page):
+            data = yaml.safe_load(block.text) if block.language == "yaml" else None
+            if isinstance(data, dict):
+                yield f"{name_of(page)}:{block.line}", data
+
+
+@pytest.mark.parametrize("where, data", [pytest.param(*one, id=one[0]) for one in fragments()])
+def test_keys_of_configs_that_are_shown_are_known(where: str, data: dict[str, Any]):
+    if "dataset" in data:
+        data = {"eval": {"general": {"dataset": data.pop("dataset")}}, **data}
+    try:
+        parse_config(data)
+    except ConfigError as error:
+        # What a piece lacks, and what it imports from elsewhere, is no fault of it.
+        wrong = [line for line in str(error).splitlines() if "is not known" in line or "expected" in line]
+        assert not wrong
+
+
+def command_of(block: Block) -> list[str]:
+    if block.language == "python":
+        return [sys.executable, "-c", block.text]
+    lines = [line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")]
+    return ["bash", "-ec", "\n".join(lines)]
+
+
+def run(command: list[str], folder: Path, where: str) -> None:
+    scripts = str(Path(sys.executable).parent)
+    path = os.pathsep.join([scripts, os.environ.get("PATH", "")])
+    result = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=os.environ | {"PATH": path, "COLUMNS": "110"}
+    )
+    assert result.returncode == 0, f"{where}: {command[-1]}\n{result.stdout}\n{result.stderr}"
+
+
+def test_the_config_reference_is_up_to_date():
+    written = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    assert written == render_reference(), "docs/config.md is out of date; type: make docs"
+
+
+def test_the_make_targets_that_are_named_exist():
+    targets = set(
+        re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    )
+    for page in PAGES:
+        named = re.findall(
+            r"(?:`|\$ )make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+        assert set(named) <= targets, name_of(page)
+
+
+def test_no_page_names_a_place_of_one_machine():
+    for page in PAGES:
+        found = re.findall(r"(?<![\w.])/(?:home|root|work|Users)/\S*", page.read_text(encoding="utf-8"))
+        assert not found, name_of(page)
