@@ -9,16 +9,16 @@ from pydantic import Field
 from etude.adapters.trainer_adapter import Capabilities
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
-from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig
+from etude.config.finetuning import TrainerAdapterConfig
 from etude.config.load import parse_config
-from etude.config.registry import register_llm, register_trainer, register_trainer_adapter
+from etude.config.registry import register_llm, register_trainer_adapter
 from etude.core.call import Sampling
 from etude.core.errors import CapabilityError, RequestError, TrainingError
-from etude.core.job import TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import TrainingStatusEnum
 from etude.finetune import finetune
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
-from etude.trainer import Trainer
+from tests.careless_trainer import CarelessTrainerConfig
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, learning_engine
 
@@ -46,37 +46,6 @@ class BackendConfig(TrainerAdapterConfig, name="test_backend"):
 async def backend(config: BackendConfig, builder: Builder) -> AsyncIterator[FakeAdapter]:
     capabilities = Capabilities(methods=frozenset(config.methods), versions=True)
     yield FakeAdapter(builder.run.path / "backend", capabilities=capabilities)
-
-
-class CarelessTrainerConfig(TrainerConfig, name="test_careless"):
-    status: str | None = None
-
-
-class CarelessTrainer(Trainer):
-    """Returns what went wrong instead of raising it."""
-
-    async def run_epoch(self, epoch, run_id):
-        """Not used."""
-
-    async def run(self, num_epochs):
-        if self.trainer_config.status is None:
-            return []
-        status = TrainingStatusEnum(self.trainer_config.status)
-        return [TrainingJobStatus(run_id="job", backend="b", status=status, message="no luck")]
-
-    async def get_metrics(self, run_id):
-        return {}
-
-    async def cleanup(self):
-        """Nothing to free."""
-
-    def log_progress(self, epoch, metrics, output_dir=None):
-        """Nothing to log."""
-
-
-@register_trainer(config_type=CarelessTrainerConfig)
-async def careless(config: CarelessTrainerConfig, builder: Builder) -> AsyncIterator[CarelessTrainer]:
-    yield CarelessTrainer(config)
 
 
 AGENT = """
@@ -175,13 +144,13 @@ async def test_finetuning_must_be_enabled(project):
     [(None, "returned no training job"), ("failed", "job job .* ended as 'failed': no luck")],
 )
 async def test_a_trainer_that_returns_failures_fails(project, status, error):
-    changes = {"trainers": {"mine": {"_type": "test_careless", "status": status}}}
+    changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": status}}}
     with RunFolder.create(project, "run") as run, pytest.raises(TrainingError, match=error):
         await finetune(config(**changes), run)
 
 
 async def test_a_trainer_that_somebody_else_wrote_may_succeed(project):
-    changes = {"trainers": {"mine": {"_type": "test_careless", "status": "completed"}}}
+    changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": "completed"}}}
     with RunFolder.create(project, "run") as run:
         outcome = await finetune(config(**changes), run)
     assert len(outcome.statuses) == 1

@@ -23,7 +23,7 @@ from etude.core.skipped import Skipped
 from etude.epoch_trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.run_report import RunReport
 from tests.support import ScriptedEngine
-from tests.training import FakeAdapter, Run, examples, learning_engine
+from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
 
 
 @pytest.fixture
@@ -116,14 +116,6 @@ async def test_a_run_can_be_resumed_with_more_epochs(run):
     trainer = await again.start(num_epochs=2)
     assert [entry.epoch for entry in trainer.history.epochs] == [0, 1]
     assert again.adapter.submitted == ["run-epoch-1"]
-
-
-class Interrupted(BaseException):
-    """Stands for Ctrl-C at a chosen point."""
-
-
-def interrupt(found):
-    raise Interrupted
 
 
 @pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])

@@ -145,6 +145,14 @@ def version(number: int) -> ModelVersion:
     return ModelVersion(number=number, location=f"weights-{number}", digest=f"digest-{number}")
 
 
+class Interrupted(BaseException):
+    """Stands for Ctrl-C at a chosen point."""
+
+
+def interrupt(found: object) -> None:
+    raise Interrupted
+
+
 class Watcher(Silent):
     """Remembers the events that a test asks about."""
 

@@ -4,77 +4,72 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
-from etude.config.finetuning import FinetuneConfig, TrainerConfig
+from etude.config.finetuning import FinetuneConfig, TargetConfig
 from etude.config.registry import register_trainer
-from etude.core.errors import TrainingError
-from etude.core.history import EpochEntry, History, ValidationEntry
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.errors import EtudeError, TrainingError
+from etude.core.history import History
+from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.progress import Progress
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
-from etude.epochs.jobs import job_name, renamed, require_completed, version_of, wait_for
-from etude.epochs.log import EpochLog, Submission
+from etude.epochs.config import EpochTrainerConfig
+from etude.epochs.jobs import job_name, renamed
+from etude.epochs.log import Submission
+from etude.epochs.loop import run_loop
 from etude.epochs.metrics import collection_metrics, finite, selection_metrics
+from etude.epochs.record import Record
 from etude.epochs.stopping import reason_to_stop
-from etude.epochs.summary import reason_for_skip, summary_of
-from etude.epochs.versions import (
-    check_adopted,
-    check_changed,
-    check_sampled_from,
-    last_version,
-    versions_to_keep,
-)
+from etude.epochs.summary import reason_for_skip, require_trained, summary_of
+from etude.epochs.versions import check_sampled_from, last_version, versions_to_keep
+from etude.groups.line import LineRules, ModelLine
 from etude.trainer import Trainer
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
+__all__ = ["EpochTrainer", "EpochTrainerConfig"]
 
-class EpochTrainerConfig(TrainerConfig, name="epochs"):
-    """The loop over epochs."""
-
-    patience: int | None = Field(
-        default=None,
-        ge=1,
-        description="Stop after this many rewards that did not beat the best: of validations where there "
-        "are any, else of epochs.",
-    )
-    target_reward: float | None = Field(
-        default=None, description="Stop when this reward is reached: in validation where there is any."
-    )
-    keep_checkpoints: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
-        default=3,
-        description="How many of the best versions to keep, or `all`; the last one is always kept too.",
-    )
-    job_timeout: float = Field(
-        default=86400.0, gt=0, description="Seconds that a training job may take before it counts as stuck."
-    )
-    poll_interval: float = Field(
-        default=5.0, gt=0, description="Seconds between two looks at a job that runs elsewhere."
-    )
+Prepared = TrainingJobRef | TrajectoryCollection | Skipped
+"""The job that there is already, or what to submit, or why there is nothing."""
 
 
 class EpochTrainer(Trainer):
-    """Trains epoch by epoch. Everything it does is journalled: a resumed run repeats nothing."""
+    """Trains one model epoch by epoch. Everything it does is journalled: a resumed run repeats nothing."""
+
+    target_name: str | None = None
+    """Its name among the targets of a run; None where it is the only one."""
+    target: TargetConfig = TargetConfig()
+    """When it is trained."""
+    line: ModelLine
+    """The model's versions and jobs, from `initialize` on."""
 
     def __init__(self, trainer_config: EpochTrainerConfig, **kwargs: Any) -> None:
         """Keep the config. Nothing is started here."""
         super().__init__(trainer_config, **kwargs)
         self.config = trainer_config
-        self._history = History(run_id="")
-        self._version: ModelVersion | None = None
+        self._record: Record | None = None
         self._metrics: dict[str, Any] = {}
+        self._prepared: dict[int, Prepared] = {}
+        self._training_since = 0.0
+
+    def bind_target(self, name: str, target: TargetConfig) -> None:
+        """Be one of several that train in one run, before `initialize`."""
+        self.target_name, self.target = name, target
 
     @property
     def history(self) -> History:
         """What the run has done so far."""
-        return self._history
+        return History(run_id="") if self._record is None else self._record.history
+
+    @property
+    def record(self) -> Record:
+        """What it keeps of that. Raises EtudeError before `initialize`."""
+        if self._record is None:
+            raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
+        return self._record
 
     @property
     def progress(self) -> Progress:
@@ -87,59 +82,65 @@ class EpochTrainer(Trainer):
         if not await self.trainer_adapter.is_healthy():
             kind = self.trainer_adapter.adapter_config.type_name
             raise TrainingError(f"the training backend '{kind}' is not healthy; nothing was sampled yet")
-        self._log = EpochLog(self.runtime.run.journal)
-        self._history = self._log.history(self.runtime.run.name)
-        await self._take_up()
+        runtime = self.runtime
+        self._record = Record(runtime, self.target_name)
+        self.line = ModelLine(
+            self.target_name or runtime.target_model,
+            runtime.target_model,
+            self.trainer_adapter,
+            runtime.engines[runtime.target_model],
+            runtime.run.journal,
+            rules=LineRules(frozen=self.target.frozen, from_scratch=run_config.fine_tune_from_scratch),
+            warn=lambda text: self.progress.message(text, warning=True),
+        )
+        await self.line.take_up(last_version(self.history))
+        if self.history.epochs:
+            self._take_curriculum_state(self.history.epochs[-1].curriculum_state)
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Train for `num_epochs` epochs, those of earlier processes included.
 
         Raises TrainingError when a job failed, the new weights are not alive, or nothing was trained on.
         """
-        run_id = self.runtime.run.name
-        self.progress.run_started(run_id, num_epochs, self._facts())
-        await self._validate(0)
-        for epoch in range(num_epochs):
-            if not self._is_done(epoch):
-                job = await self.run_epoch(epoch, run_id)
-                await (self._skip(epoch, job) if isinstance(job, Skipped) else self._train(epoch, job))
-            if (epoch + 1) % self.run_config.run_configuration.validation_interval == 0:
-                await self._validate(epoch + 1)
-            await self._prune()
-            past = self._history.until(epoch)
-            reason = reason_to_stop(past, self.config.patience, self.config.target_reward)
-            if reason is not None:
-                self.progress.message(f"stopped after epoch {epoch + 1}: {reason}")
-                break
-        await self._validate(len(self._history.epochs))
-        return self._finish()
+        run_id, interval = self.runtime.run.name, self.run_config.run_configuration.validation_interval
+        self.progress.run_started(run_id, num_epochs, self.describe())
+        await run_loop([self], num_epochs, interval, run_id, self.progress)
+        summary = summary_of(self.history)
+        self.runtime.run.write_json("summary.json", summary)
+        self.record.report(final=True)
+        self.progress.finished(summary)
+        return require_trained([self.history])
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | Skipped:
         """Collect the episodes of one epoch, choose among them, and submit the rest.
 
         A job that was submitted before the run was interrupted is returned as it is.
         """
-        self.progress.epoch_started(epoch, self.run_config.num_epochs)
-        submitted = self._log.submission(epoch)
-        if submitted is not None and await self._is_known(submitted.ref):
-            self._take_curriculum_state(submitted.curriculum_state)
-            return submitted.ref
-        name = job_name(run_id, epoch, self._log.attempt(epoch))
-        collection = await self._collect(epoch, name, run_id)
-        selected = self.apply_curriculum_learning(collection, epoch)
-        self._metrics |= {**self._curriculum_facts, **selection_metrics(selected)}
-        if not len(selected):
-            return Skipped(reason=reason_for_skip(self._metrics))
-        return await self._submit(epoch, selected)
+        await self.prepare_epoch(epoch, run_id)
+        prepared = self._prepared.pop(epoch)
+        if not isinstance(prepared, TrajectoryCollection):
+            return prepared
+        ref = await self.line.submit(prepared)
+        if isinstance(ref, TrainingJobRef):
+            state = finite(self.get_curriculum_state())
+            await self.record.log.add_submission(
+                epoch, Submission(ref=ref, metrics=finite(self._metrics), curriculum_state=state)
+            )
+        return ref
+
+    async def prepare_epoch(self, epoch: int, run_id: str) -> None:
+        """Collect and choose what `run_epoch` submits, unless that was done."""
+        if epoch not in self._prepared:
+            self._prepared[epoch] = await self._prepare(epoch, run_id)
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """The summary, epochs and validations of this run. Raises ValueError for another run's id."""
-        if run_id != self._history.run_id:
-            raise ValueError(f"this trainer runs {self._history.run_id!r} and knows nothing of {run_id!r}")
+        if run_id != self.history.run_id:
+            raise ValueError(f"this trainer runs {self.history.run_id!r} and knows nothing of {run_id!r}")
         return {
-            **summary_of(self._history),
-            "epochs": [{"epoch": entry.epoch, **entry.metrics} for entry in self._history.epochs],
-            "validations": [{"epoch": entry.epoch, **entry.metrics} for entry in self._history.validations],
+            **summary_of(self.history),
+            "epochs": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.epochs],
+            "validations": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.validations],
         }
 
     async def cleanup(self) -> None:
@@ -152,150 +153,73 @@ class EpochTrainer(Trainer):
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Tell who watches, and write the metrics files: into the run folder, or `output_dir`."""
         self.progress.trained(epoch, metrics)
-        self._report(output_dir=output_dir)
+        self.record.report(output_dir=output_dir)
 
-    async def _take_up(self) -> None:
-        """Let the adapter and the engine go on from the last version, if there is one."""
-        last = last_version(self._history)
-        if last is None:
-            self._version = await self.trainer_adapter.current_version()
-        else:
-            await self.trainer_adapter.restore(last)
-            await self._sample_from(last)
-        if self._history.epochs:
-            self._take_curriculum_state(self._history.epochs[-1].curriculum_state)
+    def is_done(self, epoch: int) -> bool:
+        """Whether the epoch is recorded."""
+        return self.record.is_done(epoch)
 
-    async def _collect(self, epoch: int, name: str, run_id: str) -> TrajectoryCollection:
-        started = time.monotonic()
-        meta = {"epoch": epoch, "run_id": run_id}
-        await self.trajectory_builder.start_run(run_id=name, meta=meta)
-        collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
-        facts = self.trajectory_builder.facts(name)
-        check_sampled_from(self._version, facts.get("model_versions", {}), epoch)
-        self._metrics = collection_metrics(collection, facts)
-        self._metrics["collecting_seconds"] = time.monotonic() - started
-        return renamed(collection, name)
+    def reason_to_rest(self, epoch: int) -> str | None:
+        """Why the model is not to be trained in the epoch, or None when it is."""
+        return self.target.reason_to_rest(epoch)
 
-    async def _submit(self, epoch: int, selected: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        ref = await self.trainer_adapter.submit(selected)
-        if isinstance(ref, TrainingJobRef):
-            state = finite(self.get_curriculum_state())
-            await self._log.add_submission(
-                epoch, Submission(ref=ref, metrics=finite(self._metrics), curriculum_state=state)
-            )
-        return ref
+    def reason_to_stop(self, epoch: int) -> str | None:
+        """Why training should end after the epoch, or None."""
+        past = self.history.until(epoch)
+        reason = reason_to_stop(past, self.config.patience, self.config.target_reward)
+        reason = "frozen" if self.target.frozen else reason
+        return None if reason is None else self.record.by_name(reason)
 
-    async def _train(self, epoch: int, ref: TrainingJobRef) -> None:
-        """Follow the job to its end, adopt the weights it made, and record the epoch."""
-        self.progress.phase("training")
-        started = time.monotonic()
-        submitted, before = self._log.submission(epoch), self._version
-        try:
-            status = await wait_for(
-                self.trainer_adapter, ref, self.config.job_timeout, self.config.poll_interval
-            )
-            require_completed(ref, status)
-            await self._adopt(ref, status)
-        except TrainingError:
-            # Or a resumed run would find the same job again, and fail again.
-            await self._log.forget_submission(epoch)
-            raise
+    async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
+        """Wait for the epoch's job. Raises TrainingError when it is not completed."""
+        self._training_since = time.monotonic()
+        async with self._or_forgotten(epoch):
+            return await self.line.wait(ref, self.config.job_timeout, self.config.poll_interval)
+
+    async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
+        """Adopt the weights that the job made, and record the epoch."""
+        submitted, before = self.record.log.submission(epoch), self.line.version
+        async with self._or_forgotten(epoch):
+            await self.line.adopt(ref, status)
+        version = self.line.version
         metrics = {
             **(self._metrics if submitted is None else submitted.metrics),
             "training": (status.metadata or {}).get("metrics", {}),
-            "training_seconds": time.monotonic() - started,
-            "model_version": None if self._version is None else self._version.number,
+            "training_seconds": time.monotonic() - self._training_since,
+            "model_version": None if version is None else version.number,
         }
-        await self._record(epoch, metrics, sampled_from=before, status=status)
+        await self._add_epoch(epoch, metrics, sampled_from=before, status=status)
+        self.log_progress(epoch, self.history.epochs[-1].metrics)
 
-    async def _skip(self, epoch: int, skipped: Skipped) -> None:
-        await self._record(epoch, self._metrics, sampled_from=self._version, skipped=skipped.reason)
+    async def skip_epoch(self, epoch: int, skipped: Skipped) -> None:
+        """Record that there was nothing to train on."""
+        await self._add_epoch(epoch, self._metrics, sampled_from=self.line.version, skipped=skipped.reason)
+        self.progress.skipped(epoch, self.record.by_name(skipped.reason))
+        self.record.report()
 
-    async def _record(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
-        entry = EpochEntry(
-            epoch=epoch,
-            timestamp=_now(),
-            metrics=finite(metrics),
-            version=self._version,
-            curriculum_state=finite(self.get_curriculum_state()),
-            **outcome,
-        )
-        await self._log.add_epoch(entry)
-        self._history = self._history.with_epoch(entry)
-        if entry.skipped is None:
-            self.log_progress(epoch, entry.metrics)
-        else:
-            self.progress.skipped(epoch, entry.skipped)
-            self._report()
+    async def rest_epoch(self, epoch: int, reason: str) -> None:
+        """Record that the model was not trained in the epoch."""
+        await self._add_epoch(epoch, self.record.with_name({}), resting=reason)
+        self.record.report()
 
-    async def _adopt(self, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
-        """Sample from the new weights from now on, and make sure that they are new and sampled from."""
-        version = version_of(status, self.trainer_adapter.capabilities().versions, ref)
-        if version is None:
-            self.progress.message(
-                f"{ref.backend} does not say what weights it made: it cannot be checked that they changed, "
-                "nor that the next episodes are sampled from them",
-                warning=True,
-            )
-            return
-        check_changed(self._version, version, ref.run_id)
-        await self._sample_from(version)
-
-    async def _sample_from(self, version: ModelVersion) -> None:
-        model = self.runtime.target_model
-        engine = self.runtime.engines[model]
-        await engine.adopt(version)
-        check_adopted(engine.version, version, model)
-        self._version = version
-
-    async def _validate(self, epoch: int) -> None:
+    async def validate(self, epoch: int) -> None:
         """Evaluate the current weights, once, when there is something to evaluate them on."""
-        known = {entry.epoch for entry in self._history.validations}
-        if not self.runtime.validation_examples or epoch in known or epoch != len(self._history.epochs):
+        is_due = epoch == len(self.history.epochs) and not self.record.is_validated(epoch)
+        if not self.runtime.validation_examples or not is_due:
             return
-        metrics = finite(await self.run_validation_evaluation(epoch, self._history.run_id))
-        entry = ValidationEntry(epoch=epoch, timestamp=_now(), metrics=metrics, version=self._version)
-        await self._log.add_validation(entry)
-        self._history = self._history.with_validation(entry)
-        self.progress.validated(epoch, metrics)
-        self._report()
+        metrics = self.record.with_name(await self.run_validation_evaluation(epoch, self.history.run_id))
+        entry = await self.record.add_validation(epoch, metrics, version=self.line.version)
+        self.progress.validated(epoch, entry.metrics)
+        self.record.report()
 
-    async def _prune(self) -> None:
+    async def prune(self) -> None:
+        """Delete versions that are not worth keeping."""
         keep = self.config.keep_checkpoints
         if keep != "all":
-            await self.trainer_adapter.prune(versions_to_keep(self._history, keep))
+            await self.line.prune(versions_to_keep(self.history, keep))
 
-    async def _is_known(self, ref: TrainingJobRef) -> bool:
-        """Whether the backend still has the job; an in-process job is gone with its process."""
-        return (await self.trainer_adapter.status(ref)).status is not TrainingStatusEnum.NOT_FOUND
-
-    def _finish(self) -> list[TrainingJobStatus]:
-        """Write the summary; the statuses of the jobs. Raises TrainingError when there were none."""
-        summary = summary_of(self._history)
-        self.runtime.run.write_json("summary.json", summary)
-        self._report(final=True)
-        self.progress.finished(summary)
-        statuses = [entry.status for entry in self._history.trained if entry.status is not None]
-        if not statuses:
-            reasons = " | ".join(summary["skip_reasons"])
-            raise TrainingError(
-                f"the run trained on nothing in {len(self._history.epochs)} epochs. {reasons}"
-            )
-        return statuses
-
-    def _report(self, *, output_dir: str | None = None, final: bool = False) -> None:
-        if self.runtime.report is not None:
-            folder = self.runtime.run.path if output_dir is None else Path(output_dir)
-            self.runtime.report(self._history, folder, final)
-
-    def _is_done(self, epoch: int) -> bool:
-        return any(entry.epoch == epoch for entry in self._history.epochs)
-
-    def _take_curriculum_state(self, state: dict[str, Any] | None) -> None:
-        if state is not None:
-            self._curriculum_state = {key: value for key, value in state.items() if key != "config"}
-
-    def _facts(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
+        """What is trained, on how much, and how."""
         return {
             "folder": str(self.runtime.run.path),
             "examples": len(self.runtime.examples),
@@ -303,12 +227,49 @@ class EpochTrainer(Trainer):
             "target_model": self.runtime.target_model,
             "trajectory_builder": self.trajectory_builder.trajectory_builder_config.type_name,
             "trainer_adapter": self.trainer_adapter.adapter_config.type_name,
-            "epochs_done": len(self._history.epochs),
+            "epochs_done": len(self.history.epochs),
         }
 
+    async def _prepare(self, epoch: int, run_id: str) -> Prepared:
+        submitted = self.record.log.submission(epoch)
+        if submitted is not None and await self.line.is_known(submitted.ref):
+            self._take_curriculum_state(submitted.curriculum_state)
+            return submitted.ref
+        name = job_name(run_id, epoch, self.record.log.attempt(epoch), self.target_name)
+        collection = await self._collect(epoch, name, run_id)
+        selected = self.apply_curriculum_learning(collection, epoch)
+        self._metrics |= {**self._curriculum_facts, **selection_metrics(selected)}
+        return selected if len(selected) else Skipped(reason=reason_for_skip(self._metrics))
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    async def _collect(self, epoch: int, name: str, run_id: str) -> TrajectoryCollection:
+        started = time.monotonic()
+        meta = {"epoch": epoch, "run_id": run_id}
+        await self.trajectory_builder.start_run(run_id=name, meta=meta)
+        collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
+        facts = self.trajectory_builder.facts(name)
+        check_sampled_from(self.line.version, facts.get("model_versions", {}), epoch)
+        self._metrics = self.record.with_name(collection_metrics(collection, facts))
+        self._metrics["collecting_seconds"] = time.monotonic() - started
+        return renamed(collection, name)
+
+    async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
+        state = finite(self.get_curriculum_state())
+        await self.record.add_epoch(
+            epoch, metrics, version=self.line.version, curriculum_state=state, **outcome
+        )
+
+    @asynccontextmanager
+    async def _or_forgotten(self, epoch: int) -> AsyncIterator[None]:
+        """Forget the epoch's job when it failed, or a resumed run would find it again, and fail again."""
+        try:
+            yield
+        except TrainingError:
+            await self.record.log.forget_submission(epoch)
+            raise
+
+    def _take_curriculum_state(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            self._curriculum_state = {key: value for key, value in state.items() if key != "config"}
 
 
 @register_trainer(config_type=EpochTrainerConfig)

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from etude.assembly import assemble_trainer
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Progress
-from etude.epochs.log import EpochLog
-from etude.epochs.summary import summary_of
+from etude.epochs.log import EpochLog, histories
+from etude.epochs.summary import summary_of, summary_of_targets
 from etude.inference.engine import Engine
 from etude.report.run_report import RunReport
-from etude.runtime import Report, Runtime, open_runtime
+from etude.runtime import Report, open_runtime
 from etude.store.run_folder import RunFolder
-from etude.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Outcome:
     statuses: list[TrainingJobStatus]
     """Of its training jobs, in order."""
     summary: dict[str, Any]
-    """See `etude.epochs.summary.summary_of`; also in the run folder as `summary.json`."""
+    """See `summary_of_run`; also in the run folder as `summary.json`."""
 
 
 async def finetune(
@@ -53,26 +53,15 @@ async def finetune(
         finally:
             await trainer.cleanup()
     _require_success(statuses)
-    return Outcome(statuses, summary_of(EpochLog(run.journal).history(run.name)))
+    return Outcome(statuses, summary_of_run(run))
 
 
-async def assemble_trainer(runtime: Runtime) -> Trainer:
-    """The config's trainer with its builder, its adapter and the runtime bound; not initialized yet."""
-    finetuning, builder = runtime.config.finetuning, runtime.builder
-    trajectory_builder = await builder.get_trajectory_builder(
-        _named(finetuning.trajectory_builder, "trajectory_builder")
-    )
-    adapter = await builder.get_trainer_adapter(_named(finetuning.trainer_adapter, "trainer_adapter"))
-    trainer = await builder.get_trainer(_named(finetuning.trainer, "trainer"))
-    await trainer.bind_components(trajectory_builder=trajectory_builder, trainer_adapter=adapter)
-    trainer.bind_runtime(runtime)
-    return trainer
-
-
-def _named(name: str | None, key: str) -> str:
-    if name is None:
-        raise RequestError(f"'finetuning.{key}' is missing: name an entry of '{key}s'")
-    return name
+def summary_of_run(run: RunFolder) -> dict[str, Any]:
+    """The run in numbers, whether it trains one model or several; see `etude.epochs.summary`."""
+    targets = histories(run.journal, run.name)
+    if targets:
+        return summary_of_targets(run.name, targets)
+    return summary_of(EpochLog(run.journal).history(run.name))
 
 
 def _require_success(statuses: list[TrainingJobStatus]) -> None:

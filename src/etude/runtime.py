@@ -35,7 +35,7 @@ class Runtime:
     engines: Mapping[str, Engine]
     """By their names in `llms`."""
     target_model: str
-    """The entry of `llms` that is trained."""
+    """The entry of `llms` that is trained; of several, the first."""
     validation_examples: Sequence[Example] = ()
     """Held-out examples; empty when there is no validation."""
     phase: str = "eval"
@@ -74,7 +74,8 @@ async def open_runtime(
             seed=config.finetuning.seed,
             limits=Limits(general.max_concurrency, general.timeout, general.max_calls),
             sampling=_sampling(config),
-            default_model=target,
+            # Where several are trained there is none that is meant before the others.
+            default_model=None if config.finetuning.targets else target,
         )
         evaluation = EvaluationRun(
             collector,
@@ -106,6 +107,8 @@ def _target_model(config: Config, models: Mapping[str, Engine]) -> str:
     named = config.finetuning.target_model
     if named is not None:
         return named
+    for target in config.finetuning.targets.values():
+        return str(target.model)
     if not models:
         raise RequestError("the config has no models; add one: `llms: {policy: {_type: local, …}}`")
     return next(iter(models))

@@ -113,3 +113,10 @@ def test_every_completion_is_in_exactly_one_branch_whatever_order_conversations_
         for earlier, later in zip(branch.calls, branch.calls[1:], strict=False):
             sequence = earlier.completion.prompt_ids + earlier.completion.completion_ids
             assert later.completion.prompt_ids[: len(sequence)] == sequence
+
+
+def test_a_star_stands_for_all_functions():
+    calls = conversation("a", "b", function="prover") + conversation("c", "d", start=1, function="verifier")
+    assert len(branches_of(episode(calls), ["*"], "policy")) == 2
+    assert len(branches_of(episode(calls), ["verifier"], "policy")) == 1
+    assert branches_of(episode(calls), ["*"], "other") == []

@@ -1,9 +1,6 @@
-import pytest
-
-from etude.core.errors import TrainingError
 from etude.core.history import History
-from etude.epochs.versions import best_version, check_changed, last_version, versions_to_keep
-from tests.report.histories import epoch, history, version
+from etude.epochs.versions import best_version, last_version, versions_to_keep
+from tests.report.histories import epoch, history
 
 
 def numbers(versions):
@@ -37,12 +34,3 @@ def test_nothing_trained_has_no_versions():
     assert best_version(history([])) is None
     assert last_version(history([])) is None
     assert versions_to_keep(history([]), 3) == []
-
-
-def test_new_weights_have_another_digest_and_a_higher_number():
-    check_changed(None, version(1), "job")
-    check_changed(version(0), version(1), "job")
-    with pytest.raises(TrainingError, match="job says that it is completed"):
-        check_changed(version(1), version(1), "job")
-    with pytest.raises(TrainingError, match="count upwards"):
-        check_changed(version(2), version(1), "job")

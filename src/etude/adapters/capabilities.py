@@ -25,6 +25,17 @@ class Capabilities:
     versions: bool = False
     """Says which weights a job produced (`model_version` in the status metadata), so that the engine
     can adopt them and the liveness check can be made. Without it neither happens."""
+    from_base: bool = False
+    """Starts a job from the base model after `restore` of version 0, and still counts versions upwards."""
+
+
+def check_from_base(backend: str, capabilities: Capabilities) -> None:
+    """Raise CapabilityError unless the backend can start each job from the base model."""
+    if not capabilities.from_base:
+        raise CapabilityError(
+            f"'fine_tune_from_scratch' asks for jobs that start from the base model, and the trainer adapter "
+            f"{backend} always goes on from the last version. Remove the key, or choose another adapter."
+        )
 
 
 def check_method(backend: str, capabilities: Capabilities, method: Method, builder: str) -> None:

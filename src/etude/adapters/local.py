@@ -32,6 +32,4 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
             f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is "
             f"`_type: {kind}`; make it local, or choose an adapter for its backend"
         )
-    if builder.run is None:
-        raise RequestError("training needs a run folder")
-    yield LocalAdapter(config, engine.policy, builder.run.checkpoints, builder.config.finetuning.seed)
+    yield LocalAdapter(config, engine.policy, builder.checkpoints, builder.config.finetuning.seed)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from etude.core.call import Call, continues
 from etude.core.episode import EpisodeRecord
 
+EVERY_FUNCTION = "*"
+"""Stands for all functions among the targeted ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Branch:
@@ -33,13 +36,11 @@ class Branch:
 def branches_of(
     episode: EpisodeRecord, target_functions: Collection[str], target_model: str | None
 ) -> list[Branch]:
-    """The branches of an episode's calls by the given functions to the given model (None: any model)."""
+    """The branches of an episode, of calls by the functions (`*`: by any) to the model (None: to any)."""
     open_branches: list[list[Call]] = []
     drifted: list[bool] = []
     for call in episode.calls:
-        if call.completion is None or call.function not in target_functions:
-            continue
-        if target_model is not None and call.model != target_model:
+        if not is_targeted(call, target_functions, target_model):
             continue
         extended = _branch_to_extend(open_branches, call)
         if extended is not None:
@@ -51,6 +52,13 @@ def branches_of(
         Branch(index, tuple(calls), drift)
         for index, (calls, drift) in enumerate(zip(open_branches, drifted, strict=True))
     ]
+
+
+def is_targeted(call: Call, target_functions: Collection[str], target_model: str | None) -> bool:
+    """Whether a call was answered, by a model and for a function that are meant."""
+    if call.completion is None or not ({call.function, EVERY_FUNCTION} & set(target_functions)):
+        return False
+    return target_model is None or call.model == target_model
 
 
 def sequence_of(call: Call) -> tuple[int, ...] | None:

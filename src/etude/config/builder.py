@@ -14,8 +14,8 @@ from etude.config import registry
 from etude.config.assemble import parse_dataset
 from etude.config.component import ComponentConfig, DatasetConfig
 from etude.config.import_path import where_raised
+from etude.config.names import section
 from etude.config.nearest import alternatives
-from etude.config.references import section
 from etude.config.registry import NOUNS, Kind
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
@@ -49,6 +49,9 @@ class Builder:
     goes on past its `yield` when the builder is left.
     """
 
+    target: str | None = None
+    """The target that components are built for; None where there is one for the whole run."""
+
     def __init__(self, config: Config, run: RunFolder | None = None) -> None:
         self.config = config
         self.run = run
@@ -67,6 +70,13 @@ class Builder:
     ) -> bool | None:
         self._components.clear()
         return await self._exits.__aexit__(kind, error, trace)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the versions of the trained model are kept. Raises RequestError outside of a run."""
+        if self.run is None:
+            raise RequestError("training needs a run folder")
+        return self.run.checkpoints
 
     async def get(self, kind: Kind, name: str) -> Any:
         """The component of that name. Raises RequestError when there is none, or it cannot be built."""

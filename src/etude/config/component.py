@@ -36,6 +36,9 @@ class LlmConfig(ComponentConfig):
 class WorkflowConfig(ComponentConfig):
     """The user's agent: the `workflow` block."""
 
+    target_functions: ClassVar[tuple[str, ...]] = ("<workflow>",)
+    """What `finetuning.target_functions` is where it is left out; `*` stands for all functions."""
+
 
 class DatasetConfig(ComponentConfig):
     """Where examples come from."""

@@ -5,6 +5,7 @@ Names and defaults are those of the NeMo Agent Toolkit harness, with every bound
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
@@ -87,6 +88,50 @@ class FinetuneRunConfig(BaseModel):
     )
 
 
+class TargetConfig(BaseModel):
+    """One of several models that are trained in one run. What is left out is as `finetuning` has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(
+        default=None, description="The entry of `llms` to train; by default the one called like the target."
+    )
+    trajectory_builder: str | None = Field(default=None, description="An entry of `trajectory_builders`.")
+    trainer_adapter: str | None = Field(default=None, description="An entry of `trainer_adapters`.")
+    reward_function: RewardFunctionConfig | None = Field(
+        default=None, description="The evaluator that counts for this model."
+    )
+    target_functions: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="Functions of the agent whose model calls are trained on; all by default.",
+    )
+    curriculum_learning: CurriculumLearningConfig | None = Field(
+        default=None, description="Easy groups first."
+    )
+    fine_tune_from_scratch: bool | None = Field(
+        default=None, description="Start each job from the base model, and not from the last version."
+    )
+    every: int = Field(default=1, ge=1, description="Train in every n-th epoch only, to alternate.")
+    offset: int = Field(default=0, ge=0, description="The first epoch, from 0, in which it is trained.")
+    frozen: bool = Field(
+        default=False, description="Never train it; its reward in validations is reported all the same."
+    )
+
+    @model_validator(mode="after")
+    def _functions_named_once(self) -> TargetConfig:
+        _require_once(self.target_functions or ())
+        return self
+
+    def reason_to_rest(self, epoch: int) -> str | None:
+        """Why the model is not to be trained in an epoch (from 0), or None when it is."""
+        if self.frozen:
+            return "frozen"
+        if epoch < self.offset or (epoch - self.offset) % self.every:
+            return f"not its turn (every: {self.every}, offset: {self.offset})"
+        return None
+
+
 class FinetuneConfig(BaseModel):
     """The `finetuning` block."""
 
@@ -102,13 +147,21 @@ class FinetuneConfig(BaseModel):
     target_functions: list[str] = Field(
         default_factory=lambda: ["<workflow>"],
         min_length=1,
-        description="Functions of the agent whose model calls are trained on.",
+        description="Functions of the agent whose model calls are trained on; `*` for all. Left out for a "
+        "protocol: all.",
     )
     target_model: str | None = Field(
         default=None, description="The entry of `llms` to train; may be left out when there is only one."
     )
+    targets: dict[str, TargetConfig] = Field(
+        default_factory=dict,
+        description="Several models to train in one run, by a name of their own, in place of `target_model`.",
+    )
     curriculum_learning: CurriculumLearningConfig = Field(
         default_factory=CurriculumLearningConfig, description="Easy groups first."
+    )
+    fine_tune_from_scratch: bool = Field(
+        default=False, description="Start each job from the base model, and not from the last version."
     )
     num_epochs: int = Field(default=1, ge=1, description="How many times to collect and train.")
     output_dir: Path = Field(default=Path("runs"), description="Where run folders are made.")
@@ -129,6 +182,28 @@ class FinetuneConfig(BaseModel):
 
     @model_validator(mode="after")
     def _targets_named_once(self) -> FinetuneConfig:
-        if len(set(self.target_functions)) != len(self.target_functions):
-            raise ValueError(f"target_functions names a function twice: {self.target_functions}")
+        _require_once(self.target_functions)
         return self
+
+    def for_target(self, name: str) -> FinetuneConfig:
+        """The block as it would be if `name` were the only model that is trained.
+
+        Raises KeyError when there is no such target.
+        """
+        target = self.targets[name]
+        own = {
+            "target_model": target.model,
+            "trajectory_builder": target.trajectory_builder,
+            "trainer_adapter": target.trainer_adapter,
+            "reward_function": target.reward_function,
+            "target_functions": target.target_functions,
+            "curriculum_learning": target.curriculum_learning,
+            "fine_tune_from_scratch": target.fine_tune_from_scratch,
+        }
+        given = {key: value for key, value in own.items() if value is not None}
+        return self.model_copy(update={**given, "targets": {}})
+
+
+def _require_once(functions: Sequence[str]) -> None:
+    if len(set(functions)) != len(functions):
+        raise ValueError(f"target_functions names a function twice: {list(functions)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -10,13 +10,13 @@ from pydantic import BaseModel
 
 from etude.config.component import ComponentConfig
 from etude.config.document import KeyPath, dotted
-from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
-from etude.config.nearest import alternatives
+from etude.config.finetuning import RewardFunctionConfig
+from etude.config.names import check_name, choose
 from etude.config.problems import Problems
-from etude.config.registry import NOUNS, Kind
+from etude.config.registry import Kind
 from etude.config.schema import Config
-from etude.config.sections import NAMED
 from etude.config.slots import Slot
+from etude.config.targets import complete_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ EvaluatorRef: TypeAlias = Annotated[str, Refers("evaluators")]
 def check_component(path: KeyPath, component: ComponentConfig, config: Config, problems: Problems) -> None:
     """Check the names that a component holds, however deep."""
     for place, kind, name in _marked(Slot(type(component)), component, path):
-        _check(place, kind, name, config, problems)
+        check_name(place, kind, name, config, problems)
 
 
 def complete_finetuning(config: Config, problems: Problems) -> None:
@@ -47,54 +47,28 @@ def complete_finetuning(config: Config, problems: Problems) -> None:
     finetuning = config.finetuning
     if finetuning.enabled:
         _require_parts(config, problems)
-    finetuning.trainer = _choose("trainer", finetuning.trainer, "trainers", config, problems)
-    finetuning.trajectory_builder = _choose(
-        "trajectory_builder", finetuning.trajectory_builder, "trajectory_builders", config, problems
+    finetuning.trainer = choose(("finetuning", "trainer"), finetuning.trainer, "trainers", config, problems)
+    if finetuning.targets:
+        complete_targets(config, problems)
+        return
+    if config.workflow is not None and "target_functions" not in finetuning.model_fields_set:
+        finetuning.target_functions = list(config.workflow.target_functions)
+    finetuning.trajectory_builder = choose(
+        ("finetuning", "trajectory_builder"),
+        finetuning.trajectory_builder,
+        "trajectory_builders",
+        config,
+        problems,
     )
-    finetuning.trainer_adapter = _choose(
-        "trainer_adapter", finetuning.trainer_adapter, "trainer_adapters", config, problems
+    finetuning.trainer_adapter = choose(
+        ("finetuning", "trainer_adapter"), finetuning.trainer_adapter, "trainer_adapters", config, problems
     )
-    finetuning.target_model = _choose("target_model", finetuning.target_model, "llms", config, problems)
-    _choose_reward(finetuning, config, problems)
-
-
-def _choose_reward(finetuning: FinetuneConfig, config: Config, problems: Problems) -> None:
+    finetuning.target_model = choose(
+        ("finetuning", "target_model"), finetuning.target_model, "llms", config, problems
+    )
     given = finetuning.reward_function.name if finetuning.reward_function else None
-    name = _choose("reward_function", given, "evaluators", config, problems)
+    name = choose(("finetuning", "reward_function"), given, "evaluators", config, problems)
     finetuning.reward_function = RewardFunctionConfig(name=name) if name else None
-
-
-def _choose(key: str, given: str | None, kind: Kind, config: Config, problems: Problems) -> str | None:
-    path: KeyPath = ("finetuning", key)
-    entries = section(config, kind)
-    if given is not None:
-        _check(path, kind, given, config, problems)
-        return given
-    candidates = list(entries)
-    if kind == "llms" and len(entries) > 1:
-        candidates = [name for name, entry in entries.items() if entry.type_name == "local"]
-    if len(candidates) == 1:
-        return candidates[0]
-    if config.finetuning.enabled and entries and not problems.within(NAMED[kind]):
-        several = f"'{dotted(NAMED[kind])}' has several; name one of: {', '.join(entries)}"
-        problems.add(path, f"key '{dotted(path)}' is missing: {several}")
-    return None
-
-
-def section(config: Config, kind: Kind) -> Mapping[str, ComponentConfig]:
-    """The components of a kind that a config names. Raises KeyError for a kind that has no names."""
-    part: Any = config
-    for key in NAMED[kind]:
-        part = getattr(part, str(key))
-    entries: Mapping[str, ComponentConfig] = part
-    return entries
-
-
-def _check(path: KeyPath, kind: Kind, name: str, config: Config, problems: Problems) -> None:
-    entries = section(config, kind)
-    if name not in entries:
-        where = f"'{dotted(NAMED[kind])}' has no {NOUNS[kind]} '{name}'"
-        problems.add(path, f"{dotted(path)}: {where}" + alternatives(name, entries, otherwise="it is empty"))
 
 
 def _marked(slot: Slot, value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Kind, str]]:

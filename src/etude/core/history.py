@@ -20,9 +20,11 @@ class EpochEntry(BaseModel):
     """When it finished: ISO 8601, UTC."""
     metrics: dict[str, Any] = Field(default_factory=dict)
     status: TrainingJobStatus | None = None
-    """How its training job ended; None for a skipped epoch."""
+    """How its training job ended; None for a skipped epoch, and for one that the model rested in."""
     skipped: str | None = None
     """Why nothing was trained on."""
+    resting: str | None = None
+    """Why the model was not meant to be trained in this epoch: frozen, or not its turn."""
     sampled_from: ModelVersion | None = None
     """The weights that its episodes were sampled from, where the backend says."""
     version: ModelVersion | None = None

@@ -12,3 +12,14 @@ class Skipped(BaseModel):
 
     reason: str
     """One sentence for a person: what was missing, and why."""
+
+
+class Frozen(Skipped):
+    """Stands in for the job of a model that is not to be trained."""
+
+
+class DryRun(Skipped):
+    """Stands in for the job of a dry run: everything was made ready, and nothing was submitted."""
+
+    rows: int
+    """Rows of the data set that a real run would have submitted."""

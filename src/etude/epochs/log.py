@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +15,7 @@ _EPOCHS = "trainer/epoch/"
 _VALIDATIONS = "trainer/validation/"
 _SUBMITTED = "trainer/submitted/"
 _ATTEMPTS = "trainer/attempts/"
+_TARGETS = "trainer/targets"
 
 
 class Submission(BaseModel):
@@ -29,46 +31,58 @@ class Submission(BaseModel):
 class EpochLog:
     """Reads and writes the trainer's steps. All writes return when they are committed."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, target: str | None = None) -> None:
+        """`target` is whose log it is, in a run that trains several models."""
         self._journal = journal
+        self._prefix = "" if target is None else f"targets/{target}/"
 
     def history(self, run_id: str) -> History:
         """Everything recorded so far."""
+        epochs, validations = self._prefix + _EPOCHS, self._prefix + _VALIDATIONS
         return History(
             run_id=run_id,
-            epochs=tuple(EpochEntry.model_validate(value) for _, value in self._journal.scan(_EPOCHS)),
+            epochs=tuple(EpochEntry.model_validate(value) for _, value in self._journal.scan(epochs)),
             validations=tuple(
-                ValidationEntry.model_validate(value) for _, value in self._journal.scan(_VALIDATIONS)
+                ValidationEntry.model_validate(value) for _, value in self._journal.scan(validations)
             ),
         )
 
     async def add_epoch(self, entry: EpochEntry) -> None:
         """Record a finished epoch."""
-        await self._journal.put(_key(_EPOCHS, entry.epoch), entry.model_dump(mode="json"))
+        await self._journal.put(self._key(_EPOCHS, entry.epoch), entry.model_dump(mode="json"))
 
     async def add_validation(self, entry: ValidationEntry) -> None:
         """Record a finished validation."""
-        await self._journal.put(_key(_VALIDATIONS, entry.epoch), entry.model_dump(mode="json"))
+        await self._journal.put(self._key(_VALIDATIONS, entry.epoch), entry.model_dump(mode="json"))
 
     def submission(self, epoch: int) -> Submission | None:
         """The job of an epoch that is not finished yet, when it was submitted."""
-        value = self._journal.get(_key(_SUBMITTED, epoch))
+        value = self._journal.get(self._key(_SUBMITTED, epoch))
         return None if value is None else Submission.model_validate(value)
 
     async def add_submission(self, epoch: int, submission: Submission) -> None:
         """Record that the epoch's job was submitted."""
-        await self._journal.put(_key(_SUBMITTED, epoch), submission.model_dump(mode="json"))
+        await self._journal.put(self._key(_SUBMITTED, epoch), submission.model_dump(mode="json"))
 
     def attempt(self, epoch: int) -> int:
         """How many jobs of the epoch have failed: part of the next one's idempotency key."""
-        return int(self._journal.get(_key(_ATTEMPTS, epoch), 0))
+        return int(self._journal.get(self._key(_ATTEMPTS, epoch), 0))
 
     async def forget_submission(self, epoch: int) -> None:
         """The job failed: a resumed run submits the epoch again, as another job."""
-        await self._journal.put(_key(_ATTEMPTS, epoch), self.attempt(epoch) + 1)
-        await self._journal.delete(_key(_SUBMITTED, epoch))
+        await self._journal.put(self._key(_ATTEMPTS, epoch), self.attempt(epoch) + 1)
+        await self._journal.delete(self._key(_SUBMITTED, epoch))
+
+    def _key(self, prefix: str, epoch: int) -> str:
+        """Padded, so that the order of the keys is that of the epochs."""
+        return f"{self._prefix}{prefix}{epoch:08d}"
 
 
-def _key(prefix: str, epoch: int) -> str:
-    """Padded, so that the order of the keys is that of the epochs."""
-    return f"{prefix}{epoch:08d}"
+async def note_targets(journal: Journal, names: Iterable[str]) -> None:
+    """Keep which targets a run trains, so that others can read their logs."""
+    await journal.put(_TARGETS, list(names))
+
+
+def histories(journal: Journal, run_id: str) -> dict[str, History]:
+    """The history of each target, in the order of the config; empty for a run that trains one model."""
+    return {name: EpochLog(journal, name).history(run_id) for name in journal.get(_TARGETS, [])}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etude.core.errors import TrainingError
 from etude.core.history import History, ValidationEntry
+from etude.core.job import TrainingJobStatus
 from etude.epochs.versions import best_version, last_version
 
 
@@ -27,6 +29,42 @@ def summary_of(history: History) -> dict[str, Any]:
         "best_version": None if best is None else best.model_dump(mode="json"),
         "last_version": None if last is None else last.model_dump(mode="json"),
     }
+
+
+def summary_of_targets(run_id: str, histories: Mapping[str, History]) -> dict[str, Any]:
+    """A run of several targets in numbers, as JSON: each one's `summary_of` under `targets`.
+
+    An epoch counts as trained when any of them was trained in it. `before`, `after` and the versions
+    are each target's own, and None for the run.
+    """
+    trained = {entry.epoch for history in histories.values() for entry in history.trained}
+    skipped = {entry.epoch for history in histories.values() for entry in history.epochs} - trained
+    reasons = {entry.skipped for history in histories.values() for entry in history.skipped if entry.skipped}
+    validated = any(history.validations for history in histories.values())
+    return {
+        "run_id": run_id,
+        "epochs_trained": len(trained),
+        "epochs_skipped": len(skipped),
+        "skip_reasons": sorted(reasons),
+        "measured_on": "validation" if validated else "training episodes",
+        "before": None,
+        "after": None,
+        "best_version": None,
+        "last_version": None,
+        "targets": {name: summary_of(history) for name, history in histories.items()},
+    }
+
+
+def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
+    """The statuses of all jobs, by epoch. Raises TrainingError when there were none."""
+    trained = sorted(
+        (entry for history in histories for entry in history.trained), key=lambda entry: entry.epoch
+    )
+    if not trained:
+        reasons = {reason for history in histories for reason in summary_of(history)["skip_reasons"]}
+        epochs = max((len(history.epochs) for history in histories), default=0)
+        raise TrainingError(f"the run trained on nothing in {epochs} epochs. {' | '.join(sorted(reasons))}")
+    return [entry.status for entry in trained if entry.status is not None]
 
 
 def reason_for_skip(metrics: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Which versions of the model are worth keeping, and whether a new one is alive."""
+"""Which versions of the model are worth keeping, and whether episodes came from the right one."""
 
 from __future__ import annotations
 
@@ -45,31 +45,6 @@ def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
     last = last_version(history)
     kept = {version.number: version for version in [*best, *([last] if last is not None else [])]}
     return [kept[number] for number in sorted(kept)]
-
-
-def check_changed(before: ModelVersion | None, after: ModelVersion, job: str) -> None:
-    """Raise TrainingError unless the job made new weights."""
-    if before is None:
-        return
-    if after.digest == before.digest:
-        raise TrainingError(
-            f"job {job} says that it is completed, and the weights have not changed (digest {after.digest}). "
-            "Check the learning rate, and that the trajectories have differing rewards."
-        )
-    if after.number <= before.number:
-        raise TrainingError(
-            f"job {job} made version {after.number}, and version {before.number} was there before it; "
-            "versions must count upwards"
-        )
-
-
-def check_adopted(engine_version: int, version: ModelVersion, model: str) -> None:
-    """Raise TrainingError unless the engine samples from the new weights."""
-    if engine_version != version.number:
-        raise TrainingError(
-            f"the model {model!r} still samples from version {engine_version} after adopting version "
-            f"{version.number} ({version.location}): the policy sampled next would not be the one trained"
-        )
 
 
 def check_sampled_from(version: ModelVersion | None, calls: Mapping[str, int], epoch: int) -> None:

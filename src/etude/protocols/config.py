@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from etude.config.component import EvaluatorConfig, WorkflowConfig
 from etude.config.references import LlmRef
 from etude.config.registry import register_evaluator, register_workflow
 from etude.core.errors import RequestError
+from etude.protocols.protocol import Protocol
 from etude.protocols.registry import find_protocol, find_scenario
 from etude.protocols.reward import ProtocolReward
 from etude.protocols.widths import Widths, most_calls
@@ -26,6 +27,8 @@ _Width: TypeAlias = Annotated[int, Field(ge=1)]
 class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
     """Agents that play a protocol."""
 
+    target_functions: ClassVar[tuple[str, ...]] = ("*",)
+
     protocol: str = Field(
         description="`nip`, `adp`, `debate`, `merlin_arthur`, `mnip`, `solo_verifier`, or `module:name`."
     )
@@ -34,10 +37,11 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
     scenario_arguments: dict[str, Any] = Field(
         default_factory=dict, description="Parameters of the scenario."
     )
-    policies: dict[str, LlmRef] | LlmRef | None = Field(
+    policy: LlmRef | None = Field(
         default=None,
-        description="The model of each agent, or one for all; may be left out when there is only one.",
+        description="The model of agents that `policies` does not name; left out: the trained one.",
     )
+    policies: dict[str, LlmRef] = Field(default_factory=dict, description="The models of agents by name.")
     widths: _Width | list[_Width] | dict[str, _Width | list[_Width]] = Field(
         default=1,
         description="Answers for each turn: a number, a list by round, or these by agent. 1 is a rollout.",
@@ -66,13 +70,21 @@ async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) ->
     workflow = ProtocolWorkflow(
         protocol,
         find_scenario(config.scenario, config.scenario_arguments),
-        config.policies,
+        _policies(config, protocol),
         widths,
         retries=config.retries,
         sampling=config.sampling,
         seed=builder.config.finetuning.seed,
     )
     yield Workflow(protocol.name, workflow, config.timeout)
+
+
+def _policies(config: ProtocolWorkflowConfig, protocol: Protocol) -> dict[str, str] | str | None:
+    """The models by agent; one for all where none has its own."""
+    if not config.policies:
+        return config.policy
+    others = {} if config.policy is None else dict.fromkeys(protocol.agents, config.policy)
+    return others | config.policies
 
 
 class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):

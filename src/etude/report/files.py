@@ -37,6 +37,8 @@ def epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
     line = {"epoch": entry.epoch, "timestamp": entry.timestamp, "run_id": run_id, **entry.metrics}
     if entry.skipped is not None:
         line["skipped"] = entry.skipped
+    if entry.resting is not None:
+        line["resting"] = entry.resting
     if _has_curriculum(entry):
         line["curriculum_state"] = entry.curriculum_state
     return line
@@ -51,6 +53,7 @@ def reward_history(history: History) -> list[dict[str, Any]]:
             **_picked(entry.metrics, (*_REWARDS, "num_trajectories")),
         }
         for entry in history.epochs
+        if entry.resting is None
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from etude.core.episode import EpisodeRecord
-from etude.report.state import RunState, shown_reward, shown_time
+from etude.report.state import RunState, of_target, shown_reward, shown_time
 
 
 class LineProgress(RunState):
@@ -55,7 +55,7 @@ class LineProgress(RunState):
         super().trained(epoch, metrics)
         failed = sum((metrics.get("failures") or {}).values())
         self._say(
-            f"epoch {epoch + 1}/{self.num_epochs}: reward {shown_reward(metrics)}, "
+            f"epoch {epoch + 1}/{self.num_epochs}{of_target(metrics)}: reward {shown_reward(metrics)}, "
             f"{metrics.get('filtered_trajectories', 0)} trajectories"
             + (f", {failed} failed" if failed else "")
             + f", {shown_time(self.elapsed)} elapsed"
@@ -70,7 +70,8 @@ class LineProgress(RunState):
         """One line for the validation."""
         super().validated(epoch, metrics)
         when = "before training" if epoch == 0 else f"after epoch {epoch}"
-        self._say(f"validation {when}: reward {shown_reward(metrics)}, n={metrics.get('num_examples')}")
+        told = f"reward {shown_reward(metrics)}, n={metrics.get('num_examples')}"
+        self._say(f"validation {when}{of_target(metrics)}: {told}")
 
     def message(self, text: str, *, warning: bool = False) -> None:
         """The text on a line."""

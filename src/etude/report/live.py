@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from etude.report.state import RunState, shown_reward, shown_time, sparkline
+from etude.report.state import RunState, of_target, shown_reward, shown_time, sparkline
 
 
 class LiveProgress(RunState):
@@ -44,7 +44,8 @@ class LiveProgress(RunState):
         """Say so above the panel."""
         super().validated(epoch, metrics)
         when = "before training" if epoch == 0 else f"after epoch {epoch}"
-        self.message(f"validation {when}: {shown_reward(metrics)}, n={metrics.get('num_examples')}")
+        told = f"{shown_reward(metrics)}, n={metrics.get('num_examples')}"
+        self.message(f"validation {when}{of_target(metrics)}: {told}")
 
     def message(self, text: str, *, warning: bool = False) -> None:
         """Print a line above the panel."""
@@ -57,8 +58,8 @@ class LiveProgress(RunState):
         if self.phase_total:
             rows.add_row(ProgressBar(total=self.phase_total, completed=self.episodes))
         rows.add_row(self._rewards())
-        if self.validations:
-            rows.add_row(self._validations())
+        for target, validations in self.validations.items():
+            rows.add_row(self._validations(target, validations))
         title = Text.assemble(("etude", "bold"), f" · {self.run_id}" if self.run_id else "")
         return Panel(
             rows,
@@ -90,11 +91,13 @@ class LiveProgress(RunState):
     def _rewards(self) -> Text:
         reward = self.reward_so_far
         text = Text.assemble("reward ", ("–" if reward is None else f"{reward:.3f}", "bold green"))
-        if self.rewards:
-            text.append(f"  {sparkline(self.rewards)}", style="green")
+        for target, rewards in self.rewards.items():
+            text.append(
+                f"  {target} {sparkline(rewards)}" if target else f"  {sparkline(rewards)}", style="green"
+            )
         return text
 
-    def _validations(self) -> Text:
-        first, last = self.validations[0], self.validations[-1]
+    def _validations(self, target: str, validations: Sequence[Mapping[str, Any]]) -> Text:
+        first, last = validations[0], validations[-1]
         told = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
-        return Text.assemble("validation ", (told, "bold magenta"))
+        return Text.assemble("validation ", f"{target} " if target else "", (told, "bold magenta"))

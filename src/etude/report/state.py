@@ -29,9 +29,10 @@ class RunState(Silent):
         self._begin_phase()
         self.failures = 0
         """Failed episodes of the whole run, in this process."""
-        self.rewards: list[float] = []
-        """Average reward of each epoch's episodes."""
-        self.validations: list[Mapping[str, Any]] = []
+        self.rewards: dict[str, list[float]] = {}
+        """Average reward of each epoch's episodes, by target; under "" where one model is trained."""
+        self.validations: dict[str, list[Mapping[str, Any]]] = {}
+        """By target."""
         self.skips = 0
 
     def _begin_phase(self) -> None:
@@ -69,7 +70,7 @@ class RunState(Silent):
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Keep the epoch's average reward."""
         if metrics.get("avg_reward") is not None:
-            self.rewards.append(float(metrics["avg_reward"]))
+            self.rewards.setdefault(target_of(metrics), []).append(float(metrics["avg_reward"]))
 
     def skipped(self, epoch: int, reason: str) -> None:
         """Count the skip."""
@@ -77,7 +78,7 @@ class RunState(Silent):
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Keep the validation."""
-        self.validations.append(metrics)
+        self.validations.setdefault(target_of(metrics), []).append(metrics)
 
     @property
     def elapsed(self) -> float:
@@ -94,7 +95,17 @@ class RunState(Silent):
         """The average of the phase's scores, or else of the last epoch's episodes."""
         if self.scores:
             return sum(self.scores) / len(self.scores)
-        return self.rewards[-1] if self.rewards else None
+        return next((rewards[-1] for rewards in self.rewards.values()), None)
+
+
+def target_of(metrics: Mapping[str, Any]) -> str:
+    """Which target the metrics are of; "" where one model is trained."""
+    return str(metrics.get("target") or "")
+
+
+def of_target(metrics: Mapping[str, Any]) -> str:
+    """The target's name with a space before it, where there are several; else nothing."""
+    return f" {target_of(metrics)}" if target_of(metrics) else ""
 
 
 def sparkline(values: list[float], width: int = 24) -> str:

@@ -1,0 +1,90 @@
+"""One progress for several targets, that tells of shared episodes once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from etude.core.episode import EpisodeRecord
+from etude.core.evaluation import EvalOutputItem
+from etude.core.progress import Progress, Silent
+
+
+class SharedProgress(Silent):
+    """Passes on what the targets of a run tell.
+
+    A phase that one target has begun is not begun anew by the next: its episodes are the same ones, read
+    back from the journal. So the rewards that are told are those of the target that came first.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self._phase: str | None = None
+        self._speaker: str | None = None
+
+    def view(self, target: str) -> Progress:
+        """The progress that the trainer of one target tells."""
+        return _View(self, target)
+
+    def is_heard(self, target: str) -> bool:
+        """Whether it is this target that tells of the episodes of the phase."""
+        return self._speaker == target
+
+    def phase_of(self, target: str, name: str, total: int | None) -> None:
+        """A target begins a phase."""
+        if name != self._phase or self.is_heard(target):
+            self.phase(name, total)
+            self._speaker = target
+
+    def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
+        """See Progress."""
+        self.progress.run_started(run_id, num_epochs, facts)
+
+    def epoch_started(self, epoch: int, num_epochs: int) -> None:
+        """See Progress."""
+        self._phase = self._speaker = None
+        self.progress.epoch_started(epoch, num_epochs)
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """A phase that is nobody's in particular."""
+        self._phase, self._speaker = name, None
+        self.progress.phase(name, total)
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        """See Progress."""
+        self.progress.message(text, warning=warning)
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """See Progress."""
+        self.progress.finished(summary)
+
+
+class _View(Silent):
+    """What one target tells."""
+
+    def __init__(self, shared: SharedProgress, target: str) -> None:
+        self._shared = shared
+        self._target = target
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._shared.phase_of(self._target, name, total)
+
+    def episode_finished(self, episode: EpisodeRecord) -> None:
+        if self._shared.is_heard(self._target):
+            self._shared.progress.episode_finished(episode)
+
+    def scored(self, item: EvalOutputItem) -> None:
+        if self._shared.is_heard(self._target):
+            self._shared.progress.scored(item)
+
+    def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        self._shared.progress.trained(epoch, metrics)
+
+    def skipped(self, epoch: int, reason: str) -> None:
+        self._shared.progress.skipped(epoch, reason)
+
+    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        self._shared.progress.validated(epoch, metrics)
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        self._shared.progress.message(f"{self._target}: {text}", warning=warning)

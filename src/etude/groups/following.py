@@ -1,0 +1,60 @@
+"""Following a training job to its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from etude.adapters.trainer_adapter import TrainerAdapter
+from etude.core.errors import TrainingError
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+
+
+async def wait_for(
+    adapter: TrainerAdapter, ref: TrainingJobRef, seconds: float, poll_interval: float
+) -> TrainingJobStatus:
+    """The final status of a job.
+
+    Raises TrainingError when there is none after `seconds`; the job is cancelled then.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            status = await adapter.wait_until_complete(ref, poll_interval=poll_interval)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        await adapter.cancel(ref)
+        raise TrainingError(
+            f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s and was cancelled. Resume the "
+            "run to try again; a job that needs longer needs a larger 'job_timeout' in the trainer's config."
+        ) from error
+    if not status.status.is_final:
+        raise TrainingError(
+            f"job {ref.run_id} ({ref.backend}): wait_until_complete came back while it is '{status.status}'"
+        )
+    return status
+
+
+def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
+    """Raise TrainingError for a job that failed, was cancelled or is not known to the backend."""
+    if status.status is TrainingStatusEnum.COMPLETED:
+        return
+    told = f": {status.message}" if status.message else ""
+    raise TrainingError(
+        f"job {ref.run_id} ({ref.backend}) ended as '{status.status}'{told}. "
+        "Nothing that was collected is lost; resume the run to submit it again."
+    )
+
+
+def version_of(status: TrainingJobStatus, required: bool, ref: TrainingJobRef) -> ModelVersion | None:
+    """The weights that a completed job made.
+
+    None when the backend does not say; raises TrainingError when it promised to (`required`).
+    """
+    told = (status.metadata or {}).get("model_version")
+    if told is not None:
+        return ModelVersion.model_validate(told)
+    if required:
+        raise TrainingError(
+            f"job {ref.run_id} ({ref.backend}) is completed, and does not say what weights it made"
+        )
+    return None

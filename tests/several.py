@@ -1,0 +1,140 @@
+"""A run with two models that are trained, a prover and a verifier; real but for models and backends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from etude.adapters.trainer_adapter import Capabilities
+from etude.config.builder import Builder
+from etude.config.component import DatasetConfig, LlmConfig
+from etude.config.finetuning import TrainerAdapterConfig
+from etude.config.load import parse_config
+from etude.config.registry import register_dataset, register_llm, register_trainer_adapter
+from etude.config.schema import Config
+from etude.core.example import Example
+from etude.finetune import Outcome, finetune
+from etude.report.files import write_metrics_files
+from etude.store.run_folder import RunFolder
+from tests.support import ScriptedEngine
+from tests.training import FakeAdapter, Watcher, examples, learning_engine
+
+
+async def play(example: Example, episode: Any) -> dict[str, str]:
+    claim = await episode.chat([{"role": "user", "content": example.inputs["question"]}], model="prover")
+    verdict = await episode.chat([{"role": "user", "content": f"is {claim.text} right?"}], model="verifier")
+    return {"prover": claim.text, "verifier": verdict.text}
+
+
+def proved(example: Example, output: dict[str, str]) -> float:
+    return float(output["prover"] == "yes")
+
+
+def verified(example: Example, output: dict[str, str]) -> float:
+    return float(output["verifier"] == "yes")
+
+
+class GivenLlmConfig(LlmConfig, name="test_given"):
+    """A model that the test hands in."""
+
+
+class CountedConfig(DatasetConfig, name="test_counted"):
+    """That many examples."""
+
+    count: int = 3
+    prefix: str = "e"
+
+
+class SeveralBackendConfig(TrainerAdapterConfig, name="test_several"):
+    """A `FakeAdapter` for each target."""
+
+    lose_jobs: bool = False
+    methods: list[str] = Field(default=["grpo", "dpo", "supervised"])
+
+
+adapters: dict[str, FakeAdapter] = {}
+"""Those of the last run, by target."""
+
+
+@register_llm(config_type=GivenLlmConfig)
+async def given(config: GivenLlmConfig, builder: Builder) -> AsyncIterator[ScriptedEngine]:
+    yield learning_engine()
+
+
+@register_dataset(config_type=CountedConfig)
+async def counted(config: CountedConfig, builder: Builder) -> AsyncIterator[Any]:
+    class Dataset:
+        def examples(self) -> list[Example]:
+            return examples(config.count, config.prefix)
+
+    yield Dataset()
+
+
+@register_trainer_adapter(config_type=SeveralBackendConfig)
+async def several(config: SeveralBackendConfig, builder: Builder) -> AsyncIterator[FakeAdapter]:
+    assert builder.run is not None and builder.target is not None
+    adapters[builder.target] = FakeAdapter(
+        builder.checkpoints,
+        lose_jobs=config.lose_jobs,
+        capabilities=Capabilities(methods=frozenset(config.methods), versions=True),  # type: ignore[arg-type]
+    )
+    yield adapters[builder.target]
+
+
+def config(num_epochs: int = 2, *, prover: Any = None, verifier: Any = None, **changes: Any) -> Config:
+    """The config of a run; `prover` and `verifier` are keys of their targets."""
+    data: dict[str, Any] = {
+        "llms": {"prover": "test_given", "verifier": "test_given"},
+        "workflow": "tests.several:play",
+        "eval": {
+            "general": {"dataset": "test_counted"},
+            "evaluators": {"proved": "tests.several:proved", "verified": "tests.several:verified"},
+        },
+        "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 4}},
+        "trainer_adapters": {"backend": {"_type": "test_several"}},
+        "finetuning": {
+            "enabled": True,
+            "num_epochs": num_epochs,
+            "targets": {
+                "prover": {"reward_function": {"name": "proved"}, **(prover or {})},
+                "verifier": {"reward_function": {"name": "verified"}, **(verifier or {})},
+            },
+        },
+    }
+    finetuning = changes.pop("finetuning", {})
+    data |= changes
+    data["finetuning"] |= finetuning
+    return parse_config(data)
+
+
+class Several:
+    """A run folder and its two models; `await start()` trains until the end or an error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.engines = {"prover": learning_engine(), "verifier": learning_engine(base=45)}
+        self.watcher = Watcher()
+
+    async def start(self, config: Config) -> Outcome:
+        folder = (
+            RunFolder.open(self.path) if self.path.exists() else RunFolder.create(self.path.parent, "run")
+        )
+        with folder:
+            return await finetune(
+                config,
+                folder,
+                engines=self.engines,
+                progress=self.watcher,
+                report=lambda history, folder, final: write_metrics_files(history, folder),
+            )
+
+    def restarted(self) -> Several:
+        """The same run in a new process: same folder and backends, new engines."""
+        return Several(self.path)
+
+    def requests(self) -> dict[str, int]:
+        """Calls of each model."""
+        return {name: len(engine.requests) for name, engine in self.engines.items()}
