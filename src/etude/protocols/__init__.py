@@ -7,8 +7,8 @@ from etude.protocols.answer import parse_answer
 from etude.protocols.arrays import Rollouts
 from etude.protocols.choice import Answer, Choice, choices
 from etude.protocols.decision import SCALES, Scale, Verdict, code_of
-from etude.protocols.messages import dialogue
 from etude.protocols.log import Line, Log
+from etude.protocols.messages import dialogue
 from etude.protocols.named import (
     PROTOCOLS,
     adp,

@@ -86,7 +86,7 @@ def wanted_widths() -> Widths | None:
 
 
 def _by_round(width: Width) -> tuple[int, ...]:
-    widths = (width,) if isinstance(width, int) else tuple(width)
+    widths = tuple(width) if isinstance(width, Sequence) else (width,)
     if not widths or not all(
         isinstance(one, int) and not isinstance(one, bool) and one >= 1 for one in widths
     ):

@@ -1,0 +1,144 @@
+"""What an agent sees: everything on the channels that it reads, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.core.call import ChatRequest
+from etude.core.message import Message
+from etude.protocols import PROTOCOLS, EpisodeTree, Log, Protocol, debate, dialogue, mnip, nip, play
+from etude.protocols.log import log_of
+from etude.store.journal import Journal
+from tests.protocols.games import Labelled, agent_of, example, play_tree, scripted
+from tests.support import ScriptedEngine
+
+CHANNELS = {"Question for Expert_1:": "prover0_channel", "Question for Expert_2:": "prover1_channel"}
+
+
+def marked(request: ChatRequest) -> str:
+    """An answer with marks that are in no other answer; the verifier decides when it has to."""
+    if agent_of(request) != "verifier":
+        return f"<{request.key}>"
+    if "Decide now." in request.messages[-1]["content"]:
+        return f"<{request.key}>\nDecision: accept"
+    parts = [f"{header} <{request.key}-{channel}>" for header, channel in CHANNELS.items()]
+    return "\n".join(parts)
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("nip", {"max_message_rounds": 7}),
+    ("nip", {"max_message_rounds": 6, "verifier_first": False}),
+    ("adp", {}),
+    ("merlin_arthur", {}),
+    ("solo_verifier", {}),
+    *(
+        (name, {"max_message_rounds": rounds, "sequential": sequential, "verifier_first": first})
+        for name in ("debate", "mnip")
+        for rounds, sequential, first in (
+            (7, False, True),
+            (6, False, False),
+            (10, True, True),
+            (9, True, False),
+        )
+    ),
+]
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 1000))
+@pytest.mark.parametrize(("name", "parameters"), CASES)
+def test_a_prompt_holds_all_that_was_said_where_the_agent_reads(
+    name: str, parameters: dict[str, Any], seed: int
+) -> None:
+    protocol = PROTOCOLS[name](**parameters)
+    engine = ScriptedEngine(marked)
+    engines = dict.fromkeys(protocol.agents, engine)
+    tree = asyncio.run(play(protocol, Labelled(), engines, example(), widths=[2, 1], seed=seed))
+    for node in tree.nodes:
+        found = set(
+            re.findall(r"<[^>]+>", str([one["content"] for one in engine.requests[node.call].messages]))
+        )
+        assert found == _visible(tree, protocol, node.id)
+
+
+def _visible(tree: EpisodeTree, protocol: Protocol, index: int) -> set[str]:
+    """The marks of earlier rounds that the agent of a node wrote itself, or reads."""
+    reader = tree.nodes[index]
+    marks: set[str] = set()
+    for node in tree.path(reader):
+        if node.round == reader.round:
+            continue
+        said = [
+            text
+            for channel, text in node.messages.items()
+            if reader.agent in protocol.channels[channel] or node.agent == reader.agent
+        ]
+        marks |= set(re.findall(r"<[^>]+>", node.text if node.agent == reader.agent else str(said)))
+    return marks
+
+
+async def test_a_prover_that_heard_nothing_for_a_round_still_hears_what_came_before(journal: Journal) -> None:
+    """Sequential provers with channels of their own: most rounds have nothing for either of them."""
+    engine = ScriptedEngine(marked)
+    await play_tree(mnip(max_message_rounds=7, sequential=True), engine, journal)
+    last_of_prover1 = [request for request in engine.requests if agent_of(request) == "prover1"][-1]
+    roles = [message["role"] for message in last_of_prover1.messages]
+    assert roles == ["system", "user", "assistant", "user"]
+
+
+async def test_who_is_spoken_to_is_told_where_it_matters(journal: Journal) -> None:
+    questions = "Question for Expert_1: a?\nQuestion for Expert_2: b?"
+    engine = scripted(verifier=[questions, "Decision: accept"], prover0=["no"], prover1=["yes"])
+    await play_tree(debate(randomize_channel_order=False), engine, journal)
+    heard = {agent_of(request): request.messages[-1]["content"] for request in engine.requests}
+    assert heard == {
+        "prover0": "Verifier (to you): a?\n\nVerifier (to Expert_2): b?",
+        "prover1": "Verifier (to Expert_1): a?\n\nVerifier (to you): b?",
+        "verifier": "Expert_1: no\n\nExpert_2: yes",
+    }
+
+
+async def test_the_order_of_channels_is_drawn_for_each_round_and_stays(journal: Journal) -> None:
+    engine = ScriptedEngine(marked)
+    protocol = mnip(max_message_rounds=9)
+    orders = set()
+    for episode in range(8):
+        tree = await play_tree(protocol, engine, journal, id=f"train/{episode}/e/0")
+        prompts = [request.messages for request in engine.requests if agent_of(request) == "verifier"][-5:]
+        for before, after in pairwise(prompts):
+            assert after[: len(before)] == before
+        for message in prompts[-1]:
+            if message["role"] == "user" and "Expert" in message["content"]:
+                orders.add(message["content"].index("Expert_1") < message["content"].index("Expert_2"))
+        assert len(tree.nodes) == 13
+    assert orders == {True, False}
+
+
+def test_the_log_says_what_an_agent_argues_for_and_how_long_it_has() -> None:
+    protocol = nip(max_message_rounds=5, randomize_prover_stance=True)
+    rounds = protocol.rounds(0)
+    logs = [log_of(protocol, rounds, [], turn.agent, number, stance=0, key=0)
+            for number, [turn] in enumerate(rounds)]  # fmt: skip
+    assert [log.turns_left for log in logs] == [2, 1, 1, 0, 0]
+    assert [log.stance for log in logs] == [None, 0, None, 0, None]
+    assert [protocol.stance_of("prover", 1), nip().stance_of("prover", 0)] == [1, 1]
+
+
+async def test_all_prompts_of_an_agent_tell_it_the_same_number_of_turns(journal: Journal) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Counting(Labelled):
+        def render(self, example: Any, log: Log, agent: str, turn: Any) -> list[Message]:
+            seen.append((agent, log.own_turns))
+            return dialogue(log, agent, f"You are {agent}. x", last_words="Decide now.")
+
+    await play_tree(nip(max_message_rounds=7), ScriptedEngine(marked), journal,
+                    scenario=Counting())  # fmt: skip
+    assert set(seen) == {("verifier", 4), ("prover", 3)}

@@ -1,0 +1,173 @@
+"""The episode tree: values, choices, and what branching holds fixed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.core.call import ChatRequest
+from etude.core.errors import RequestError
+from etude.protocols import PROTOCOLS, EpisodeTree, Node, Protocol, choices, debate, nip, play
+from etude.store.journal import Journal
+from tests.protocols.games import ChanceEngine, Labelled, agent_of, example, play_tree
+from tests.support import ScriptedEngine
+
+
+def tree_of(*nodes: tuple[int | None, dict[str, float]], agents: tuple[str, ...] = ("a",)) -> EpisodeTree:
+    """A tree of parents and rewards."""
+    return EpisodeTree(
+        protocol="hand",
+        agents=agents,
+        channels=(),
+        max_rounds=9,
+        truth=1,
+        stance=1,
+        key=0,
+        bounds=dict.fromkeys(agents, (-9.0, 9.0)),
+        nodes=tuple(
+            Node(id=index, parent=parent, round=0, agent="a", call=index, text="", rewards=rewards)
+            for index, (parent, rewards) in enumerate(nodes)
+        ),
+    )
+
+
+def test_the_value_of_a_node_is_its_own_reward_and_the_mean_of_its_childrens_values() -> None:
+    tree = tree_of((None, {"a": 0.5}), (0, {"a": 1.0}), (0, {}), (2, {"a": 3.0}), (2, {"a": -1.0}))
+    assert list(tree.values("a")) == [1.5, 1.0, 1.0, 3.0, -1.0]
+    assert tree.value(None, "a") == 1.5
+    assert [tree.total(leaf, "a") for leaf in tree.leaves()] == [1.5, 3.5, -0.5]
+    assert [node.id for node in tree.path(tree.nodes[4])] == [0, 2, 4]
+
+
+def test_a_play_that_ends_early_counts_as_much_as_one_that_branches_on() -> None:
+    """The mean over the nine leaves would be -7/9."""
+    early: list[tuple[int | None, dict[str, float]]] = [(None, {}), (0, {"a": 1.0}), (0, {})]
+    deep: list[tuple[int | None, dict[str, float]]] = [(2, {}), (2, {}), (3, {}), (3, {}), (4, {}), (4, {})]
+    leaves: list[tuple[int | None, dict[str, float]]] = [
+        (parent, {"a": -1.0}) for parent in (5, 6, 7, 8) for _ in range(2)
+    ]
+    tree = tree_of(*early, *deep, *leaves)
+    assert len(list(tree.leaves())) == 9
+    assert tree.value(None, "a") == 0.0
+
+
+def test_an_unknown_agent_has_no_value() -> None:
+    with pytest.raises(RequestError, match="'hand' has no agent 'b'; agents: a"):
+        tree_of((None, {})).value(None, "b")
+
+
+@pytest.mark.parametrize("data", [None, "accept", {"nodes": []}, [1]])
+def test_other_outputs_are_no_trees(data: Any) -> None:
+    with pytest.raises(RequestError, match="not an episode tree"):
+        EpisodeTree.from_json(data)
+
+
+async def test_the_answers_of_one_round_are_crossed_and_each_is_sampled_once(journal: Journal) -> None:
+    """Two provers at once, two answers each: the verifier sees all four pairs, each twice."""
+    given: dict[str, int] = defaultdict(int)
+
+    def answer(request: ChatRequest) -> str:
+        agent = agent_of(request)
+        given[agent] += 1
+        if agent != "verifier":
+            return f"{agent}-{given[agent]}"
+        heard = request.messages[-1]["content"]
+        return "Decision: accept" if "prover1-2" in heard or "prover0-2" not in heard else "Decision: reject"
+
+    protocol = debate(max_message_rounds=2, verifier_first=False)
+    tree = await play_tree(protocol, ScriptedEngine(answer), journal, widths=2)
+    assert given == {"prover0": 2, "prover1": 2, "verifier": 8}
+    # Accepted: (1, 1), (1, 2), (2, 2); rejected: (2, 1). prover1 earns by accept, prover0 by reject.
+    found = {(one.agent, one.round): [answer.value for answer in one.answers] for one in choices(tree)}
+    assert found[("prover0", 0)] == [0.0, 0.5]
+    assert found[("prover1", 0)] == [0.5, 1.0]
+    assert tree.value(None, "prover0") == 0.25
+    assert tree.value(None, "verifier") == 0.5
+
+
+def reference_value(tree: EpisodeTree, node: Node | None, agent: str) -> float:
+    """The mean total from a node on, by all paths, when an answer is drawn evenly among its siblings."""
+    paths: list[tuple[float, float]] = []
+
+    def walk(at: Node | None, chance: float, earned: float) -> None:
+        children = [one for one in tree.nodes if one.parent == (None if at is None else at.id)]
+        if not children:
+            paths.append((chance, earned))
+        for child in children:
+            walk(child, chance / len(children), earned + child.rewards.get(agent, 0.0))
+
+    walk(node, 1.0, 0.0 if node is None else node.rewards.get(agent, 0.0))
+    return sum(chance * earned for chance, earned in paths)
+
+
+@st.composite
+def protocols(draw: st.DrawFn) -> Protocol:
+    name = draw(st.sampled_from(["nip", "debate", "mnip", "adp", "merlin_arthur"]))
+    numbers = st.integers(-3, 3).map(float)
+    terms: dict[str, Any] = {
+        "verifier_reward": draw(numbers),
+        "verifier_incorrect_penalty": draw(numbers),
+        "verifier_terminated_penalty": draw(numbers),
+        "verifier_no_guess_reward": draw(numbers),
+        "prover_reward": draw(numbers),
+        "shared_reward": draw(st.booleans()),
+        "prover_invalid_response_penalty": draw(st.none() | numbers),
+        "force_guess": draw(st.sampled_from([None, None, "accept", "truth"])),
+    }
+    if name in ("nip", "debate", "mnip"):
+        terms |= {"max_message_rounds": 5, "min_message_rounds": draw(st.integers(1, 5))}
+    if name in ("debate", "mnip") and draw(st.booleans()):
+        terms |= {"sequential": True, "max_message_rounds": 7, "prover0_first": draw(st.booleans())}
+    if name in ("nip", "adp", "mnip"):
+        terms["randomize_prover_stance"] = draw(st.booleans())
+    return PROTOCOLS[name](**terms)
+
+
+def branched(protocol: Protocol, seed: int, widths: Any, **settings: Any) -> EpisodeTree:
+    engine = ChanceEngine()
+    engines = dict.fromkeys(protocol.agents, engine)
+    about = example(seed % 2, stance=seed // 2 % 2)
+    return asyncio.run(play(protocol, Labelled(), engines, about, widths=widths, seed=seed, **settings))
+
+
+WIDTHS = st.sampled_from([1, 2, {"verifier": 2}, [3, 1], [1, 2, 1]])
+
+
+@settings(max_examples=40, deadline=None)
+@given(protocols(), st.integers(0, 99), WIDTHS)
+def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
+    tree = branched(protocol, seed, widths, retries=1)
+    for agent in tree.agents:
+        # What every path earns lies within the bounds, and values are those of a brute-force enumeration.
+        low, high = tree.bounds[agent]
+        assert all(low - 1e-9 <= tree.total(leaf, agent) <= high + 1e-9 for leaf in tree.leaves())
+        assert tree.value(None, agent) == pytest.approx(reference_value(tree, None, agent))
+        for node in tree.nodes[::7]:
+            assert tree.value(node, agent) == pytest.approx(reference_value(tree, node, agent))
+    parents = {node.parent for node in tree.nodes}
+    for node in tree.nodes:
+        assert node.parent is None or node.parent < node.id
+        assert (node.ending is not None) == (node.id not in parents)
+    # The answers of a choice stand under the same answers of the others, and come before nothing else.
+    for choice in choices(tree):
+        contexts = [sorted(_others(tree, node) for node in answer.nodes) for answer in choice.answers]
+        assert all(context == contexts[0] for context in contexts)
+    assert EpisodeTree.from_json(json.loads(json.dumps(tree.to_json()))) == tree
+
+
+def _others(tree: EpisodeTree, node: Node) -> list[tuple[int, int]]:
+    """The calls of everybody else on the way to an answer."""
+    return [(one.round, one.call) for one in tree.path(node) if one.id != node.id]
+
+
+def test_a_width_of_one_is_one_path_and_more_at_the_first_turn_are_as_many() -> None:
+    protocol = nip(max_message_rounds=5)
+    for seed in range(5):
+        assert len(list(branched(protocol, seed, 1).leaves())) == 1
+        assert len(list(branched(protocol, seed, [4, 1]).leaves())) == 4

@@ -1,0 +1,222 @@
+"""Protocols in configs: the workflow and the evaluator, and what is refused before the first call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.config.builder import Builder
+from etude.config.import_path import make_importable
+from etude.config.load import parse_config
+from etude.core.errors import ConfigError, RequestError
+from etude.core.example import Example
+from etude.protocols import (
+    EpisodeTree,
+    ProtocolReward,
+    ProtocolWorkflow,
+    adp,
+    branching,
+    find_scenario,
+    nip,
+    register_scenario,
+)
+from etude.rewards.evaluation_run import EvaluationRun
+from etude.rollout.collector import Collector
+from etude.rollout.workflow import as_workflow
+from etude.store.journal import Journal
+from tests.protocols.games import Labelled, example, play_tree, scripted
+
+MODULE = """
+from etude.protocols import Protocol, Role, Scenario, Turn, dialogue
+
+class Words(Scenario):
+    def __init__(self, polite=False):
+        self.polite = polite
+
+    def render(self, example, log, agent, turn):
+        return dialogue(log, agent, f"You are {agent}. {'Please' if self.polite else ''}")
+
+    def truth(self, example):
+        return example.inputs["label"]
+
+def coin(reward=1.0):
+    return Protocol(
+        name="coin",
+        agents={"judge": Role("verifier", may_decide=True)},
+        channels={},
+        schedules=(((Turn("judge", decide="must"),),),),
+        payoff=lambda outcome: {"judge": reward} if outcome.decision else {},
+    )
+
+class Half:
+    def render(self, example, log, agent, turn): ...
+"""
+
+WORKFLOW: dict[str, Any] = {"_type": "protocol", "protocol": "adp", "scenario": "wordgame:Words"}
+
+
+@pytest.fixture(autouse=True)
+def wordgame(tmp_path: Path) -> None:
+    (tmp_path / "wordgame.py").write_text(MODULE)
+    make_importable(tmp_path)
+
+
+def config(**workflow: Any) -> Any:
+    return parse_config(
+        {
+            "llms": {
+                "weak": {"_type": "openai", "model_name": "w"},
+                "strong": {"_type": "openai", "model_name": "s"},
+            },
+            "workflow": {**WORKFLOW, **workflow},
+            "eval": {
+                "general": {"max_calls": 60},
+                "evaluators": {
+                    "verifier": {"_type": "protocol_reward", "agent": "verifier"},
+                    "prover": {"_type": "protocol_reward", "agent": "prover"},
+                },
+            },
+            "finetuning": {"seed": 3, "target_model": "weak", "reward_function": {"name": "verifier"}},
+        }
+    )
+
+
+async def test_a_config_plays_and_scores(journal: Journal) -> None:
+    made = config(
+        arguments={"verifier_incorrect_penalty": -2.0},
+        policy="weak",
+        policies={"prover": "strong"},
+        scenario_arguments={"polite": True},
+    )
+    models = {"weak": scripted(verifier=["Decision: accept"]), "strong": scripted(prover=["because"])}
+    async with Builder(made) as builder:
+        collector = Collector(await builder.get_workflow(), models, journal)
+        evaluators = {name: await builder.get_evaluator(name) for name in ("verifier", "prover")}
+        run = EvaluationRun(collector, evaluators, journal)
+        examples = [Example("right", {"label": 1}), Example("wrong", {"label": 0})]
+        output = await run.run(examples, phase="eval")
+    assert [item.score for item in output.results_of("verifier")] == [1.0, -2.0]
+    assert [item.score for item in output.results_of("prover")] == [1.0, 1.0]
+    assert output.results_of("verifier")[0].reasoning == {"decided": 1}
+    assert models["strong"].requests[0].messages[0]["content"] == "You are prover. Please"
+
+
+@pytest.mark.parametrize("policy", ["strong", None])
+async def test_one_model_can_play_all_agents(journal: Journal, policy: str | None) -> None:
+    engine = scripted(prover=["because"], verifier=["Decision: accept"])
+    models = {"weak": engine, "strong": engine}
+    async with Builder(config(policy=policy)) as builder:
+        workflow = await builder.get_workflow()
+        collector = Collector(workflow, models, journal, default_model="weak")
+        run = EvaluationRun(collector, {"verifier": ProtocolReward("verifier")}, journal)
+        output = await run.run([example()], phase="eval")
+    [item] = output.eval_input.eval_input_items
+    assert item.episode is not None
+    assert {call.model for call in item.episode.calls} == {policy or "weak"}
+    assert (workflow.name, repr(workflow.fn)) == ("adp", "<protocol adp>")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"policies": {"prover": "strng", "verifier": "weak"}}, "no model 'strng'; did you mean 'strong'"),
+        ({"policy": "strng"}, "no model 'strng'; did you mean 'strong'"),
+        ({"widths": 0}, "workflow.widths"),
+        ({"retries": -1}, "workflow.retries"),
+        ({"scenarios": "x"}, "did you mean 'scenario'"),
+    ],
+)
+def test_what_a_config_cannot_say_is_told_when_it_is_read(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"protocol": "debat"}, "no protocol 'debat'; did you mean 'debate'"),
+        ({"protocol": "wordgame:Words"}, "expected an etude.protocols.Protocol"),
+        ({"protocol": "wordgame:coin", "arguments": {"prize": 1}}, "cannot be made with.*unexpected keyword"),
+        ({"arguments": {"verifier_frst": True}}, "cannot be made with|no parameter 'verifier_frst'"),
+        ({"protocol": "nip", "arguments": {"max_message_rounds": 8}}, "use 7 or 9"),
+        ({"scenario": "code"}, "there is no scenario 'code'"),
+        ({"scenario": "wordgame:Half"}, "has no method 'parse'; it needs render, parse, truth, stance"),
+        ({"scenario": "wordgame:missing"}, "wordgame"),
+        ({"policies": {"prover": "weak"}}, "no model for the agent 'verifier'"),
+        ({"policies": {"provr": "weak"}}, "'adp' has no agent 'provr'; did you mean 'prover'"),
+        ({"sampling": {"provr": {}}}, "sampling: protocol 'adp' has no agent 'provr'"),
+        ({"sampling": {"prover": {"temprature": 1}}}, "'temprature' is not a sampling parameter"),
+        ({"widths": {"provr": 2}}, "widths: there is no agent 'provr'"),
+        ({"widths": 10}, "can take 110 calls, and eval.general.max_calls is 60"),
+    ],
+)
+async def test_what_does_not_fit_is_told_when_it_is_built(keys: dict[str, Any], message: str) -> None:
+    async with Builder(config(**keys)) as builder:
+        with pytest.raises(RequestError, match=message):
+            await builder.get_workflow()
+
+
+async def test_a_protocol_of_ones_own_is_named_by_its_import_path(journal: Journal) -> None:
+    keys = {"protocol": "wordgame:coin", "arguments": {"reward": 4.0}}
+    async with Builder(config(**keys)) as builder:
+        workflow = await builder.get_workflow()
+        collector = Collector(workflow, {"policy": scripted(judge=["Decision: reject"])}, journal)
+        run = EvaluationRun(collector, {"judge": ProtocolReward("judge")}, journal)
+        output = await run.run([example()], phase="eval")
+    assert output.results_of("judge")[0].score == 4.0
+
+
+async def test_the_reward_of_what_is_no_play_is_an_error_and_no_score(journal: Journal) -> None:
+    async def other(example: Example, episode: Any) -> str:
+        return "accept"
+
+    evaluators = {"none": ProtocolReward("verifier")}
+    collector = Collector(as_workflow(other), {"policy": scripted()}, journal)
+    run = EvaluationRun(collector, evaluators, journal, error_budget=1.0)
+    output = await run.run([example()], phase="eval")
+    [item] = output.results_of("none")
+    assert item.score is None and "not an episode tree" in str(item.error)
+
+
+async def test_branching_is_for_what_is_collected_inside(journal: Journal) -> None:
+    engine = scripted(prover=["because"], verifier=["Decision: accept"])
+    with branching({"prover": 3}):
+        inside = await play_tree(adp(), engine, journal)
+    outside = await play_tree(adp(), engine, journal, id="train/1/e/0")
+    assert [len(list(tree.leaves())) for tree in (inside, outside)] == [3, 1]
+
+
+def test_scenarios_can_be_registered_by_name() -> None:
+    @register_scenario("tests-labelled")
+    class Registered(Labelled):
+        pass
+
+    assert isinstance(find_scenario("tests-labelled", {}), Registered)
+    with pytest.raises(RequestError, match="two scenarios are called 'tests-labelled'"):
+        register_scenario("tests-labelled")(Labelled)
+    with pytest.raises(RequestError, match="cannot be made with"):
+        find_scenario("tests-labelled", {"size": 3})
+
+
+def test_a_workflow_is_checked_when_it_is_made() -> None:
+    with pytest.raises(RequestError, match="a width must be a whole number"):
+        ProtocolWorkflow(nip(), Labelled(), widths=[])
+    with pytest.raises(RequestError, match="retries must be at least 0"):
+        ProtocolWorkflow(nip(), Labelled(), retries=-1)
+
+
+async def test_the_seed_of_a_workflow_draws_other_schedules(journal: Journal) -> None:
+    from etude.protocols import merlin_arthur
+
+    engine = scripted(prover0=["no"], prover1=["yes"], verifier=["Decision: accept"])
+    trees: list[EpisodeTree] = []
+    for seed in range(6):
+        collector = Collector(
+            as_workflow(ProtocolWorkflow(merlin_arthur(), Labelled(), seed=seed)), {"policy": engine}, journal
+        )
+        run = EvaluationRun(collector, {"verifier": ProtocolReward("verifier")}, journal)
+        output = await run.run([example()], phase=f"train/{seed}")
+        trees += [EpisodeTree.from_json(item.output_obj) for item in output.eval_input.eval_input_items]
+    assert {tree.nodes[0].agent for tree in trees} == {"prover0", "prover1"}
