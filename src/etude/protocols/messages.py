@@ -46,9 +46,9 @@ def _shown(log: Log, agent: str, line: Line) -> str:
     if protocol.agents[line.agent].anonymous:
         return text
     speaker = protocol.label(line.agent)
-    writers = {channel: protocol.writers(channel) for channel in protocol.channels}
-    if line.channel is None or sum(line.agent in names for names in writers.values()) < 2:
+    written = [channel for channel in protocol.channels if line.agent in protocol.writers(channel)]
+    if line.channel is None or len(written) < 2:
         return f"{speaker}: {text}"
-    others = sorted(writers[line.channel] - {line.agent})
+    others = sorted(protocol.writers(line.channel) - {line.agent})
     to = " and ".join("you" if other == agent else protocol.label(other) for other in others)
     return f"{speaker} (to {to}): {text}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
@@ -67,8 +68,7 @@ class Protocol:
 
     def writers(self, channel: str) -> frozenset[str]:
         """The agents with a turn that writes on a channel."""
-        turns = (turn for rounds in self.schedules for turns in rounds for turn in turns)
-        return frozenset(turn.agent for turn in turns if channel in turn.writes)
+        return self._writers[channel]
 
     def label(self, agent: str) -> str:
         """What others call an agent."""
@@ -83,3 +83,11 @@ class Protocol:
         """Half-way between the least and the most that an agent can earn."""
         low, high = self.bounds[agent]
         return (low + high) / 2
+
+    @cached_property
+    def _writers(self) -> Mapping[str, frozenset[str]]:
+        turns = [turn for rounds in self.schedules for turns in rounds for turn in turns]
+        return {
+            channel: frozenset(turn.agent for turn in turns if channel in turn.writes)
+            for channel in self.channels
+        }
