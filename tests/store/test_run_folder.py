@@ -182,3 +182,12 @@ async def test_runs_are_listed_the_last_changed_first(tmp_path: Path) -> None:
     (tmp_path / "no run").mkdir()
     assert [run.name for run in list_runs(tmp_path)] == ["new", "old"]
     assert [run.in_use_by for run in list_runs(tmp_path)] == [None, None]
+
+
+async def test_reading_a_run_does_not_change_its_place_in_the_list(tmp_path: Path) -> None:
+    for age, name in ((30, "old"), (10, "new")):
+        RunFolder.create(tmp_path, name).close()
+        changed = 1_700_000_000 - age
+        os.utime(tmp_path / name / "run.db", (changed, changed))
+    RunFolder.read(tmp_path / "old").close()
+    assert [run.name for run in list_runs(tmp_path)] == ["new", "old"]

@@ -29,5 +29,7 @@ def list_runs(root: Path | str) -> list[RunSummary]:
 
 def _summary(path: Path) -> RunSummary:
     written = [path / DATABASE, path / f"{DATABASE}-wal"]
-    changed = max(file.stat().st_mtime for file in written if file.exists())
+    # An empty write-ahead log tells nothing: whoever only reads the run leaves one behind.
+    states = [file.stat() for file in written if file.exists()]
+    changed = max((state.st_mtime for state in states if state.st_size), default=states[0].st_mtime)
     return RunSummary(path.name, path, changed, locked_by(path / LOCK))
