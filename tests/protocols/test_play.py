@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from etude.core.call import ChatRequest
+from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, EpisodeError, RequestError
 from etude.core.example import Example
 from etude.protocols import (
@@ -147,6 +148,22 @@ async def test_an_invalid_prover_can_end_the_play_at_a_penalty(journal: Journal)
     assert tree.nodes[-1].ending == "invalid"
     assert [tree.value(None, agent) for agent in tree.agents] == [0.0, -2.0, 0.0]
     assert tree.bounds["prover1"] == (-2.0, 1.0)
+
+
+async def test_the_turns_of_a_round_are_taken_at_the_same_time(journal: Journal) -> None:
+    """Neither prover answers before both have been asked."""
+    both = asyncio.Barrier(2)
+
+    class Waiting(ScriptedEngine):
+        async def complete(self, request: ChatRequest) -> Completion:
+            if agent_of(request) != "verifier":
+                await both.wait()
+            return await super().complete(request)
+
+    protocol = debate(max_message_rounds=2, verifier_first=False)
+    async with asyncio.timeout(5):
+        tree = await play_tree(protocol, Waiting(["no", "yes", "Decision: accept"]), journal)
+    assert [node.round for node in tree.nodes] == [0, 0, 1]
 
 
 async def test_a_forced_guess_is_what_ends_the_play_and_what_is_paid_for(journal: Journal) -> None:

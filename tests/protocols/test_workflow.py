@@ -26,7 +26,7 @@ from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
-from tests.protocols.games import Labelled, example, play_tree, scripted
+from tests.protocols.games import Labelled, example, scripted
 
 MODULE = """
 from etude.protocols import Protocol, Role, Scenario, Turn, dialogue
@@ -182,10 +182,19 @@ async def test_the_reward_of_what_is_no_play_is_an_error_and_no_score(journal: J
 
 async def test_branching_is_for_what_is_collected_inside(journal: Journal) -> None:
     engine = scripted(prover=["because"], verifier=["Decision: accept"])
+    collector = Collector(as_workflow(ProtocolWorkflow(adp(), Labelled())), {"policy": engine}, journal)
+    run = EvaluationRun(collector, {"verifier": ProtocolReward("verifier")}, journal, error_budget=1.0)
+
+    async def plays(phase: str) -> int:
+        output = await run.run([example()], phase=phase)
+        [item] = output.results_of("verifier")
+        return sum(item.reasoning.values()) if item.is_scored else 0
+
     with branching({"prover": 3}):
-        inside = await play_tree(adp(), engine, journal)
-    outside = await play_tree(adp(), engine, journal, id="train/1/e/0")
-    assert [len(list(tree.leaves())) for tree in (inside, outside)] == [3, 1]
+        assert await plays("train/0") == 3
+    assert await plays("validation/0") == 1
+    with branching({"provr": 3}):
+        assert await plays("train/1") == 0
 
 
 def test_scenarios_can_be_registered_by_name() -> None:

@@ -67,15 +67,34 @@ class ProofTerms(VerifierTerms, total=False):
 
 
 def terms_of(protocol: str, given: Mapping[str, Any], allowed: type) -> Terms:
-    """The terms with what is given set. Raises RequestError for names that are not `allowed`."""
+    """The terms with what is given set.
+
+    Raises RequestError for names that are not `allowed`, and for values that they cannot have.
+    """
     for name, value in given.items():
         if name not in allowed.__annotations__:
             raise RequestError(
                 f"{protocol} has no parameter '{name}'" + alternatives(name, allowed.__annotations__)
             )
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RequestError(f"{protocol}: {name} must be a finite number, found {value}")
+        expected = _expected(name, value)
+        if expected is not None:
+            raise RequestError(f"{protocol}: {name} must be {expected}, found {value!r}")
     return Terms(**given)
+
+
+def _expected(name: str, value: Any) -> str | None:
+    """What a term must be, in words; None when it is."""
+    match name:
+        case "shared_reward":
+            return None if isinstance(value, bool) else "true or false"
+        case "verifier_decision_spectrum":
+            return None if isinstance(value, str) else "the name of a scale"
+        case "force_guess":
+            return None if value in (None, "accept", "reject", "truth") else "accept, reject or truth"
+    if value is None and getattr(Terms(), name) is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return None if is_number else "a finite number"
 
 
 @dataclass(frozen=True, slots=True)

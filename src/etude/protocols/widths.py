@@ -23,7 +23,8 @@ _wanted: ContextVar[Widths | None] = ContextVar("etude_widths", default=None)
 @dataclass(frozen=True, slots=True)
 class Widths:
     """How many answers are sampled where. 1 everywhere is a rollout, k everywhere branches at each
-    answer, and `[k, 1]` at the first only."""
+    answer, and `[k, 1]` in the first round only. Agents of one round branch one at a time: the k answers
+    of each are crossed with those of the others, which makes k * k ways to go on for two of them."""
 
     default: tuple[int, ...] = (1,)
     """By round, for agents that are not in `by_agent`."""

@@ -63,12 +63,14 @@ class ProtocolWorkflow:
             change_sampling(Sampling(), changes)
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
-        """Play once. Raises as `grow` does."""
+        """Play once. Raises as `grow` does, and RequestError for a `branching` of agents that are not there."""
+        widths = wanted_widths() or self._widths
+        widths.check_agents(self.protocol.agents)
         play = Play(
             self.protocol,
             self.scenario,
             example,
-            wanted_widths() or self._widths,
+            widths,
             key=fold(self.seed, _group_of(episode), "play"),
         )
         asker = Asker(episode, self.scenario, self._models, retries=self.retries, sampling=self.sampling)
