@@ -63,7 +63,7 @@ class ProtocolWorkflow:
             change_sampling(Sampling(), changes)
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
-        """Play once. Raises as `grow` does, and RequestError for a `branching` of agents that are not there."""
+        """Play once. Raises as `grow` does, and RequestError for a `branching` of unknown agents."""
         widths = wanted_widths() or self._widths
         widths.check_agents(self.protocol.agents)
         play = Play(

@@ -1,0 +1,103 @@
+"""How plays end, and what becomes of answers that cannot be used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from etude.core.call import ChatRequest
+from etude.protocols import (
+    EpisodeTree,
+    adp,
+    debate,
+    mnip,
+    nip,
+    solo_verifier,
+)
+from etude.store.journal import Journal
+from tests.protocols.games import (
+    example,
+    play_record,
+    play_tree,
+    scripted,
+)
+from tests.support import ScriptedEngine
+
+
+async def test_running_out_of_rounds_is_an_ending_of_its_own(journal: Journal) -> None:
+    engine = scripted(verifier=["hm"], prover=["well"])
+    terms = {"verifier_terminated_penalty": -3.0, "verifier_no_guess_reward": 0.25}
+    tree = await play_tree(nip(max_message_rounds=5, **terms), engine, journal, retries=0)
+    assert [node.rewards.get("verifier") for node in tree.nodes] == [0.25, None, 0.25, None, -3.0]
+    assert tree.nodes[-1].ending == "undecided"
+    assert "must decide" in str(tree.nodes[-1].malformed)
+    assert tree.value(None, "verifier") == -2.5
+    assert tree.value(None, "prover") == 0.0
+
+
+async def test_malformed_answers_are_asked_for_again_and_then_count(journal: Journal) -> None:
+    engine = ScriptedEngine(["", "", "because", "Decision: maybe", "Decision: accept"])
+    record = await play_record(adp(), engine, journal, retries=2)
+    tree = EpisodeTree.from_json(record.output)
+    prover, verifier = tree.nodes
+    assert (prover.call, prover.text) == (2, "because")
+    assert [(one.call, one.reason) for one in prover.rejected] == [
+        (0, "an empty answer"),
+        (1, "an empty answer"),
+    ]
+    assert verifier.call == 4 and "'maybe' is none of: reject | accept" in verifier.rejected[0].reason
+    assert [record.calls[node.call].completion.message["content"] for node in tree.nodes] == [
+        "because",
+        "Decision: accept",
+    ]
+    assert len({request.key for request in engine.requests}) == 5
+
+
+async def test_a_malformed_answer_says_nothing_and_the_play_goes_on(journal: Journal) -> None:
+    engine = scripted(verifier=["why?", "Decision: accept"], prover=[""])
+    tree = await play_tree(nip(), engine, journal, retries=1)
+    assert tree.nodes[1].malformed == "an empty answer"
+    assert len(tree.nodes[1].rejected) == 1
+    assert engine.requests[-1].messages[-1]["content"] == "Expert: (no usable answer)"
+
+
+async def test_two_provers_without_an_answer_do_not_get_in_each_others_way(journal: Journal) -> None:
+    questions = "Question for Expert_1: a?\nQuestion for Expert_2: b?"
+    engine = scripted(verifier=[questions, "Decision: accept"], prover0=[""], prover1=[""])
+    tree = await play_tree(mnip(), engine, journal, retries=0)
+    assert [node.agent for node in tree.nodes] == ["verifier", "prover0", "prover1", "verifier"]
+    assert tree.nodes[-1].ending == "decided"
+
+
+async def test_an_invalid_prover_can_end_the_play_at_a_penalty(journal: Journal) -> None:
+    questions = "Question for Expert_1: a?\nQuestion for Expert_2: b?"
+    engine = scripted(verifier=[questions], prover0=["fine"], prover1=[""])
+    protocol = debate(prover_invalid_response_penalty=-2.0, shared_reward=True)
+    tree = await play_tree(protocol, engine, journal, retries=0)
+    assert [node.agent for node in tree.nodes] == ["verifier", "prover0", "prover1"]
+    assert tree.nodes[-1].ending == "invalid"
+    assert [tree.value(None, agent) for agent in tree.agents] == [0.0, -2.0, 0.0]
+    assert tree.bounds["prover1"] == (-2.0, 1.0)
+
+
+async def test_a_forced_guess_is_what_ends_the_play_and_what_is_paid_for(journal: Journal) -> None:
+    engine = scripted(prover=["because"], verifier=["Decision: reject"])
+    for forced, rewards in (("accept", (-1.0, 1.0)), ("truth", (1.0, 0.0)), (None, (1.0, 0.0))):
+        tree = await play_tree(
+            adp(force_guess=forced), engine, journal, about=example(0), id=f"train/{forced}/e/0"
+        )
+        leaf = tree.nodes[-1]
+        assert leaf.decision == -1.0
+        assert leaf.verdict == (1.0 if forced == "accept" else -1.0)
+        assert (tree.value(None, "verifier"), tree.value(None, "prover")) == rewards
+    silent = scripted(prover=["because"], verifier=["hm"])
+    tree = await play_tree(adp(force_guess="truth"), silent, journal, retries=0, id="train/silent/e/0")
+    assert (tree.nodes[-1].ending, tree.nodes[-1].verdict) == ("decided", 1.0)
+
+
+async def test_cut_off_answers_are_marked(journal: Journal) -> None:
+    class CutOff(ScriptedEngine):
+        async def complete(self, request: ChatRequest):
+            return replace(await super().complete(request), finish_reason="length")
+
+    tree = await play_tree(solo_verifier(), CutOff(["Decision: accept"]), journal)
+    assert tree.nodes[0].truncated

@@ -1,0 +1,168 @@
+"""Golden tables of the named protocols, written by hand: payoffs and bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from etude.protocols import (
+    PROTOCOLS,
+    Outcome,
+    Protocol,
+    adp,
+    debate,
+    merlin_arthur,
+    mnip,
+    nip,
+    solo_verifier,
+)
+
+ONE_PROVER = {
+    # truth, stance of the example, decision: verifier, prover that argues for accept, for the stance
+    (1, 1, 1.0): (1.0, 1.0, 1.0),
+    (1, 1, -1.0): (-1.0, 0.0, 0.0),
+    (1, 0, 1.0): (1.0, 1.0, 0.0),
+    (1, 0, -1.0): (-1.0, 0.0, 1.0),
+    (0, 1, 1.0): (-1.0, 1.0, 1.0),
+    (0, 1, -1.0): (1.0, 0.0, 0.0),
+    (0, 0, 1.0): (-1.0, 1.0, 0.0),
+    (0, 0, -1.0): (1.0, 0.0, 1.0),
+}
+
+OPPOSED = {
+    # truth, decision: verifier, prover0 (reject), prover1 (accept)
+    (1, 1.0): (1.0, 0.0, 1.0),
+    (1, -1.0): (-1.0, 1.0, 0.0),
+    (0, 1.0): (-1.0, 0.0, 1.0),
+    (0, -1.0): (1.0, 1.0, 0.0),
+}
+
+
+def paid(protocol: Protocol, *agents: str, **outcome: Any) -> tuple[float, ...]:
+    """What agents earn when the play ends so; by default all is right, and the verifier had the turn."""
+    happened = {"truth": 1, "stance": 1, "over": True, "decider": "verifier", **outcome}
+    earned = protocol.payoff(Outcome(**happened))
+    return tuple(earned[agent] for agent in agents)
+
+
+@pytest.mark.parametrize("make", [nip, adp])
+@pytest.mark.parametrize("case", ONE_PROVER)
+def test_payoffs_with_one_prover(make: Any, case: tuple[int, int, float]) -> None:
+    truth, stance, decision = case
+    verifier, for_accept, for_stance = ONE_PROVER[case]
+    for randomized, prover in ((False, for_accept), (True, for_stance)):
+        protocol = make(randomize_prover_stance=randomized)
+        happened = {"truth": truth, "stance": stance, "decision": decision}
+        assert paid(protocol, "verifier", "prover", **happened) == (verifier, prover)
+
+
+@pytest.mark.parametrize("case", ONE_PROVER)
+def test_payoffs_of_provers_on_one_side(case: tuple[int, int, float]) -> None:
+    truth, stance, decision = case
+    verifier, for_accept, for_stance = ONE_PROVER[case]
+    for randomized, prover in ((False, for_accept), (True, for_stance)):
+        protocol = mnip(randomize_prover_stance=randomized)
+        earned = paid(
+            protocol, "verifier", "prover0", "prover1", truth=truth, stance=stance, decision=decision
+        )
+        assert earned == (verifier, prover, prover)
+
+
+@pytest.mark.parametrize("make", [debate, merlin_arthur])
+@pytest.mark.parametrize("stance", [0, 1])
+@pytest.mark.parametrize("case", OPPOSED)
+def test_payoffs_of_opposed_provers(make: Any, case: tuple[int, float], stance: int) -> None:
+    truth, decision = case
+    earned = paid(make(), "verifier", "prover0", "prover1", truth=truth, stance=stance, decision=decision)
+    assert earned == OPPOSED[case]
+
+
+@pytest.mark.parametrize(
+    ("truth", "decision", "verifier"), [(1, 1.0, 1), (1, -1.0, -1), (0, 1.0, -1), (0, -1.0, 1)]
+)
+def test_payoffs_of_a_verifier_alone(truth: int, decision: float, verifier: float) -> None:
+    assert paid(solo_verifier(), "verifier", truth=truth, decision=decision) == (verifier,)
+
+
+@pytest.mark.parametrize(
+    ("decision", "default", "generous", "prover", "prover0"),
+    [
+        # verifier 2 / -4, so -1 for neither; the same with 0.5 for neither; provers of 3 for and against
+        (1.0, 2.0, 2.0, 3.0, 0.0),
+        (0.5, 0.5, 1.25, 2.25, 0.75),
+        (0.0, -1.0, 0.5, 1.5, 1.5),
+        (-0.5, -2.5, -1.75, 0.75, 2.25),
+        (-1.0, -4.0, -4.0, 0.0, 3.0),
+    ],
+)
+def test_payoffs_in_between_are_interpolated(
+    decision: float, default: float, generous: float, prover: float, prover0: float
+) -> None:
+    terms = {
+        "verifier_reward": 2.0,
+        "verifier_incorrect_penalty": -4.0,
+        "prover_reward": 3.0,
+        "verifier_decision_spectrum": "likert_scale_5",
+    }
+    assert paid(nip(**terms), "verifier", "prover", decision=decision) == (default, prover)
+    assert paid(debate(**terms), "verifier", "prover0", "prover1", decision=decision) == (
+        default,
+        prover0,
+        prover,
+    )
+    kind = nip(**terms, verifier_neither_accept_nor_reject_reward=0.5)
+    assert paid(kind, "verifier", "prover", decision=decision) == (generous, prover)
+    assert paid(kind, "verifier", truth=0, decision=-decision) == (generous,)
+
+
+@pytest.mark.parametrize("name", ["nip", "adp", "debate", "merlin_arthur", "mnip"])
+def test_terms_that_all_protocols_share(name: str) -> None:
+    make = PROTOCOLS[name]
+    [prover, *_] = make().agents
+    terms = {"verifier_terminated_penalty": -0.5, "verifier_no_guess_reward": 0.125}
+    plain, shared = make(**terms), make(**terms, shared_reward=True)
+    strict = make(prover_invalid_response_penalty=-2.0)
+    invalid = frozenset({prover})
+    assert paid(plain, "verifier", prover, decision=None) == (-0.5, 0.0)
+    assert paid(plain, "verifier", prover, decision=None, over=False) == (0.125, 0.0)
+    assert paid(plain, "verifier", prover, decision=None, over=False, decider=None) == (0.0, 0.0)
+    assert paid(shared, "verifier", prover, decision=-1.0) == (-1.0, -1.0)
+    assert paid(shared, "verifier", prover, decision=None) == (-0.5, -0.5)
+    assert paid(strict, "verifier", prover, decision=None, decider=None, invalid=invalid) == (0.0, -2.0)
+    assert paid(plain, "verifier", prover, decision=None, decider=None, over=False, invalid=invalid) == (
+        0.0,
+        0.0,
+    )
+    assert strict.agents[prover].must_be_valid and not plain.agents[prover].must_be_valid
+
+
+@pytest.mark.parametrize(
+    ("protocol", "agent", "bounds"),
+    [
+        (nip(), "prover", (0.0, 1.0)),
+        (nip(), "verifier", (-1.0, 1.0)),
+        (nip(shared_reward=True), "prover", (-1.0, 1.0)),
+        (nip(prover_invalid_response_penalty=-2.0), "prover", (-2.0, 1.0)),
+        (nip(verifier_terminated_penalty=-5.0), "verifier", (-5.0, 1.0)),
+        # Five turns of the verifier, of which four can go by: 4 x 0.5 at the most before the right verdict.
+        (nip(verifier_no_guess_reward=0.5), "verifier", (-1.0, 3.0)),
+        # From round 3 on it may decide: then one turn at least has gone by.
+        (nip(verifier_no_guess_reward=0.5, min_message_rounds=3), "verifier", (-0.5, 3.0)),
+        (debate(), "prover0", (0.0, 1.0)),
+        (debate(prover_reward=4.0), "prover1", (0.0, 4.0)),
+        (adp(force_guess="truth"), "verifier", (1.0, 1.0)),
+        (adp(force_guess="accept"), "prover", (1.0, 1.0)),
+        (solo_verifier(verifier_neither_accept_nor_reject_reward=9.0), "verifier", (-1.0, 1.0)),
+        (
+            solo_verifier(
+                verifier_neither_accept_nor_reject_reward=9.0, verifier_decision_spectrum="likert_scale_5"
+            ),
+            "verifier",
+            (-1.0, 9.0),
+        ),
+    ],
+)
+def test_bounds_are_what_can_happen(protocol: Protocol, agent: str, bounds: tuple[float, float]) -> None:
+    assert protocol.bounds[agent] == bounds
+    assert protocol.mid_point(agent) == sum(bounds) / 2
