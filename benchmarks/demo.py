@@ -55,6 +55,8 @@ class Learning:
     seed: int
     before: Measured
     after: Measured
+    greedy: Measured
+    """After training, at temperature 0."""
     curve: list[Point]
     seconds: float
     cpu_seconds: float
@@ -70,17 +72,7 @@ def learn(seed: int) -> Learning:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "etude",
-            "demo",
-            "--json",
-            "--seed",
-            str(seed),
-            "--output-dir",
-            folder,
-        ]
+        command = [sys.executable, "-m", "etude", "demo", "--json", "--seed", str(seed), "--out", folder]
         events = list(run(command, start))
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     curve = [
@@ -88,9 +80,17 @@ def learn(seed: int) -> Learning:
         for event in events
         if event["event"] == "trained"
     ]
-    validated = [event["metrics"] for event in events if event["event"] == "validated"]
+    told = next(event for event in events if event["event"] == "demo")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Learning(seed, measured(validated[0]), measured(validated[-1]), curve, seconds, cpu)
+    return Learning(
+        seed,
+        measured(told["before"]),
+        measured(told["after"]),
+        measured(told["greedy"]),
+        curve,
+        seconds,
+        cpu,
+    )
 
 
 def run(command: Sequence[str], start: float) -> Iterator[dict[str, Any]]:
@@ -112,11 +112,10 @@ def cpu_of(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(metrics: dict[str, Any]) -> Measured:
-    """The reward of a validation."""
-    return Measured(
-        metrics["avg_reward"], metrics["reward_low"], metrics["reward_high"], metrics["num_examples"]
-    )
+def measured(evaluation: dict[str, Any]) -> Measured:
+    """The reward of an evaluation."""
+    scores = evaluation["scores"][evaluation["reward"]]
+    return Measured(scores["mean"], scores["low"], scores["high"], scores["n"])
 
 
 def as_json(runs: Sequence[Learning]) -> dict[str, Any]:
@@ -126,6 +125,7 @@ def as_json(runs: Sequence[Learning]) -> dict[str, Any]:
     return {
         "score_before": before.score,
         "score_after": after.score,
+        "score_after_greedy": pooled([one.greedy for one in runs]).score,
         "ci95_before": [before.low, before.high],
         "ci95_after": [after.low, after.high],
         "seconds_total": statistics.median(one.seconds for one in runs),
@@ -152,6 +152,7 @@ def print_results(runs: Sequence[Learning]) -> None:
                 str(one.seed),
                 f"{one.before.score:.3f} [{one.before.low:.3f}, {one.before.high:.3f}]",
                 f"{one.after.score:.3f} [{one.after.low:.3f}, {one.after.high:.3f}]",
+                f"{one.greedy.score:.3f}",
                 "-" if to_target is None else f"{to_target:.0f}",
                 f"{one.seconds:.0f}",
                 f"{one.cpu_seconds:.0f}",
@@ -159,7 +160,7 @@ def print_results(runs: Sequence[Learning]) -> None:
         )
     print_table(
         f"The calculator demo, {runs[0].after.n} held-out episodes at temperature 1",
-        ("seed", "before", "after", f"s to {TARGET}", "s in all", "CPU s"),
+        ("seed", "before", "after", "greedy", f"s to {TARGET}", "s in all", "CPU s"),
         rows,
         [],
     )

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from etude.cli.app import app
 from etude.config.load import parse_config
 from etude.config.reference import render_reference
 from etude.core.errors import ConfigError
@@ -107,6 +109,21 @@ def test_programs_run(page: Path, tmp_path: Path):
             run(command_of(block), tmp_path, f"{name_of(page)}:{block.line}")
 
 
+def test_the_program_of_the_readme_fits_its_config(tmp_path: Path):
+    for block in blocks_of(ROOT / "README.md"):
+        if "file" in block.orders:
+            (tmp_path / block.orders["file"]).write_text(block.text, encoding="utf-8")
+    row = '{"id": "1", "question": "What is 1 + 1?", "answer": "2"}\n'
+    for name in ("train.jsonl", "held_out.jsonl"):
+        (tmp_path / name).write_text(row, encoding="utf-8")
+    make_tiny = """if True:
+        from pathlib import Path
+        from etude.models.tiny import build_policy, build_tokenizer
+        build_policy(build_tokenizer(["What is 1 + 1?"]), seed=0).export(Path("tiny"))"""
+    run([sys.executable, "-c", make_tiny], tmp_path, "README.md")
+    run(["bash", "-ec", "etude check config.yml -o llms.policy.model=tiny"], tmp_path, "README.md")
+
+
 def fragments() -> Iterator[tuple[str, dict[str, Any]]]:
     """Pieces of configs that are shown: where, and what."""
     for page in PAGES:
@@ -164,3 +181,22 @@ def test_no_page_names_a_place_of_one_machine():
     for page in PAGES:
         found = re.findall(r"(?<![\w.])/(?:home|root|work|Users)/\S*", page.read_text(encoding="utf-8"))
         assert not found, name_of(page)
+
+
+def commands(group: Any, name: str = "etude") -> Iterator[tuple[str, Any]]:
+    """All commands of the program, by the words that one types."""
+    for word, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name} {word}")
+        else:
+            yield f"{name} {word}", command
+
+
+def test_the_page_of_the_command_line_has_every_command_and_option():
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    missing = []
+    for name, command in commands(typer.main.get_command(app)):
+        options = [option for parameter in command.params for option in parameter.opts if option[:2] == "--"]
+        missing += [f"{name} {option}" for option in options if f"`{option}" not in page]
+        missing += [name] if f"`{name}" not in page and f"# {name}\n" not in page else []
+    assert not missing
