@@ -40,6 +40,12 @@ class VersionFolders:
         """Where a version is, or would be."""
         return self._root / f"v{number}"
 
+    def here(self, version: ModelVersion) -> ModelVersion:
+        """The version by the folder as it is now: a run may have been moved since it was made."""
+        if not version.number:
+            return version
+        return version.model_copy(update={"location": str(self.folder(version.number))})
+
     def write(
         self, job: str, number: int, metrics: dict[str, float], policy: Policy, learner: Learner
     ) -> ModelVersion:
