@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.errors import RequestError
+from etude.sandbox.folder import remove_tree
 from etude.sandbox.limits import EVERY_MECHANISM, Limits, Mechanism
-from etude.sandbox.process import remove_tree
 from etude.sandbox.result import Isolation, Returned, SandboxResult
 from etude.sandbox.run import call_function, run_program
 
@@ -314,6 +314,18 @@ async def test_a_cancelled_run_leaves_no_process():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not children()
+
+
+def test_whatever_is_stopped_while_it_starts_ends():
+    async def start_and_fail(after: float) -> None:
+        sleeping = [asyncio.ensure_future(run("import time; time.sleep(1000)")) for _ in range(3)]
+        await asyncio.wait(sleeping, timeout=after)
+        raise LookupError
+
+    for after in (0.0, 0.002, 0.004, 0.008, 0.02):
+        with pytest.raises(LookupError):
+            asyncio.run(start_and_fail(after))
+        assert not children()
 
 
 async def test_many_run_at_once_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
-import secrets
+import selectors
 import signal
-import stat
+import subprocess
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from etude.core.errors import EtudeError, RequestError
+from etude.sandbox.folder import fits, own_folder
 from etude.sandbox.limits import Limits
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from etude.sandbox.inside.main import main; main()"
@@ -38,54 +41,58 @@ class Exit:
     code: int | None
     """The exit status; minus the number of the signal that ended it."""
     stopped: str | None
-    """Why it was killed from here: `time`, `output` or `folder`."""
+    """Why it was killed from here: `time`, `output`, `folder` or `cancelled`."""
     seconds: float
-
-
-class _Stop(Exception):
-    """The process has done what is reason to kill it."""
 
 
 async def run_process(job: bytes, stdin: bytes, limits: Limits) -> Exit:
     """Start the inside of the sandbox with a job, and wait until it ends or has to be killed.
 
-    Takes `limits.wall_seconds` at most, and a little to clean up. When it is cancelled, the process is
-    killed. Raises EtudeError when no process can be started.
+    Takes `limits.wall_seconds` at most, and a little to clean up. There are as many processes at a time
+    as processors, so that one does not use up another's time; the others wait. When it is cancelled, the
+    process is killed. Raises EtudeError when no process can be started.
     """
+    # Not asyncio's own processes: a task that is cancelled while it starts one may never end.
+    cancelled = threading.Event()
+    running = _threads().submit(_run, job, stdin, limits, cancelled)
+    result = asyncio.wrap_future(running)
+    try:
+        return await asyncio.shield(result)
+    except asyncio.CancelledError:
+        cancelled.set()
+        if not running.cancel():
+            await asyncio.wait([result], timeout=_GRACE_SECONDS)
+        raise
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    # They live as long as the program: a process is told to die with the thread that started it.
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sandbox")
+
+
+def _run(job: bytes, stdin: bytes, limits: Limits, cancelled: threading.Event) -> Exit:
     if os.name != "posix":
         raise RequestError("the sandbox needs Linux or macOS")
-    started = time.perf_counter()
-    reports, output = bytearray(), bytearray()
-    stopped = None
-    with _own_folder() as folder:
-        async with _process(folder) as process:
-            assert process.stdin and process.stdout and process.stderr
-            try:
-                async with asyncio.timeout(limits.wall_seconds):
-                    await _all(
-                        _feed(process.stdin, b"%12d" % len(job) + job + stdin),
-                        _collect(process.stdout, output, limits.output_bytes),
-                        _collect(process.stderr, reports, limits.output_bytes),
-                        process.wait(),
-                        watch=_watch(folder, limits),
-                    )
-            except TimeoutError:
-                stopped = "time"
-            except _Stop as reason:
-                stopped = str(reason)
-    return Exit(bytes(reports), bytes(output), process.returncode, stopped, time.perf_counter() - started)
+    with own_folder() as folder:
+        started = time.monotonic()
+        with _process(folder) as process:
+            watch = _Watch(process, folder, limits, cancelled, b"%12d" % len(job) + job + stdin)
+            stopped = watch.until_done()
+        seconds = time.monotonic() - started
+    return Exit(bytes(watch.reports), bytes(watch.output), process.returncode, stopped, seconds)
 
 
-@contextlib.asynccontextmanager
-async def _process(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    pipe = asyncio.subprocess.PIPE
-    root = Path(__file__).parents[2]
+@contextlib.contextmanager
+def _process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    pipe = subprocess.PIPE
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *_OPTIONS, str(root)),
+        process = subprocess.Popen(
+            (sys.executable, *_OPTIONS, str(Path(__file__).parents[2])),
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
+            bufsize=0,
             cwd=folder,
             env=_ENVIRONMENT,
             start_new_session=True,
@@ -95,107 +102,96 @@ async def _process(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     try:
         yield process
     finally:
-        _kill_group(process.pid)
-        # What is left in the pipes is of no interest; open ones would keep the process from being waited for.
-        process._transport.close()  # type: ignore[attr-defined]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _GRACE_SECONDS)
+        # The group outlives its leader as long as anyone is in it, and is gone otherwise.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
 
 
-def _kill_group(pid: int) -> None:
-    # The group outlives its leader as long as anyone is in it, and is gone otherwise.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+class _Watch:
+    """Feeds a process and collects from it, until it ends or there is reason to kill it."""
 
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        folder: Path,
+        limits: Limits,
+        cancelled: threading.Event,
+        given: bytes,
+    ) -> None:
+        self.reports = bytearray()
+        self.output = bytearray()
+        self._process = process
+        self._folder = folder
+        self._limits = limits
+        self._cancelled = cancelled
+        self._given = memoryview(given)
+        self._selector = selectors.DefaultSelector()
 
-async def _all(*parts: Coroutine[Any, Any, Any], watch: Coroutine[Any, Any, None]) -> None:
-    """Wait for the parts; the watch goes on until then. Raises the first `_Stop` of any."""
-    watching: asyncio.Future[Any] = asyncio.ensure_future(watch)
-    working: asyncio.Future[Any] = asyncio.gather(*parts)
-    try:
-        done, _ = await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
-        for one in done:
-            await one
-    finally:
-        watching.cancel()
-        working.cancel()
-        await asyncio.gather(watching, working, return_exceptions=True)
+    def until_done(self) -> str | None:
+        """Why the process has to be killed; None when it has ended."""
+        process, limits = self._process, self._limits
+        assert process.stdin and process.stdout and process.stderr
+        self._register(process.stdin, selectors.EVENT_WRITE, None)
+        self._register(process.stdout, selectors.EVENT_READ, self.output)
+        self._register(process.stderr, selectors.EVENT_READ, self.reports)
+        deadline = time.monotonic() + limits.wall_seconds
+        look = time.monotonic() + _LOOK_SECONDS
+        with self._selector:
+            while True:
+                now = time.monotonic()
+                if now >= deadline:
+                    return "time"
+                if self._cancelled.is_set():
+                    return "cancelled"
+                if now >= look:
+                    look = now + _LOOK_SECONDS
+                    if not fits(self._folder, limits):
+                        return "folder"
+                if max(len(self.output), len(self.reports)) >= limits.output_bytes:
+                    return "output"
+                if self._wait(min(_LOOK_SECONDS, deadline - now)):
+                    return None
 
+    def _wait(self, seconds: float) -> bool:
+        """Wait for something to happen, and see to it. Whether the process has ended."""
+        if not self._selector.get_map():
+            # All pipes are closed: it is ending, or it has closed them to go on in silence.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+                return True
+            return False
+        for key, _ in self._selector.select(seconds):
+            stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
+            done = self._feed(stream) if key.data is None else self._collect(stream, key.data)
+            if done:
+                self._selector.unregister(stream)
+                stream.close()
+        return False
 
-async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    # A program need not read what it is given.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        stream.write(data)
-        await stream.drain()
-    stream.close()
+    def _register(self, stream: IO[bytes], event: int, into: bytearray | None) -> None:
+        os.set_blocking(stream.fileno(), False)
+        self._selector.register(stream, event, into)
 
+    def _feed(self, stream: IO[bytes]) -> bool:
+        """Whether all is written. A program need not read what it is given."""
+        try:
+            self._given = self._given[os.write(stream.fileno(), self._given[:_CHUNK]) :]
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return not self._given
 
-async def _collect(stream: asyncio.StreamReader, into: bytearray, limit: int) -> None:
-    while part := await stream.read(_CHUNK):
-        into += part[: limit - len(into)]
-        if len(into) >= limit:
-            raise _Stop("output")
-
-
-async def _watch(folder: Path, limits: Limits) -> None:
-    """Look at the folder every now and then. Ends only by `_Stop`, or by being cancelled."""
-    while True:
-        await asyncio.sleep(_LOOK_SECONDS)
-        if not _fits(folder, limits):
-            raise _Stop("folder")
-
-
-def _fits(folder: Path, limits: Limits) -> bool:
-    entries = size = 0
-    pending = [folder]
-    while pending:
-        for entry in _list(pending.pop()):
-            entries += 1
-            with contextlib.suppress(OSError):
-                size += entry.stat(follow_symlinks=False).st_size
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(Path(entry.path))
-            if entries > limits.folder_entries or size > limits.folder_bytes:
-                return False
-    return True
-
-
-def _list(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []  # Gone already, or not to be looked into.
-
-
-@contextlib.contextmanager
-def _own_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="etude-sandbox-"))
-    try:
-        yield folder
-    finally:
-        remove_tree(folder)
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a folder, however deep and however unwilling what is in it."""
-    pending, number = [folder], 0
-    while pending:
-        current = pending.pop()
-        with contextlib.suppress(OSError):
-            current.chmod(stat.S_IRWXU)
-        for entry in _list(current):
-            try:
-                Path(entry.path).unlink()
-            except OSError:
-                # A folder. It is moved up, because one that lies deep has no path short enough.
-                number += 1
-                moved = folder / f"{secrets.token_hex(8)}-{number}"
-                with contextlib.suppress(OSError):
-                    Path(entry.path).rename(moved)
-                    pending.append(moved)
-        if current != folder:
-            with contextlib.suppress(OSError):
-                current.rmdir()
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    def _collect(self, stream: IO[bytes], into: bytearray) -> bool:
+        """Whether there is no more."""
+        try:
+            part = os.read(stream.fileno(), _CHUNK)
+        except BlockingIOError:
+            return False
+        into += part[: self._limits.output_bytes - len(into)]
+        return not part
