@@ -1,0 +1,1 @@
+"""Ready-made tasks for protocols."""

@@ -1,0 +1,1 @@
+"""Small programs with and without a bug, made by the dozen."""
