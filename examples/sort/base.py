@@ -1,0 +1,102 @@
+"""Makes what the example starts from: letters to sort, and a base model that mostly shuffles them.
+
+    python examples/sort/base.py --seed 0 --out base
+
+The base model imitates an agent that sorts now and then, and otherwise repeats the letters in any order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from agent import in_place, sort
+
+from etude.core.example import Example
+from etude.core.keys import generator
+from etude.core.message import Message
+from etude.inference.embedded import EmbeddedEngine
+from etude.learner.warm_up import Stage, StageReport, warm_up
+from etude.models.tiny import build_policy, build_tokenizer
+from etude.rewards.measure import measure
+
+ALPHABET, COUNT = "abcdefghijkl", 6
+TRAIN, HELD_OUT, TRANSCRIPTS = 4096, 512, 20_000
+CARE = 0.3
+"""How often the careless agent sorts."""
+REWARD = 0.34
+MEASURED = 256
+
+
+async def build_base(
+    folder: Path, seed: int, progress: Callable[[str, float], None] = lambda what, value: None
+) -> tuple[StageReport, ...]:
+    """Write `train.jsonl`, `validation.jsonl` and `model/` into `folder`. No letters are in both files."""
+    drawn = _draw(TRAIN + HELD_OUT, generator(seed, "letters"))
+    train = [_example(f"train-{i}", letters) for i, letters in enumerate(drawn[:TRAIN])]
+    _write(folder / "train.jsonl", train)
+    held_out = [_example(f"held-out-{i}", letters) for i, letters in enumerate(drawn[TRAIN:])]
+    _write(folder / "validation.jsonl", held_out)
+    rng = generator(seed, "careless")
+    transcripts = [careless(rng.choice(drawn[:TRAIN]), rng) for _ in range(TRANSCRIPTS)]
+    texts = [message["content"] for transcript in transcripts[:500] for message in transcript]
+    policy = build_policy(build_tokenizer(texts, splits=["[a-z](?![a-z]*:)"]), seed)
+    engine = EmbeddedEngine(policy)
+
+    async def reward() -> float:
+        return (await measure(sort, in_place, engine, train[:MEASURED], seed=seed)).mean
+
+    stage = Stage("careless transcripts", transcripts, REWARD, reward)
+    try:
+        reports = await warm_up(policy, [stage], seed=seed, on_check=progress)
+    finally:
+        await engine.close()
+    policy.export(folder / "model")
+    return reports
+
+
+def careless(letters: str, rng: random.Random) -> list[Message]:
+    """What the careless agent answers."""
+    answer = sorted(letters) if rng.random() < CARE else rng.sample(letters, len(letters))
+    return [
+        {"role": "user", "content": f"Sort: {letters}"},
+        {"role": "assistant", "content": "".join(answer)},
+    ]
+
+
+def _draw(count: int, rng: random.Random) -> list[str]:
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn["".join(rng.sample(ALPHABET, COUNT))] = None
+    return list(drawn)
+
+
+def _example(name: str, letters: str) -> Example:
+    return Example(name, {"letters": letters}, "".join(sorted(letters)))
+
+
+def _write(path: Path, examples: list[Example]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = ({"id": one.id, **one.inputs, "answer": one.expected} for one in examples)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("base"))
+    arguments = parser.parse_args()
+    reports = asyncio.run(
+        build_base(arguments.out, arguments.seed, lambda what, value: print(f"{what}: {value:.3f}"))
+    )
+    for report in reports:
+        print(f"{report.name}: {report.steps} steps, {report.seconds:.0f} s, reached {report.value:.3f}")
+
+
+if __name__ == "__main__":
+    main()

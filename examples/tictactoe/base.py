@@ -1,0 +1,126 @@
+"""Makes what the example starts from: openings, and a base model that plays carelessly.
+
+    python examples/tictactoe/base.py --seed 0 --out base
+
+The base model first learns from single positions what a free cell is, then imitates whole games of an
+agent that often does not look at the board. So it can play, and loses most games by an illegal move.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from agent import play, points
+from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, say, show
+
+from etude.core.example import Example
+from etude.core.keys import generator
+from etude.core.message import Message
+from etude.inference.embedded import EmbeddedEngine
+from etude.learner.learner import LearnerOptions
+from etude.learner.warm_up import Stage, StageReport, warm_up
+from etude.models.tiny import build_policy, build_tokenizer
+from etude.rewards.measure import measure
+
+TRAIN, HELD_OUT = 1024, 512
+SINGLE_POSITIONS, GAMES = 20_000, 4_000
+CARE = 0.62
+"""How often the careless agent looks at the board; otherwise it names any of the nine cells."""
+PERCEPTION, REWARD = 0.295, 0.17
+MEASURED = 256
+
+
+async def build_base(
+    folder: Path, seed: int, progress: Callable[[str, float], None] = lambda what, value: None
+) -> tuple[StageReport, ...]:
+    """Write `train.jsonl`, `validation.jsonl` and `model/` into `folder`."""
+    train = _openings("train", TRAIN, generator(seed, "train"))
+    _write(folder / "train.jsonl", train)
+    _write(folder / "validation.jsonl", _openings("held-out", HELD_OUT, generator(seed, "held out")))
+    rng = generator(seed, "careless")
+    positions = [single_position(rng) for _ in range(SINGLE_POSITIONS)]
+    games = [careless_game(rng) for _ in range(GAMES)]
+    texts = [message["content"] for game in games[:500] for message in game]
+    policy = build_policy(build_tokenizer(texts, splits=["[XO_]{3}", "[1-9]"]), seed)
+    engine = EmbeddedEngine(policy)
+
+    async def reward() -> float:
+        return (await measure(play, points, engine, train[:MEASURED], seed=seed)).mean
+
+    stages = [
+        Stage(
+            "single positions",
+            positions,
+            PERCEPTION,
+            options=LearnerOptions(learning_rate=3e-3, batch_size=64),
+        ),
+        Stage("careless games", games, REWARD, reward),
+    ]
+    try:
+        reports = await warm_up(policy, stages, seed=seed, on_check=progress)
+    finally:
+        await engine.close()
+    policy.export(folder / "model")
+    return reports
+
+
+def single_position(rng: random.Random) -> list[Message]:
+    """A position in the middle of some game, and a legal move."""
+    while True:
+        board = EMPTY
+        for turn, cell in enumerate(rng.sample(range(9), rng.randint(2, 7))):
+            board = put(board, cell, "XO"[turn % 2])
+        if not has_won(board, "X") and not has_won(board, "O"):
+            return _turn(board, rng.choice(free_cells(board)))
+
+
+def careless_game(rng: random.Random) -> list[Message]:
+    """A game of the careless agent against a random opponent."""
+    board, outcome, messages = _opening(rng), None, []
+    while outcome is None:
+        cell = rng.choice(free_cells(board)) if rng.random() < CARE else rng.randrange(9)
+        messages += _turn(board, cell)
+        board, outcome = agent_moves(board, say(cell))
+        if outcome is None:
+            board, outcome = opponent_moves(board, "random", rng)
+    return messages
+
+
+def _turn(board: str, cell: int) -> list[Message]:
+    return [{"role": "user", "content": show(board)}, {"role": "assistant", "content": say(cell)}]
+
+
+def _opening(rng: random.Random) -> str:
+    """An empty board, or one with the opponent's first move: each half of the time."""
+    return put(EMPTY, rng.randrange(9), "O") if rng.random() < 0.5 else EMPTY
+
+
+def _openings(name: str, count: int, rng: random.Random) -> list[Example]:
+    return [Example(f"{name}-{i}", {"board": _opening(rng)}) for i in range(count)]
+
+
+def _write(path: Path, examples: list[Example]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"id": one.id, **one.inputs}) + "\n" for one in examples))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("base"))
+    arguments = parser.parse_args()
+    reports = asyncio.run(
+        build_base(arguments.out, arguments.seed, lambda what, value: print(f"{what}: {value:.3f}"))
+    )
+    for report in reports:
+        print(f"{report.name}: {report.steps} steps, {report.seconds:.0f} s, reached {report.value:.3f}")
+
+
+if __name__ == "__main__":
+    main()
