@@ -13,4 +13,4 @@ async def sort(example: etude.Example, episode: etude.Episode) -> str:
 def in_place(example: etude.Example, output: str) -> float:
     """The share of positions that hold the right letter."""
     right = sum(a == b for a, b in zip(output, example.expected, strict=False))
-    return right / max(len(output), len(str(example.expected)))
+    return float(right / max(len(output), len(example.expected)))
