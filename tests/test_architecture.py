@@ -30,7 +30,6 @@ ROOMS = [
     "builders",
     "adapters",
     "groups",
-    "groups",
     "epochs",
     "trainer",
     "epoch_trainer",

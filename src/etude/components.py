@@ -10,6 +10,7 @@ import etude.adapters.local
 import etude.builders.dpo
 import etude.builders.expert_iteration
 import etude.builders.grpo
+import etude.builders.malt
 import etude.epoch_trainer
 import etude.inference.local
 import etude.inference.openai_compatible

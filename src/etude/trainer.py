@@ -72,7 +72,8 @@ class Trainer(ABC):
         self._curriculum_state = initial_state(run_config.curriculum_learning)
         builder, adapter = self.trajectory_builder, self.trainer_adapter
         capabilities = adapter.capabilities()
-        check_method(_type_of(adapter), capabilities, builder.method, _type_of(builder))
+        for method in builder.methods:
+            check_method(_type_of(adapter), capabilities, method, _type_of(builder))
         builder.token_ids_required = capabilities.token_ids_required
         if self._runtime is not None:
             builder.bind_runtime(self._runtime)

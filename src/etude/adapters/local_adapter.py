@@ -55,6 +55,8 @@ class LocalAdapter(TrainerAdapter):
         self._policy = policy
         self._versions = VersionFolders(folder)
         self._seed = seed
+        self._newest = 0
+        """The highest version so far: a job from the base model makes the one after it."""
         self._jobs: dict[str, _Job] = {}
         self._learner: Learner | None = None
 
@@ -73,7 +75,7 @@ class LocalAdapter(TrainerAdapter):
 
     def capabilities(self) -> Capabilities:
         """All methods, on token ids."""
-        return Capabilities(token_ids_required=True, versions=True)
+        return Capabilities(token_ids_required=True, versions=True, from_base=True)
 
     async def is_healthy(self) -> bool:
         """Whether `initialize` has been called: there is nothing else that could be away."""
@@ -87,7 +89,7 @@ class LocalAdapter(TrainerAdapter):
             return ref
         batch = self._batch(trajectories)
         canceled = threading.Event()
-        number = self._policy.version + 1
+        number = max(self._newest, self._policy.version) + 1
         task = asyncio.create_task(
             asyncio.to_thread(self._train, name, number, batch, trajectories.method, canceled)
         )
@@ -138,6 +140,7 @@ class LocalAdapter(TrainerAdapter):
 
     async def restore(self, version: ModelVersion) -> None:
         """Go back to `version`, weights and optimiser, so that the next job starts from it."""
+        self._newest = max(self._newest, self._policy.version, version.number)
         await asyncio.to_thread(self._restore, version)
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
@@ -157,18 +160,15 @@ class LocalAdapter(TrainerAdapter):
             await self.cancel(TrainingJobRef(run_id=name, backend="local"))
 
     def _restore(self, version: ModelVersion) -> None:
-        self._policy.adopt(version)
-        learner = self._require_learner()
-        if version.number:
-            learner.restore(self._versions.folder(version.number))
-        else:
-            learner.reset()
+        self._policy.adopt(self._versions.here(version))
+        self._rewind(version.number)
 
     def _train(
         self, name: str, number: int, batch: TrainingBatch, method: Method, canceled: threading.Event
     ) -> ModelVersion:
         """In a thread: train, and save the new version. Weights go back to what they were on any error."""
         learner, policy = self._require_learner(), self._policy
+        start = policy.version
         before = {key: value.detach().clone() for key, value in policy.trainable().items()}
         with policy.lock:
             try:
@@ -176,12 +176,13 @@ class LocalAdapter(TrainerAdapter):
                 version = self._versions.write(name, number, metrics, policy, learner)
             except EtudeError:
                 policy.load_tensors(before)
-                self._rewind(number - 1)
+                self._rewind(start)
                 raise
             policy.mark_changed(number)
         return version
 
     def _rewind(self, number: int) -> None:
+        """Put the optimiser back to where it was at a version."""
         if number:
             self._require_learner().restore(self._versions.folder(number))
         else:
@@ -203,7 +204,7 @@ class LocalAdapter(TrainerAdapter):
             case "dpo":
                 return dpo_batch(trajectories, self._tokenise)
             case "supervised":
-                return supervised_batch(trajectories)
+                return supervised_batch(trajectories, self._policy.template.completion_ids)
 
     def _objective(self, method: Method) -> Objective:
         grpo, dpo = self.adapter_config.grpo, self.adapter_config.dpo

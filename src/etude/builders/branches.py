@@ -40,7 +40,7 @@ def branches_of(
     open_branches: list[list[Call]] = []
     drifted: list[bool] = []
     for call in episode.calls:
-        if not is_targeted(call, target_functions, target_model):
+        if call.completion is None or not is_targeted(call, target_functions, target_model):
             continue
         extended = _branch_to_extend(open_branches, call)
         if extended is not None:

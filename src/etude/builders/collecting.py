@@ -7,12 +7,15 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from etude.builders.branches import branches_of
+from etude.builders.plays import by_agent, without_retries
 from etude.builders.scored import Group, ScoredEpisode, Tally, rewards_of
 from etude.builders.selection import examples_for_epoch
 from etude.builders.trajectory_builder import TrajectoryBuilder
@@ -22,7 +25,11 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
-from etude.core.trajectory import Trajectory, TrajectoryCollection
+from etude.core.keys import content_hash
+from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.protocols.widths import branching
+from etude.rewards.scorer import read_score
+from etude.rollout.archive import iter_episodes
 
 
 class CollectingConfig(TrajectoryBuilderConfig):
@@ -36,6 +43,11 @@ class CollectingConfig(TrajectoryBuilderConfig):
     )
     discount: float = Field(
         default=1.0, ge=0, le=1, description="Discount of later rewards, for agents that give step rewards."
+    )
+    credit: Literal["episode", "agent"] = Field(
+        default="episode",
+        description="`agent`: in a protocol, each agent of the model is compared with itself in the other "
+        "episodes, by what it earned. `episode`: all have the reward of the episode.",
     )
 
 
@@ -51,7 +63,43 @@ class CollectingBuilder(TrajectoryBuilder):
 
     @abstractmethod
     def build(self, group: Group, tally: Tally) -> list[Trajectory]:
-        """The trajectories of one example's scored episodes; what is left out goes into `tally.left_out`."""
+        """The trajectories of one example's scored episodes, or of one agent's part of them.
+
+        What is left out goes into `tally.left_out`.
+        """
+
+    def build_all(self, groups: Sequence[Group], tally: Tally, epoch: int) -> list[list[Trajectory]]:
+        """The groups of trajectories of a whole collection; each knows the rewards of its episodes."""
+        parts = [part for group in groups for part in self.parts_of(group)]
+        built = [(part, self.build(part, tally)) for part in parts]
+        return [with_group_rewards(made, self.rewards_of_group(part, made)) for part, made in built]
+
+    def rewards_of_group(self, group: Group, trajectories: Sequence[Trajectory]) -> list[float]:
+        """The rewards by which the curriculum judges a group: those of all its episodes."""
+        return rewards_of(group)
+
+    def parts_of(self, group: Group) -> list[Group]:
+        """The group itself or, where the config says so, a group for each agent."""
+        if self.config.credit == "episode":
+            return [group]
+        return [*by_agent(group, self.run_config.target_functions, self.target_model)]
+
+    def method_of(self, epoch: int) -> Method:
+        """The method that an epoch's data are for."""
+        return self.method
+
+    def widths_of(self, epoch: int) -> Any:
+        """How many answers an epoch's plays have for each turn; None leaves it to the workflow."""
+        return None
+
+    async def earlier_groups(self, epoch: int, meta: dict[str, Any]) -> list[list[ScoredEpisode]]:
+        """Scored episodes of earlier epochs that are built from again."""
+        return []
+
+    def phase_of(self, epoch: int | str) -> str:
+        """The phase of an epoch's episodes: the same for all targets that collect alike."""
+        widths = self.widths_of(epoch) if isinstance(epoch, int) else None
+        return f"train/{epoch}" + ("" if widths is None else f"-k{_label(widths)}")
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Take the `finetuning` block. Raises RequestError when no evaluator is named as the reward."""
@@ -63,14 +111,17 @@ class CollectingBuilder(TrajectoryBuilder):
         if run_id in self.evaluation_runs:
             raise ValueError(f"Run {run_id} is already in progress.")
         epoch = (meta or {}).get("epoch")
-        phase = f"train/{run_id if epoch is None else epoch}"
+        phase = self.phase_of(run_id if epoch is None else epoch)
         examples = examples_for_epoch(
             self.runtime.examples, self.config.examples_per_epoch, epoch or 0, self.run_config.seed
         )
         self.runtime.progress.phase("collecting", len(examples) * self.config.num_generations)
-        self.evaluation_runs[run_id] = asyncio.create_task(
-            self.collect(examples, phase), name=f"collect {run_id}"
-        )
+        widths = self.widths_of(epoch or 0)
+        # The task takes the widths with it; they hold for nothing else.
+        with nullcontext() if widths is None else branching(widths):
+            self.evaluation_runs[run_id] = asyncio.create_task(
+                self.collect(examples, phase), name=f"collect {run_id}"
+            )
 
     async def collect(self, examples: Sequence[Example], phase: str) -> EvaluationRunOutput:
         """Run `num_generations` episodes on each example and score them."""
@@ -90,12 +141,14 @@ class CollectingBuilder(TrajectoryBuilder):
             output = await self.evaluation_runs[run_id]
         finally:
             self.evaluation_runs.pop(run_id, None)
-        tally = Tally(failures=dict(output.failures))
-        groups = await self._scored_groups(output, tally, {"run_id": run_id, **(meta or {})})
-        built = [self._with_group_rewards(self.build(group, tally), group) for group in groups]
+        tally, epoch = Tally(failures=dict(output.failures)), (meta or {}).get("epoch") or 0
+        told = {"run_id": run_id, **(meta or {})}
+        groups: list[Group] = [*await self._scored_groups(output, tally, told)]
+        groups += await self.earlier_groups(epoch, told)
+        built = self.build_all(groups, tally, epoch)
         self._facts = {run_id: tally.facts()}
         return TrajectoryCollection(
-            trajectories=[group for group in built if group], run_id=run_id, method=self.method
+            trajectories=[group for group in built if group], run_id=run_id, method=self.method_of(epoch)
         )
 
     def facts(self, run_id: str) -> dict[str, Any]:
@@ -127,23 +180,26 @@ class CollectingBuilder(TrajectoryBuilder):
         for item in output.eval_input.eval_input_items:
             tally.episodes += 1
             score = scores.get((item.id, item.generation))
-            reward = None if score is None else await self._reward_of(score, meta)
+            reward = None if score is None else await self.reward_of(score, meta)
             if item.episode is None or score is None or reward is None:
                 tally.unscored += 1
                 continue
-            scored = self._scored(item.episode, reward, score.reasoning, tally)
+            scored = self.scored(item.episode, reward, score.reasoning, tally)
             if scored is not None:
                 groups.setdefault(item.id, []).append(scored)
         return list(groups.values())
 
-    def _scored(
+    def scored(
         self, episode: EpisodeRecord, reward: float, reasoning: Any, tally: Tally
     ) -> ScoredEpisode | None:
+        """An episode with its reward and its branches; None when no call of it is targeted."""
         tally.rewards.append(reward)
         tally.completion_tokens += sum(
             call.completion.usage.completion_tokens for call in episode.calls if call.completion is not None
         )
-        branches = tuple(branches_of(episode, self.run_config.target_functions, self._target_model()))
+        used = without_retries(episode)
+        tally.retried += len(episode.calls) - len(used.calls)
+        branches = tuple(branches_of(used, self.run_config.target_functions, self.target_model))
         tally.branches += len(branches)
         tally.model_versions.update(
             call.completion.model_version
@@ -157,7 +213,24 @@ class CollectingBuilder(TrajectoryBuilder):
             return None
         return ScoredEpisode(episode, reward, branches, reasoning)
 
-    async def _reward_of(self, item: EvalOutputItem, meta: dict[str, Any]) -> float | None:
+    async def stored_groups(self, epoch: int, meta: dict[str, Any]) -> list[list[ScoredEpisode]]:
+        """The scored episodes of an earlier epoch, by example, from the journal. Nothing is run."""
+        journal, phase, unseen = self.runtime.run.journal, self.phase_of(epoch), Tally()
+        examples = {example.id: example for example in self.runtime.examples}
+        groups: dict[str, list[ScoredEpisode]] = {}
+        for stored in iter_episodes(journal, f"{phase}/"):
+            score = read_score(journal, stored, self._reward_name())
+            reward = None if score is None else await self.reward_of(score, {**meta, "epoch": epoch})
+            if score is None or reward is None:
+                continue
+            episode = replace(stored, example=examples.get(stored.example.id, stored.example))
+            found = self.scored(episode, reward, score.reasoning, unseen)
+            if found is not None:
+                groups.setdefault(episode.example.id, []).append(found)
+        return list(groups.values())
+
+    async def reward_of(self, item: EvalOutputItem, meta: dict[str, Any]) -> float | None:
+        """The reward of a scored item; None when there is none."""
         if not item.is_scored:
             return None
         reward = await self.compute_reward(item, meta)
@@ -167,17 +240,13 @@ class CollectingBuilder(TrajectoryBuilder):
         self.runtime.progress.episode_finished(episode)
         if self.token_ids_required:
             # Checked while the first episodes come in, so that a wrong engine does not cost an epoch.
-            for branch in branches_of(episode, self.run_config.target_functions, self._target_model()):
-                require_tokens(episode, branch, logprobs=self.method != "supervised")
+            logprobs = set(self.methods) != {"supervised"}
+            for branch in branches_of(episode, self.run_config.target_functions, self.target_model):
+                require_tokens(episode, branch, logprobs=logprobs)
 
     def _score_made(self, evaluator: str, item: EvalOutputItem) -> None:
         if evaluator == self._reward_name():
             self.runtime.progress.scored(item)
-
-    def _with_group_rewards(self, trajectories: list[Trajectory], group: Group) -> list[Trajectory]:
-        """The curriculum judges a group by all of its episodes, also by those that are not trained on."""
-        rewards = {"group_rewards": rewards_of(group)}
-        return [one.model_copy(update={"metadata": (one.metadata or {}) | rewards}) for one in trajectories]
 
     def _rewards_in(self, output: EvaluationRunOutput) -> list[EvalOutputItem]:
         try:
@@ -189,7 +258,9 @@ class CollectingBuilder(TrajectoryBuilder):
                 "name one of them under 'finetuning.reward_function.name'"
             ) from None
 
-    def _target_model(self) -> str | None:
+    @property
+    def target_model(self) -> str | None:
+        """The entry of `llms` whose calls are trained on."""
         return self.run_config.target_model or self.runtime.target_model
 
     def _reward_name(self) -> str:
@@ -198,3 +269,14 @@ class CollectingBuilder(TrajectoryBuilder):
                 "no reward function: name an evaluator under 'finetuning.reward_function.name'"
             )
         return self.run_config.reward_function.name
+
+
+def with_group_rewards(trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[Trajectory]:
+    """The trajectories with what the curriculum judges their group by, also what is not trained on."""
+    facts = {"group_rewards": list(rewards)}
+    return [one.model_copy(update={"metadata": (one.metadata or {}) | facts}) for one in trajectories]
+
+
+def _label(widths: Any) -> str:
+    """Widths as a part of a phase's name."""
+    return str(widths) if isinstance(widths, int) else content_hash(widths)[:8]

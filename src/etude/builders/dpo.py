@@ -1,15 +1,17 @@
-"""DPO data: pairs of episodes of one example, the better one chosen."""
+"""DPO data: pairs of episodes of one example, or of answers to one prompt, the better one chosen."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from pydantic import Field
 
 from etude.builders.branches import Branch
+from etude.builders.candidates import pair_of, pair_rewards, turns_of
 from etude.builders.collecting import CollectingBuilder, CollectingConfig
+from etude.builders.plays import by_agent, is_play
 from etude.builders.preferences import preference, same_prompt
 from etude.builders.scored import Group, ScoredEpisode, Tally
 from etude.config.registry import register_trajectory_builder
@@ -27,13 +29,17 @@ OVER_LIMIT = "pair beyond max_pairs_per_group"
 _TOLERANCE = 1e-9
 """0.3 - 0.1 counts as a difference of 0.2."""
 
-Ranked = tuple[ScoredEpisode, ScoredEpisode]
-"""Better episode, worse episode."""
+T = TypeVar("T")
 
 
 class DpoBuilderConfig(CollectingConfig, name="dpo"):
-    """Pairs of episodes for DPO."""
+    """Pairs of episodes, or of answers to one prompt, for DPO."""
 
+    compare: Literal["episodes", "turns"] = Field(
+        default="episodes",
+        description="Episodes of an example by their rewards; or the answers to one prompt within an "
+        "episode: in a protocol by what they were worth, elsewhere by the step reward after each.",
+    )
     pairs: Literal["all", "best_vs_worst"] = Field(
         default="all", description="Pair every two episodes of an example, or only its best and its worst."
     )
@@ -41,36 +47,59 @@ class DpoBuilderConfig(CollectingConfig, name="dpo"):
         default=0.01, gt=0, description="Pairs whose rewards differ by less are left out; ties always are."
     )
     max_pairs_per_group: int | None = Field(
-        default=None, ge=1, description="Keep at most this many pairs of an example: the clearest."
+        default=None,
+        ge=1,
+        description="Keep at most this many pairs of an example (of a prompt, when turns are compared): the "
+        "clearest.",
     )
 
 
 def dpo_trajectories(group: Group, config: DpoBuilderConfig, tally: Tally) -> list[Trajectory]:
     """The pairs of a group, by falling reward difference, one trajectory each."""
-    ranked = sorted(_ranked(group, config, tally), key=lambda pair: pair[1].reward - pair[0].reward)
     trajectories = [
         _trajectory(better, worse, branch, item)
-        for better, worse in ranked
+        for better, worse in _ranked(group, lambda scored: scored.reward, config, tally)
         for branch, item in _preferences(better, worse, tally)
     ]
+    return _limited(trajectories, config, tally)
+
+
+def turn_preferences(group: Group, config: DpoBuilderConfig, tally: Tally) -> list[Trajectory]:
+    """The pairs of answers to one prompt in the episodes of a group, by turn and falling difference."""
+    trajectories: list[Trajectory] = []
+    for scored in group:
+        for turn in turns_of(scored):
+            pairs = _ranked(turn.candidates, lambda candidate: candidate.value, config, tally)
+            made = [pair_of(turn, better, worse) for better, worse in pairs]
+            if None in made:
+                tally.left_out[SAME_RESPONSE] += made.count(None)
+            trajectories += _limited([one for one in made if one is not None], config, tally)
+    return trajectories
+
+
+def _ranked(
+    items: Sequence[T], value: Callable[[T], float], config: DpoBuilderConfig, tally: Tally
+) -> list[tuple[T, T]]:
+    """Pairs with the better one first, whose values differ enough, the clearest before the others."""
+    order = sorted(items, key=lambda item: -value(item))
+    if config.pairs == "best_vs_worst":
+        order = [order[0], order[-1]] if len(order) > 1 else []
+    kept: list[tuple[T, T]] = []
+    for better, worse in combinations(order, 2):
+        if value(better) == value(worse):
+            tally.left_out[TIE] += 1
+        elif value(better) - value(worse) < config.min_reward_diff - _TOLERANCE:
+            tally.left_out[TOO_CLOSE] += 1
+        else:
+            kept.append((better, worse))
+    return sorted(kept, key=lambda pair: value(pair[1]) - value(pair[0]))
+
+
+def _limited(trajectories: list[Trajectory], config: DpoBuilderConfig, tally: Tally) -> list[Trajectory]:
     kept = trajectories[: config.max_pairs_per_group]
     if len(kept) < len(trajectories):
         tally.left_out[OVER_LIMIT] += len(trajectories) - len(kept)
     return kept
-
-
-def _ranked(group: Group, config: DpoBuilderConfig, tally: Tally) -> Iterator[Ranked]:
-    """Pairs with the better episode first, whose rewards differ enough."""
-    order = sorted(group, key=lambda scored: -scored.reward)
-    if config.pairs == "best_vs_worst":
-        order = [order[0], order[-1]] if len(order) > 1 else []
-    for better, worse in combinations(order, 2):
-        if better.reward == worse.reward:
-            tally.left_out[TIE] += 1
-        elif better.reward - worse.reward < config.min_reward_diff - _TOLERANCE:
-            tally.left_out[TOO_CLOSE] += 1
-        else:
-            yield better, worse
 
 
 def _preferences(
@@ -107,7 +136,7 @@ def _trajectory(better: ScoredEpisode, worse: ScoredEpisode, branch: Branch, ite
 
 
 class DpoBuilder(CollectingBuilder):
-    """Builds pairs of sibling episodes."""
+    """Builds pairs of sibling episodes, or of sibling answers."""
 
     method: ClassVar[Method] = "dpo"
 
@@ -117,8 +146,23 @@ class DpoBuilder(CollectingBuilder):
         self.dpo = trajectory_builder_config
 
     def build(self, group: Group, tally: Tally) -> list[Trajectory]:
-        """See `dpo_trajectories`."""
+        """See `dpo_trajectories`; of answers, `turn_preferences`."""
+        if self.dpo.compare == "turns":
+            return turn_preferences(group, self.dpo, tally)
         return dpo_trajectories(group, self.dpo, tally)
+
+    def rewards_of_group(self, group: Group, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Those of the episodes, or the values of the answers."""
+        if self.dpo.compare == "turns":
+            return pair_rewards(trajectories)
+        return super().rewards_of_group(group, trajectories)
+
+    def parts_of(self, group: Group) -> list[Group]:
+        """Answers in a play are worth what their agent earned; hence a group for each agent."""
+        plays = [scored for scored in group if is_play(scored.episode)]
+        if self.dpo.compare != "turns" or not plays:
+            return super().parts_of(group)
+        return [*by_agent(plays, self.run_config.target_functions, self.target_model)]
 
 
 @register_trajectory_builder(config_type=DpoBuilderConfig)

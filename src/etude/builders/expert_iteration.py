@@ -5,27 +5,35 @@ Anthony et al. (2017); as rejection sampling on a model's own answers, Yuan et a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from etude.builders.collecting import CollectingBuilder, CollectingConfig
-from etude.builders.scored import Group, ScoredEpisode, Tally
+from etude.builders.collecting import CollectingBuilder, CollectingConfig, with_group_rewards
+from etude.builders.imitation import (
+    NOT_DRAWN,
+    GuessReplacementConfig,
+    WeightingConfig,
+    best_episodes,
+    draw,
+    guess_of,
+    with_truth,
+)
+from etude.builders.scored import Group, ScoredEpisode, Tally, rewards_of
 from etude.builders.transcript import trajectory_of
 from etude.config.registry import register_trajectory_builder
+from etude.core.keys import fold, generator
 from etude.core.trajectory import Method, Trajectory
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
-BELOW = "episode with a reward below min_reward"
-NOT_BEST = "episode that is not among its group's best"
-NO_BEST = "group with equal rewards: no episode is better than another"
 
+class SelectionConfig(BaseModel):
+    """Which episodes are imitated."""
 
-class ExpertIterationBuilderConfig(CollectingConfig, name="expert_iteration"):
-    """Good episodes for supervised training."""
+    model_config = ConfigDict(extra="forbid")
 
     min_reward: float | None = Field(default=None, description="Keep episodes with at least this reward.")
     best_k: int | None = Field(
@@ -33,28 +41,83 @@ class ExpertIterationBuilderConfig(CollectingConfig, name="expert_iteration"):
         ge=1,
         description="Keep the best k episodes of each example; 1 when min_reward is not given either.",
     )
+    weighting: WeightingConfig | None = Field(
+        default=None, description="Draw from all episodes by weight, in place of the two above."
+    )
+    guess_replacement: GuessReplacementConfig = Field(
+        default_factory=GuessReplacementConfig, description="Decisions replaced by the truth."
+    )
 
 
-def best_episodes(
-    group: Group, min_reward: float | None, best_k: int | None, tally: Tally
-) -> list[ScoredEpisode]:
-    """The episodes of a group to imitate, best first.
+class ExpertIterationBuilderConfig(CollectingConfig, SelectionConfig, name="expert_iteration"):
+    """Good episodes for supervised training."""
 
-    Without `min_reward` a group whose rewards are all equal is left out: its best is also its worst.
-    Equal rewards are told apart by generation.
-    """
-    if min_reward is None:
-        best_k = best_k or 1
-        if len({scored.reward for scored in group}) == 1:
-            tally.left_out[NO_BEST] += 1
-            return []
-    good = [scored for scored in group if min_reward is None or scored.reward >= min_reward]
-    kept = sorted(good, key=lambda scored: -scored.reward)[:best_k]
-    if len(good) < len(group):
-        tally.left_out[BELOW] += len(group) - len(good)
-    if len(kept) < len(good):
-        tally.left_out[NOT_BEST] += len(good) - len(kept)
-    return kept
+    rollouts: Literal["this_epoch", "all"] = Field(
+        default="this_epoch", description="`all`: select from the episodes of earlier epochs too."
+    )
+
+
+def imitations(
+    groups: Sequence[Group], config: SelectionConfig, discount: float, epoch: int, seed: int, tally: Tally
+) -> list[list[Trajectory]]:
+    """The trajectories to imitate, by group. Each agent's episodes are selected from by themselves."""
+    made: list[list[Trajectory]] = [[] for _ in groups]
+    for agent in {scored.agent: None for group in groups for scored in group}:
+        own = {
+            place: [scored for scored in group if scored.agent == agent] for place, group in enumerate(groups)
+        }
+        guesses = _guesses(own, config.guess_replacement, epoch, fold(seed, str(agent), "guess"))
+        for place, scored in guesses:
+            branch = guess_of(scored)
+            assert branch is not None
+            facts = {"reasoning": scored.reasoning}
+            trajectory = trajectory_of(branch, scored.episode, scored.reward, discount, facts)
+            made[place].append(with_truth(trajectory, scored, config.guess_replacement))
+            own[place].remove(scored)
+        for place, scored in _selected(own, config, fold(seed, str(agent), "draw"), tally):
+            made[place] += [
+                trajectory_of(
+                    branch, scored.episode, scored.reward, discount, {"reasoning": scored.reasoning}
+                )
+                for branch in scored.branches
+            ]
+    return [
+        with_group_rewards(trajectories, rewards_of(group))
+        for trajectories, group in zip(made, groups, strict=True)
+    ]
+
+
+Places = dict[int, list[ScoredEpisode]]
+"""Scored episodes by the place of their group."""
+
+
+def _guesses(
+    own: Places, config: GuessReplacementConfig, epoch: int, seed: int
+) -> list[tuple[int, ScoredEpisode]]:
+    """The episodes whose decision is replaced: a share of all, drawn from those that have one."""
+    with_guess = [
+        (place, scored) for place, group in own.items() for scored in group if guess_of(scored) is not None
+    ]
+    count = int(config.share(epoch) * sum(map(len, own.values())))
+    generator(seed).shuffle(with_guess)
+    return with_guess[:count]
+
+
+def _selected(
+    own: Places, config: SelectionConfig, seed: int, tally: Tally
+) -> list[tuple[int, ScoredEpisode]]:
+    if config.weighting is None:
+        return [
+            (place, scored)
+            for place, group in own.items()
+            if group
+            for scored in best_episodes(group, config.min_reward, config.best_k, tally)
+        ]
+    pool = [(place, scored) for place, group in own.items() for scored in group]
+    drawn = draw([scored.reward for _, scored in pool], config.weighting, generator(seed))
+    if len(set(drawn)) < len(pool):
+        tally.left_out[NOT_DRAWN] += len(pool) - len(set(drawn))
+    return [pool[index] for index in drawn]
 
 
 class ExpertIterationBuilder(CollectingBuilder):
@@ -65,18 +128,23 @@ class ExpertIterationBuilder(CollectingBuilder):
     def __init__(self, trajectory_builder_config: ExpertIterationBuilderConfig) -> None:
         """Keep the config. Nothing is started here."""
         super().__init__(trajectory_builder_config)
-        self.min_reward = trajectory_builder_config.min_reward
-        self.best_k = trajectory_builder_config.best_k
+        self.selection = trajectory_builder_config
 
     def build(self, group: Group, tally: Tally) -> list[Trajectory]:
-        """Every branch of the episodes that `best_episodes` keeps."""
-        return [
-            trajectory_of(
-                branch, kept.episode, kept.reward, self.config.discount, {"reasoning": kept.reasoning}
-            )
-            for kept in best_episodes(group, self.min_reward, self.best_k, tally)
-            for branch in kept.branches
-        ]
+        """What is imitated of one group by itself."""
+        return imitations([group], self.selection, self.config.discount, 0, self.run_config.seed, tally)[0]
+
+    def build_all(self, groups: Sequence[Group], tally: Tally, epoch: int) -> list[list[Trajectory]]:
+        """See `imitations`."""
+        parts = [part for group in groups for part in self.parts_of(group)]
+        seed = fold(self.run_config.seed, "expert iteration", epoch)
+        return imitations(parts, self.selection, self.config.discount, epoch, seed, tally)
+
+    async def earlier_groups(self, epoch: int, meta: dict[str, Any]) -> list[list[ScoredEpisode]]:
+        """The episodes of all earlier epochs, where the config asks for them."""
+        if self.selection.rollouts == "this_epoch":
+            return []
+        return [group for earlier in range(epoch) for group in await self.stored_groups(earlier, meta)]
 
 
 @register_trajectory_builder(config_type=ExpertIterationBuilderConfig)

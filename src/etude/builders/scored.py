@@ -20,6 +20,8 @@ class ScoredEpisode:
     reward: float
     branches: tuple[Branch, ...]
     reasoning: Any = None
+    agent: str | None = None
+    """Whose reward and branches these are, where the agents of an episode are told apart."""
 
 
 Group = Sequence[ScoredEpisode]
@@ -45,6 +47,8 @@ class Tally:
     completion_tokens: int = 0
     model_versions: Counter[int] = field(default_factory=Counter)
     """Calls by the version of the weights that answered them, of the calls that are trained on."""
+    retried: int = 0
+    """Answers in a protocol that could not be used and were asked for again; they are not trained on."""
     left_out: Counter[str] = field(default_factory=Counter)
     """What the algorithm left out, by reason."""
 
@@ -58,6 +62,7 @@ class Tally:
             "untargeted": self.untargeted,
             "branches": self.branches,
             "drifted": self.drifted,
+            "retried": self.retried,
             "completion_tokens": self.completion_tokens,
             "model_versions": {str(version): count for version, count in self.model_versions.items()},
             "left_out": dict(self.left_out),

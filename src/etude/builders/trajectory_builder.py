@@ -20,6 +20,11 @@ class TrajectoryBuilder(ABC):
     method: ClassVar[Method] = "grpo"
     """The training method that the trajectories are made for; the adapter must be able to do it."""
 
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """All methods that it makes data for, in one epoch or another."""
+        return (self.method,)
+
     token_ids_required: bool = False
     """Set by the trainer from the adapter's capabilities before the first epoch."""
 

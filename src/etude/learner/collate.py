@@ -14,6 +14,9 @@ from etude.learner.batch import TokenSequence, TrainingBatch
 Tokenise = Callable[[list[OpenAIMessage] | str, str], tuple[tuple[int, ...], tuple[int, ...]]]
 """Prompt and response texts to their token ids, for preferences that were never sampled here."""
 
+Written = Callable[[str], tuple[int, ...]]
+"""An answer's text to its token ids, end of turn included."""
+
 
 def grpo_batch(collection: TrajectoryCollection, scale: AdvantageScale = "std") -> TrainingBatch:
     """Every trajectory a unit, its advantage by group; with step rewards, by group and turn.
@@ -27,11 +30,14 @@ def grpo_batch(collection: TrajectoryCollection, scale: AdvantageScale = "std") 
     return TrainingBatch(tuple(units))
 
 
-def supervised_batch(collection: TrajectoryCollection) -> TrainingBatch:
-    """Every trajectory a unit; all sampled tokens count the same."""
+def supervised_batch(collection: TrajectoryCollection, written: Written | None = None) -> TrainingBatch:
+    """Every trajectory a unit; all sampled tokens count the same.
+
+    `written` gives the tokens of an answer that a builder put in the place of the sampled one.
+    """
     return TrainingBatch(
         tuple(
-            (_sequence(trajectory, [1.0] * len(_sampled_items(trajectory))),)
+            (_sequence(trajectory, [1.0] * len(_sampled_items(trajectory)), written),)
             for group in collection.trajectories
             for trajectory in group
         )
@@ -83,13 +89,18 @@ def _episode_of(trajectory: Trajectory, index: int) -> Any:
     return (trajectory.metadata or {}).get("episode", index)
 
 
-def _sequence(trajectory: Trajectory, advantages: Sequence[float]) -> TokenSequence:
+def _sequence(
+    trajectory: Trajectory, advantages: Sequence[float], written: Written | None = None
+) -> TokenSequence:
     ids: list[int] = []
     weights: list[float] = []
     spread: list[float] = []
     logprobs: list[float] = []
     temperatures: set[float] = set()
     for item, advantage in zip(_sampled_items(trajectory), advantages, strict=True):
+        if written is not None and item.token_ids is None and (item.metadata or {}).get("replaced"):
+            tokens = written(item.content)
+            item = item.model_copy(update={"token_ids": tokens, "logprobs": (0.0,) * len(tokens)})
         if item.token_ids is None or item.context_ids is None or item.logprobs is None:
             where = (trajectory.metadata or {}).get("episode", "?")
             raise TrainingError(

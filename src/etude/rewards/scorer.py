@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.rewards.evaluator import Evaluator, evaluate
@@ -115,7 +116,21 @@ class Scorer:
         await self._journal.put(self._key(_episode_id(item), name), data)
 
     def _key(self, episode_id: str, name: str) -> str:
-        return f"{episode_id}/{self._label}/{name}"
+        return _score_key(episode_id, self._label, name)
+
+
+def read_score(
+    journal: Journal, episode: EpisodeRecord, evaluator: str, label: str = "score"
+) -> EvalOutputItem | None:
+    """The score of a stored episode, or None when there is none. Raises StoreError."""
+    data = journal.get(_score_key(episode.id, label, evaluator))
+    if data is None:
+        return None
+    return EvalOutputItem(id=episode.example.id, generation=episode.generation, **data)
+
+
+def _score_key(episode_id: str, label: str, evaluator: str) -> str:
+    return f"{episode_id}/{label}/{evaluator}"
 
 
 def _episode_id(item: EvalInputItem) -> str:

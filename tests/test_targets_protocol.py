@@ -1,0 +1,138 @@
+"""A prover and a verifier that play a protocol and are both trained, by each of the algorithms."""
+
+import pytest
+
+from etude.core.keys import generator
+from etude.protocols import EpisodeTree
+from etude.rollout.archive import iter_episodes
+from etude.store.run_folder import RunFolder
+from tests.protocols.games import agent_of
+from tests.several import Several, config
+from tests.support import ScriptedEngine
+from tests.test_targets import history_of
+
+
+def labelled():
+    """Claims, half of which are true."""
+    return [{"id": f"e{number}", "label": number % 2} for number in range(4)]
+
+
+def answer(request):
+    random = generator(request.key, "answer")
+    if agent_of(request) == "prover":
+        return random.choice(["a proof", "trust me"])
+    return f"Decision: {random.choice(['accept', 'reject'])}"
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Several(tmp_path / "run")
+    run.engines = {name: ScriptedEngine(answer) for name in ("prover", "verifier")}
+    return run
+
+
+def play(builder, num_epochs=1, **changes):
+    builders = {"mine": builder}
+    reward = {"_type": "protocol_reward"}
+    return config(
+        num_epochs,
+        workflow={
+            "_type": "protocol",
+            "protocol": "adp",
+            "scenario": "tests.protocols.games:Labelled",
+            "policies": {"prover": "prover", "verifier": "verifier"},
+        },
+        eval={
+            "general": {"dataset": "tests.test_targets_protocol:labelled"},
+            "evaluators": {
+                "proved": reward | {"agent": "prover"},
+                "verified": reward | {"agent": "verifier"},
+            },
+        },
+        trajectory_builders=builders,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("builder", "method"),
+    [
+        ({"_type": "malt", "num_generations": 2}, "dpo"),
+        ({"_type": "malt", "num_generations": 3, "pairs": "interval", "interval": 0.2}, "dpo"),
+        (
+            {"_type": "expert_iteration", "num_generations": 4, "credit": "agent", "min_reward": 0.9},
+            "supervised",
+        ),
+        ({"_type": "grpo", "num_generations": 4, "credit": "agent"}, "grpo"),
+        ({"_type": "grpo", "num_generations": 4, "credit": "turn"}, "grpo"),
+    ],
+    ids=["malt", "malt by interval", "expert iteration", "grpo by agent", "grpo by turn"],
+)
+async def test_both_models_are_trained_by(run, builder, method):
+    await run.start(play(builder))
+    for name in ("prover", "verifier"):
+        (entry,) = history_of(run, name).epochs
+        assert entry.skipped is None
+        assert entry.metrics["num_trajectories"] > 0
+        assert run.engines[name].version == 1
+        with RunFolder.read(run.path) as folder:
+            job = folder.journal.get(f"groups/{name}/jobs/run-epoch-0.{name}")
+        assert (job["method"], job["parent"]) == (method, 0)
+
+
+async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_not_branch(run):
+    validation = {"run_configuration": {"validation_dataset": "tests.test_targets_protocol:labelled"}}
+    await run.start(play({"_type": "malt", "initial_expert_iterations": 1}, 2, finetuning=validation))
+    with RunFolder.read(run.path) as folder:
+        phases = {}
+        for record in iter_episodes(folder.journal):
+            tree = EpisodeTree.from_json(record.output)
+            phases.setdefault(record.id.rpartition("/e")[0], set()).add(len(list(tree.leaves())))
+    assert phases == {"validation/0": {1}, "train/0-k1": {1}, "train/1-k2": {4}, "validation/2": {1}}
+    # One set of trees serves both: two answers of the prover, two of the verifier to each.
+    trees = [one for one in run.engines["verifier"].requests if one.conversation.startswith("train/1")]
+    assert len(trees) == 4 * 4
+
+
+async def test_expert_iteration_can_select_from_all_earlier_episodes_without_running_them_again(run):
+    builder = {
+        "_type": "expert_iteration",
+        "num_generations": 2,
+        "credit": "agent",
+        "weighting": {"sample_size_factor": 1.0, "use_replacement": False},
+        "rollouts": "all",
+    }
+    await run.start(play(builder, 3))
+    trained = [entry.metrics["num_trajectories"] for entry in history_of(run, "verifier").epochs]
+    assert trained == [8, 16, 24]
+    assert run.requests() == {"prover": 24, "verifier": 24}
+    # The rewards that are shown are those of the epoch's own episodes.
+    assert [entry.metrics["episodes"] for entry in history_of(run, "verifier").epochs] == [8, 8, 8]
+
+
+async def test_an_epoch_in_which_a_model_rested_is_not_sampled_afterwards(run):
+    builder = {"_type": "expert_iteration", "num_generations": 2, "min_reward": 0.9, "rollouts": "all"}
+    late = {"offset": 1}
+    await run.start(play(builder, 2, prover=late, verifier=late))
+    assert {one.conversation.split("/")[1] for one in run.engines["prover"].requests} == {"1"}
+
+
+async def test_a_curriculum_judges_plays_by_the_values_of_their_answers(run):
+    curriculum = {"curriculum_learning": {"enabled": True, "initial_percentile": 1.0}}
+    await run.start(play({"_type": "malt", "num_generations": 1}, finetuning=curriculum))
+    (entry,) = history_of(run, "verifier").epochs
+    assert entry.metrics["filtered_trajectories"] == entry.metrics["num_trajectories"] > 0
+
+
+async def test_guesses_are_put_right(run):
+    builder = {
+        "_type": "expert_iteration",
+        "num_generations": 4,
+        "credit": "agent",
+        "min_reward": 0.9,
+        "guess_replacement": {"proportion": 1.0, "annealing": "linear", "annealing_rate": 1.0},
+    }
+    await run.start(play(builder, 2))
+    first, second = history_of(run, "verifier").epochs
+    assert first.metrics["num_trajectories"] == 16
+    assert second.metrics["num_trajectories"] < 16
