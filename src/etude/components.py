@@ -18,3 +18,4 @@ import etude.protocols.config
 import etude.rewards.components
 import etude.rollout.datasets
 import etude.rollout.workflow
+import etude.scenarios.code_validation.components
