@@ -1,1 +1,32 @@
 """Model groups: the agents that share one trainable model, and that model's versions."""
+
+from __future__ import annotations
+
+from etude.core.skipped import DryRun, Frozen, Skipped
+from etude.groups.agents import GroupAgent, ModelSettings, agents_of_model
+from etude.groups.clients import LanguageModelClient
+from etude.groups.data import Step
+from etude.groups.line import LineRules, ModelLine
+from etude.groups.lineage import LineageEntry
+from etude.groups.openai_group import OpenAiSharedModelGroup, OpenAiSharedModelGroupState
+from etude.groups.shared import JobResult, JobStatus, SharedModelGroup, SharedModelGroupState
+
+__all__ = [
+    "DryRun",
+    "Frozen",
+    "GroupAgent",
+    "JobResult",
+    "JobStatus",
+    "LanguageModelClient",
+    "LineRules",
+    "LineageEntry",
+    "ModelLine",
+    "ModelSettings",
+    "OpenAiSharedModelGroup",
+    "OpenAiSharedModelGroupState",
+    "SharedModelGroup",
+    "SharedModelGroupState",
+    "Skipped",
+    "Step",
+    "agents_of_model",
+]

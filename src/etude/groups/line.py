@@ -125,7 +125,7 @@ class ModelLine:
             )
             return None
         before = self.version
-        check_changed(before, version, ref.run_id)
+        check_changed(before, version, ref.run_id, self.log.base() if self.rules.from_scratch else None)
         try:
             await self.sample_from(version)
         except EtudeError:

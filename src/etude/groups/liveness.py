@@ -6,11 +6,16 @@ from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 
 
-def check_changed(before: ModelVersion | None, after: ModelVersion, job: str) -> None:
-    """Raise TrainingError unless the job made new weights."""
+def check_changed(
+    before: ModelVersion | None, after: ModelVersion, job: str, start: ModelVersion | None = None
+) -> None:
+    """Raise TrainingError unless the job made new weights, under a number that follows that of `before`.
+
+    `start` is the version that the job started from, where that is not `before`.
+    """
     if before is None:
         return
-    if after.digest == before.digest:
+    if after.digest == (start or before).digest:
         raise TrainingError(
             f"job {job} says that it is completed, and the weights have not changed (digest {after.digest}). "
             "Check the learning rate, and that the trajectories have differing rewards."

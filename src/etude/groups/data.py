@@ -1,0 +1,159 @@
+"""From the episodes of a group's agents to the data of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from etude.builders.branches import Branch, branches_of
+from etude.builders.imitation import GuessReplacementConfig, guess_of, with_truth
+from etude.builders.plays import agents_of, by_agent, is_play, tree_of
+from etude.builders.preferences import preference, same_prompt
+from etude.builders.scored import ScoredEpisode
+from etude.builders.transcript import trajectory_of
+from etude.core.call import Call
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+
+Rollouts = Mapping[str, Sequence[EpisodeRecord]]
+"""Episodes by agent."""
+
+_EVERY = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn of one agent: a call of an episode."""
+
+    episode: EpisodeRecord
+    call: int
+    """Index of the call within the episode."""
+
+    @property
+    def recorded(self) -> Call:
+        """The call. Raises RequestError when the episode has no such call, or it was not answered."""
+        found = next((call for call in self.episode.calls if call.index == self.call), None)
+        if found is None or found.completion is None:
+            raise RequestError(f"episode {self.episode.id!r} has no answered call {self.call}")
+        return found
+
+
+Steps = Mapping[str, Sequence[Step]]
+"""Steps by agent."""
+
+
+def supervised_data(
+    rollouts: Rollouts, guess_replaced: Rollouts, model: str, guesses: GuessReplacementConfig
+) -> list[list[Trajectory]]:
+    """What to imitate: each agent's part of its rollouts, and of others with the truth for the decision.
+
+    A rollout in which nobody decided has no guess to replace, and is left out.
+    """
+    groups = [
+        [_trajectory(branch, scored) for branch in scored.branches]
+        for agent, episodes in rollouts.items()
+        for scored in _parts(agent, episodes, model)
+    ]
+    for agent, episodes in guess_replaced.items():
+        for scored in _parts(agent, episodes, model):
+            branch = guess_of(scored)
+            if branch is not None:
+                groups.append([with_truth(_trajectory(branch, scored), scored, guesses)])
+    return [group for group in groups if group]
+
+
+def dpo_data(positive: Steps, negative: Steps) -> list[list[Trajectory]]:
+    """A preference of each positive step over the negative one in its place; equal answers are left out.
+
+    Raises RequestError for steps that do not belong together.
+    """
+    if positive.keys() != negative.keys():
+        raise RequestError(
+            f"positive steps are of {', '.join(positive) or 'nobody'}, and negative ones of "
+            f"{', '.join(negative) or 'nobody'}"
+        )
+    groups = []
+    for agent, chosen in positive.items():
+        if len(chosen) != len(negative[agent]):
+            raise RequestError(
+                f"agent '{agent}' has {len(chosen)} positive and {len(negative[agent])} negative steps"
+            )
+        pairs = zip(chosen, negative[agent], strict=True)
+        made = [_preference(agent, place, *pair) for place, pair in enumerate(pairs)]
+        groups.append([one for one in made if one is not None])
+    return [group for group in groups if group]
+
+
+def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: str) -> list[list[Trajectory]]:
+    """Each agent's part of its rollouts, in groups by agent and example.
+
+    `rewards` are by the ids of the episodes; None takes what the agent earned in the play. Raises
+    RequestError for an episode without a reward.
+    """
+    groups: dict[tuple[str, str], list[Trajectory]] = {}
+    for agent, episodes in rollouts.items():
+        for scored in _parts(agent, episodes, model):
+            if rewards is None and not is_play(scored.episode):
+                raise RequestError(f"episode {scored.episode.id!r} is no play; say its reward in 'rewards'")
+            if rewards is not None and scored.episode.id not in rewards:
+                raise RequestError(f"episode {scored.episode.id!r} has no reward")
+            reward = scored.reward if rewards is None else rewards[scored.episode.id]
+            made = [
+                _trajectory(branch, scored).model_copy(update={"reward": reward})
+                for branch in scored.branches
+            ]
+            groups.setdefault((agent, scored.episode.example.id), []).extend(made)
+    return [group for group in groups.values() if group]
+
+
+def collection(groups: list[list[Trajectory]], method: Method, job_name: str) -> TrajectoryCollection:
+    """The groups as a job's data."""
+    return TrajectoryCollection(trajectories=groups, run_id=job_name, method=method)
+
+
+def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterator[ScoredEpisode]:
+    """An agent's part of each episode; in a play with what it earned, elsewhere its calls and no reward."""
+    for episode in episodes:
+        whole = ScoredEpisode(episode, 0.0, ())
+        if is_play(episode):
+            found = [part for group in by_agent([whole], _EVERY, model) for part in group]
+            yield from (part for part in found if part.agent == agent)
+            continue
+        functions = _functions(agent, episode.calls)
+        yield ScoredEpisode(episode, 0.0, tuple(branches_of(episode, functions, model)), None, agent)
+
+
+def _functions(agent: str, calls: Sequence[Call]) -> Collection[str]:
+    """The function with the agent's name; where no call has it, all of them: it is the only agent."""
+    return (agent,) if any(call.function == agent for call in calls) else _EVERY
+
+
+def _trajectory(branch: Branch, scored: ScoredEpisode) -> Trajectory:
+    return trajectory_of(branch, scored.episode, scored.reward, 1.0, {"agent": scored.agent})
+
+
+def _preference(agent: str, place: int, chosen: Step, rejected: Step) -> Trajectory | None:
+    better, worse = Branch(0, (chosen.recorded,)), Branch(0, (rejected.recorded,))
+    for step in (chosen, rejected):
+        if is_play(step.episode):
+            calls = [step.recorded]
+            names = agents_of(tree_of(step.episode), calls, _EVERY, None)
+            if names != [agent]:
+                raise RequestError(f"step {place} of '{agent}' is a turn of '{', '.join(names)}'")
+    if not same_prompt(better, worse):
+        raise RequestError(
+            f"the positive and the negative step {place} of '{agent}' answer different prompts: "
+            f"call {chosen.call} of {chosen.episode.id!r} and call {rejected.call} of {rejected.episode.id!r}"
+        )
+    item = preference(better, worse)
+    if item is None:
+        return None
+    facts = {
+        "id": chosen.episode.example.id,
+        "agent": agent,
+        "chosen_episode": chosen.episode.id,
+        "rejected_episode": rejected.episode.id,
+        "temperature": chosen.recorded.request.sampling.temperature,
+    }
+    return Trajectory(episode=[item], reward=1.0, metadata=facts)

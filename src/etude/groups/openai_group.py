@@ -1,0 +1,301 @@
+"""The group of agents that are reached through the OpenAI SDK, and trained through any adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from etude.adapters.openai_jobs import OpenAiJobs, TrainingJobNotFoundClientError
+from etude.builders.imitation import GuessReplacementConfig
+from etude.core.errors import CapabilityError, RequestError, TrainingError
+from etude.core.job import ModelVersion, TrainingJobRef
+from etude.core.skipped import Skipped
+from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.groups.agents import GroupAgent
+from etude.groups.clients import LanguageModelClient
+from etude.groups.data import Rollouts, Steps, collection, dpo_data, grpo_data, supervised_data
+from etude.groups.following import require_completed
+from etude.groups.line import LineRules, ModelLine
+from etude.groups.lineage import LineageEntry, data_hash
+from etude.groups.ready import until
+from etude.groups.shared import (
+    NOTHING,
+    STATUSES,
+    JobResult,
+    JobStatus,
+    SharedModelGroup,
+    SharedModelGroupState,
+)
+from etude.protocols.protocol import Protocol
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from openai.types.fine_tuning import FineTuningJob
+
+OpenAiSharedModelGroupState = SharedModelGroupState
+
+_RETRY = "-retry-"
+
+ClientType = Literal["openai", "lm_server", "adapter", "none"]
+
+
+class OpenAiSharedModelGroup(SharedModelGroup):
+    """A group whose jobs go to the OpenAI API, to a language-model server, or to any other adapter.
+
+    Every job and every switch is journalled under the group's name: `wait_for_ready` in another process
+    goes on from there.
+    """
+
+    def __init__(
+        self,
+        group_name: str,
+        agent_wholes: Iterable[GroupAgent],
+        line: ModelLine,
+        protocol: Protocol | None = None,
+        *,
+        language_model_client: LanguageModelClient | None = None,
+        guesses: GuessReplacementConfig | None = None,
+    ) -> None:
+        """`line` is the model with its engine and adapter; its rules become those of the agents.
+
+        `language_model_client` controls the server that an `OpenAiJobs` adapter trains at, where that is
+        a language-model server. `guesses` says how a replaced decision is written.
+        """
+        super().__init__(group_name, agent_wholes, protocol)
+        self.line = line
+        settings = self.settings
+        line.rules = LineRules(
+            frozen=settings.freeze_agent,
+            dry_run=settings.dry_run,
+            min_rows=settings.min_rows,
+            from_scratch=settings.fine_tune_from_scratch,
+        )
+        self._server = language_model_client
+        self._guesses = guesses or GuessReplacementConfig()
+        self._state = SharedModelGroupState()
+        self._given = False
+        self._last: JobResult | None = None
+        self._openai: AsyncOpenAI | None = None
+
+    @property
+    def training_client_type(self) -> ClientType:
+        """What jobs go through: the OpenAI API, a language-model server, another adapter, or nothing."""
+        if isinstance(self.line.adapter, OpenAiJobs):
+            return "openai" if self._server is None else "lm_server"
+        return "adapter" if self.line.adapter.capabilities().methods else "none"
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the model can be trained: not frozen, and somewhere to train it."""
+        return super().is_trainable and self.training_client_type != "none"
+
+    @property
+    def model_name(self) -> str:
+        """The current model: the base model, or a fine-tuned one."""
+        return self._state.fine_tuned_model_name or self.settings.model_name
+
+    @property
+    def language_model_client(self) -> LanguageModelClient:
+        """The client that controls the server's engine. Raises CapabilityError where there is no server."""
+        if self._server is None:
+            raise CapabilityError(f"group '{self.group_name}' does not train at a language-model server")
+        return self._server
+
+    @property
+    def openai_client(self) -> AsyncOpenAI:
+        """The client of the OpenAI API: the adapter's, or one for the environment's key."""
+        if isinstance(self.line.adapter, OpenAiJobs):
+            return self.line.adapter.client
+        if self._openai is None:
+            from openai import AsyncOpenAI
+
+            self._openai = AsyncOpenAI()
+        return self._openai
+
+    async def create_supervised_fine_tune_job(
+        self,
+        rollouts_per_agent: Rollouts,
+        guess_replaced_rollouts: Rollouts = NOTHING,
+        job_name: str | None = None,
+    ) -> JobResult:
+        """See `SharedModelGroup.create_supervised_fine_tune_job`."""
+        self._require_own(rollouts_per_agent)
+        self._require_own(guess_replaced_rollouts)
+        for name in guess_replaced_rollouts:
+            if not self.agent_wholes[name].may_decide:
+                raise RequestError(f"agent '{name}' is no verifier: it has no guess that could be replaced")
+        data = supervised_data(rollouts_per_agent, guess_replaced_rollouts, self.line.model, self._guesses)
+        return await self._make_fine_tune_api_call(data, "supervised", job_name)
+
+    async def create_dpo_fine_tune_job(
+        self,
+        positive_examples_per_agent: Steps,
+        negative_examples_per_agent: Steps,
+        job_name: str | None = None,
+    ) -> JobResult:
+        """See `SharedModelGroup.create_dpo_fine_tune_job`."""
+        self._require_own(positive_examples_per_agent)
+        data = dpo_data(positive_examples_per_agent, negative_examples_per_agent)
+        return await self._make_fine_tune_api_call(data, "dpo", job_name)
+
+    async def create_grpo_fine_tune_job(
+        self,
+        rollouts_per_agent: Rollouts,
+        rewards: Mapping[str, float] | None = None,
+        job_name: str | None = None,
+    ) -> JobResult:
+        """See `SharedModelGroup.create_grpo_fine_tune_job`."""
+        self._require_own(rollouts_per_agent)
+        data = grpo_data(rollouts_per_agent, rewards, self.line.model)
+        return await self._make_fine_tune_api_call(data, "grpo", job_name)
+
+    async def get_fine_tune_job_status(self) -> JobStatus:
+        """See `SharedModelGroup.get_fine_tune_job_status`."""
+        ref = self._state.fine_tune_job
+        return "not_found" if ref is None else STATUSES[(await self.line.status(ref)).status]
+
+    async def get_fine_tune_job_error_repr(self) -> str:
+        """See `SharedModelGroup.get_fine_tune_job_error_repr`."""
+        ref = self._state.fine_tune_job
+        if isinstance(self._last, Skipped):
+            return self._last.reason
+        if ref is None:
+            return str(TrainingJobNotFoundClientError(None))
+        return (await self.line.status(ref)).message or ""
+
+    async def wait_for_fine_tune_job(self, timeout: float = 86400.0, poll_interval: float = 10.0) -> None:  # noqa: ASYNC109
+        """Wait until the last job is completed; at once when there is none to wait for.
+
+        Raises TrainingError when it ends otherwise, or not within `timeout` seconds.
+        """
+        if self._state.fine_tune_job is not None:
+            await self.line.wait(self._state.fine_tune_job, timeout, poll_interval)
+
+    async def switch_to_next_model(self) -> ModelVersion | None:
+        """See `SharedModelGroup.switch_to_next_model`."""
+        ref = self._state.fine_tune_job
+        if isinstance(self._last, Skipped):
+            return self.line.version
+        if ref is None:
+            raise TrainingJobNotFoundClientError(None)
+        current = [entry for entry in self.lineage() if entry.version == self.line.version]
+        if any(entry.job.run_id == ref.run_id for entry in current):
+            return self.line.version
+        status = await self.line.status(ref)
+        require_completed(ref, status)
+        await self.line.adopt(ref, status)
+        await self._keep(self._state.model_copy(update={"version": self.line.version}))
+        return self.line.version
+
+    def lineage(self) -> list[LineageEntry]:
+        """The versions since the base, oldest first, with the job, the data and the metrics of each."""
+        return self.line.log.entries()
+
+    def get_state_dict(self) -> dict[str, Any]:
+        """The state as JSON."""
+        return self._state.model_dump(mode="json")
+
+    def set_state(self, checkpoint: SharedModelGroupState | dict[str, Any]) -> None:
+        """See `SharedModelGroup.set_state`. It is kept when the next job or switch is."""
+        self._state, self._given = SharedModelGroupState.model_validate(checkpoint), True
+        self._last = self._state.fine_tune_job
+
+    async def train(self) -> None:
+        """Put the engine of a language-model server away; elsewhere both fit."""
+        if self.training_client_type == "lm_server":
+            await self.language_model_client.stop_engine()
+
+    async def eval(self) -> None:
+        """Have the engine sample from the current model."""
+        if self.training_client_type == "lm_server":
+            await self.language_model_client.start_engine(self.model_name)
+        if self._state.version is not None:
+            await self.line.sample_from(self._state.version)
+
+    async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
+        """Wait until the backend answers, then take up the state: the one given, or the journal's.
+
+        At a language-model server its version is checked too. Raises TimeoutError after `timeout`
+        seconds.
+        """
+        await until(self._is_reachable, timeout, f"group '{self.group_name}'")
+        if self.training_client_type == "lm_server":
+            await self.language_model_client.validate_server_version()
+        kept = self.line.log.state()
+        if kept is not None and not self._given:
+            self.set_state(kept)
+        await self.line.take_up(self._state.version)
+        self._state = self._state.model_copy(update={"version": self.line.version})
+
+    async def _is_reachable(self) -> bool:
+        if self.training_client_type == "lm_server":
+            return await self.language_model_client.accepts_connections()
+        return await self.line.adapter.is_healthy()
+
+    def _require_own(self, per_agent: Mapping[str, Any]) -> None:
+        for name in per_agent:
+            if name not in self.agent_wholes:
+                there = ", ".join(self.agent_wholes)
+                raise RequestError(f"group '{self.group_name}' has no agent '{name}'; agents: {there}")
+
+    async def _make_fine_tune_api_call(
+        self, fine_tune_dataset: list[list[Trajectory]], method: Method, job_name: str | None = None
+    ) -> JobResult:
+        """Submit the data set as a job, or say why there is none."""
+        data = collection(fine_tune_dataset, method, job_name or "")
+        if job_name is None:
+            number = 1 if self.line.version is None else self.line.version.number + 1
+            job_name = f"{self.group_name}-v{number}-{data_hash(data)[:12]}"
+        data = data.model_copy(update={"run_id": await self._attempt(job_name)})
+        match self.training_client_type:
+            case "openai":
+                result = await self._make_fine_tune_api_call_openai(data)
+            case "lm_server":
+                result = await self._make_fine_tune_api_call_lm_server(data)
+            case _:
+                result = await self.line.submit(data)
+        self._last = result
+        if isinstance(result, TrainingJobRef):
+            await self._keep(self._state.model_copy(update={"fine_tune_job": result}))
+        return result
+
+    async def _attempt(self, job_name: str) -> str:
+        """The name of a job's next attempt: the same one until it has failed."""
+        ref = self._state.fine_tune_job
+        tried = None if ref is None else ref.run_id
+        if tried is None or (tried != job_name and not tried.startswith(f"{job_name}{_RETRY}")):
+            return job_name
+        if not await self.fine_tune_job_failed():
+            return tried
+        attempt = tried.removeprefix(job_name).removeprefix(_RETRY) or "0"
+        return f"{job_name}{_RETRY}{int(attempt) + 1}"
+
+    async def _make_fine_tune_api_call_openai(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
+        """Make the job at OpenAI. Raises CapabilityError for a method that the API has not."""
+        return await self.line.submit(fine_tune_dataset)
+
+    async def _make_fine_tune_api_call_lm_server(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
+        """Make the job at the language-model server, once its engine is out of the way."""
+        await self.train()
+        return await self.line.submit(fine_tune_dataset)
+
+    async def _get_openai_fine_tune_job(self) -> FineTuningJob:
+        """The job as the OpenAI API tells it. Raises TrainingJobNotFoundClientError."""
+        return await self._fine_tune_job("openai")
+
+    async def _get_lm_server_fine_tune_job(self) -> FineTuningJob:
+        """The job as the language-model server tells it. Raises TrainingJobNotFoundClientError."""
+        return await self._fine_tune_job("lm_server")
+
+    async def _fine_tune_job(self, client: ClientType) -> FineTuningJob:
+        ref, adapter = self._state.fine_tune_job, self.line.adapter
+        if ref is None:
+            raise TrainingJobNotFoundClientError(None)
+        if not isinstance(adapter, OpenAiJobs) or self.training_client_type != client:
+            raise TrainingError(f"group '{self.group_name}' does not train through '{client}'")
+        return await adapter.job(ref)
+
+    async def _keep(self, state: SharedModelGroupState) -> None:
+        """Journal the state; only then it is the group's."""
+        await self.line.log.put_state(state.model_dump(mode="json"))
+        self._state = state

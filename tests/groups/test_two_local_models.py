@@ -1,0 +1,123 @@
+"""Two models of one run in this process: neither evicts, overwrites or deletes what is the other's."""
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("torch")
+
+from etude.adapters.local_adapter import LocalAdapter
+from etude.adapters.local_config import LocalAdapterConfig
+from etude.config.finetuning import FinetuneConfig
+from etude.core.call import ChatRequest, Sampling
+from etude.core.job import TrainingStatusEnum
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.groups.line import LineRules, ModelLine
+from etude.inference.embedded import EmbeddedEngine
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.store.journal import Journal
+
+SHAPE = TinyShape(hidden_size=16, layers=1, heads=2, intermediate_size=32, max_context=64)
+ANSWERS = {"prover": "yes", "verifier": "no"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(["question yes no"], vocab_size=300)
+
+
+class Model:
+    """A model, its engine and its line."""
+
+    def __init__(self, name, tokenizer, folder, journal, **rules):
+        self.name, self.seed = name, len(name)
+        self.policy = build_policy(tokenizer, self.seed, SHAPE)
+        self.engine = EmbeddedEngine(self.policy)
+        config = LocalAdapterConfig(learning_rate=0.05, passes=3)
+        self.adapter = LocalAdapter(config, self.policy, folder / name, self.seed)
+        self.line = ModelLine(name, name, self.adapter, self.engine, journal, rules=LineRules(**rules))
+
+    async def begin(self, version=None):
+        await self.adapter.initialize(FinetuneConfig())
+        await self.line.take_up(version)
+
+    def data(self, job):
+        """One answer to imitate."""
+        prompt = self.policy.template.prompt(ChatRequest(({"role": "user", "content": "question"},))).ids
+        tokens = self.policy.template.completion_ids(ANSWERS[self.name])
+        item = EpisodeItem(
+            role=EpisodeItemRole.ASSISTANT,
+            content=ANSWERS[self.name],
+            token_ids=tokens,
+            context_ids=prompt,
+            logprobs=(0.0,) * len(tokens),
+        )
+        rows = [[Trajectory(episode=[item], reward=1.0)]]
+        return TrajectoryCollection(trajectories=rows, run_id=job, method="supervised")
+
+    async def answer(self):
+        request = ChatRequest(
+            ({"role": "user", "content": "question"},), sampling=Sampling(temperature=0.0, max_tokens=8)
+        )
+        return (await self.engine.complete(request)).message["content"]
+
+
+@pytest.fixture
+async def models(tokenizer, tmp_path):
+    with Journal(tmp_path / "run.db") as journal:
+        made = [Model(name, tokenizer, tmp_path / "checkpoints", journal) for name in ANSWERS]
+        for model in made:
+            await model.begin()
+        yield made
+        for model in made:
+            await model.engine.close()
+
+
+async def train(models, job):
+    """One job for each at the same time; all adopt when all are done."""
+    refs = [await model.line.submit(model.data(job)) for model in models]
+    pairs = list(zip(models, refs, strict=True))
+    statuses = await asyncio.gather(*(model.line.wait(ref, 60, 1) for model, ref in pairs))
+    for (model, ref), status in zip(pairs, statuses, strict=True):
+        await model.line.adopt(ref, status)
+
+
+async def test_both_are_trained_at_once_and_each_samples_from_its_own_weights(models, tmp_path):
+    for job in range(6):
+        await train(models, f"job-{job}")
+    assert {model.name: await model.answer() for model in models} == ANSWERS
+    for model in models:
+        assert sorted(path.name for path in (tmp_path / "checkpoints" / model.name).iterdir()) == [
+            f"v{number}" for number in range(1, 7)
+        ]
+
+
+async def test_deleting_versions_of_one_leaves_the_others_alone(models, tmp_path):
+    await train(models, "a")
+    await train(models, "b")
+    prover, verifier = models
+    await prover.line.prune([prover.line.version])
+    assert [path.name for path in (tmp_path / "checkpoints" / "prover").iterdir()] == ["v2"]
+    await verifier.line.sample_from(verifier.line.log.entries()[0].version)
+    assert verifier.engine.version == 1
+
+
+async def test_a_job_of_one_is_not_known_to_the_other(models):
+    prover, verifier = models
+    ref = await prover.line.submit(prover.data("only-mine"))
+    await prover.line.wait(ref, 60, 1)
+    assert not await verifier.line.is_known(ref)
+
+
+async def test_jobs_from_the_base_model_start_there_and_count_on(tokenizer, tmp_path):
+    with Journal(tmp_path / "run.db") as journal:
+        model = Model("prover", tokenizer, tmp_path / "checkpoints", journal, from_scratch=True)
+        await model.begin()
+        await train([model], "a")
+        await train([model], "b")
+        first, second = model.line.log.entries()
+        assert (first.version.number, second.version.number) == (1, 2)
+        assert (first.data.parent, second.data.parent) == (0, 0)
+        # From the same weights, with the same data, the same comes out.
+        assert first.data.data_hash == second.data.data_hash
+        await model.engine.close()
