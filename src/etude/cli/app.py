@@ -57,17 +57,22 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"etude {version('etude')}")
+        raise typer.Exit
+
+
 @app.callback()
 def etude(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; anywhere on the line.")] = False,
 ) -> None:
     """Options of the program itself."""
-    if version:
-        from importlib.metadata import version as version_of
-
-        print(f"etude {version_of('etude')}")
-        raise typer.Exit
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (

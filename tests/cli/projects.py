@@ -1,0 +1,141 @@
+"""Small projects to try commands on, and two ways to type a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from typer.testing import CliRunner
+
+from etude.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+
+AGENT = '''
+import etude
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+    return reply.text
+
+
+@etude.evaluator
+def correct(example: etude.Example, output: str) -> float:
+    return float(output == example.expected)
+
+
+@etude.evaluator
+def varied(example: etude.Example, output: str) -> float:
+    """The share of different letters: even a model that has learnt nothing gets some."""
+    return len(set(output)) / 8
+
+
+@etude.evaluator
+def brief(example: etude.Example, output: str) -> tuple[float, str]:
+    return 1 / (1 + len(output)), "shorter is better"
+'''
+
+
+def rows(count: int, prefix: str) -> str:
+    lines = [{"id": f"{prefix}{n}", "question": f"{prefix}{n}?", "answer": "yes"} for n in range(count)]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def scripted_project(folder: Path) -> Path:
+    """A project whose model and backend need no torch; the path of its config."""
+    config: dict[str, Any] = {
+        "llms": {"policy": {"_type": "tests.cli.parts:scripted"}},
+        "workflow": "agent:play",
+        "eval": {
+            "general": {"dataset": "train.jsonl"},
+            "evaluators": {"correct": "agent:correct", "brief": "agent:brief"},
+        },
+        "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 4}},
+        "trainer_adapters": {"counting": {"_type": "tests.cli.parts:counting"}},
+        "finetuning": {
+            "enabled": True,
+            "num_epochs": 2,
+            "reward_function": {"name": "correct"},
+            "run_configuration": {"validation_dataset": "validation.jsonl"},
+        },
+    }
+    return _written(folder, config)
+
+
+def local_project(folder: Path, base: Path) -> Path:
+    """A project that trains a tiny model in this process; the path of its config."""
+    config: dict[str, Any] = {
+        "llms": {"policy": {"_type": "local", "model": str(base), "max_tokens": 8}},
+        "workflow": "agent:play",
+        "eval": {"general": {"dataset": "train.jsonl"}, "evaluators": {"varied": "agent:varied"}},
+        "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 4, "examples_per_epoch": 4}},
+        "trainer_adapters": {"local": {"_type": "local", "learning_rate": 3e-3}},
+        "finetuning": {
+            "enabled": True,
+            "num_epochs": 2,
+            "run_configuration": {"validation_dataset": "validation.jsonl", "validation_interval": 1},
+        },
+    }
+    return _written(folder, config)
+
+
+def _written(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "train.jsonl").write_text(rows(8, "t"))
+    (folder / "validation.jsonl").write_text(rows(6, "v"))
+    path = folder / "config.yml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return path
+
+
+def change(config: Path, **paths: Any) -> None:
+    """Set keys of a config file; `a__b` is `a.b`."""
+    data = yaml.safe_load(config.read_text())
+    for path, value in paths.items():
+        node = data
+        *parents, last = path.split("__")
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = value
+    config.write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+def etude(*arguments: Any) -> Any:
+    """A command in this process; `exit_code`, `stdout` and `stderr` of it."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def process(*arguments: Any, folder: Path, **options: Any) -> subprocess.Popen[str]:
+    """A command in a process of its own, with pipes."""
+    found = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))}
+    environment |= options.pop("environment", {})
+    return subprocess.Popen(
+        [sys.executable, "-m", "etude", *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def finished(*arguments: Any, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, run to its end."""
+    started = process(*arguments, folder=folder, **options)
+    output, errors = started.communicate(timeout=120)
+    return subprocess.CompletedProcess(started.args, started.returncode, output, errors)
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The JSON objects of an output, a line each."""
+    return [json.loads(line) for line in text.splitlines() if line.strip()]

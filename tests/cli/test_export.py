@@ -1,0 +1,156 @@
+"""`etude export`: models that other programs load, trajectories that they read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from tests.cli.projects import change, etude, events
+
+
+@pytest.fixture
+def trained(local):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    return local
+
+
+def test_a_model_is_a_folder_that_transformers_loads(trained):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    shown = etude("export", "r", "--version", "last", "--out", "mine", "--json")
+    told = json.loads(shown.stdout)
+    assert told["version"] == 2
+    assert "model.safetensors" in told["files"]
+    assert AutoTokenizer.from_pretrained("mine").chat_template
+    assert AutoModelForCausalLM.from_pretrained("mine").config.vocab_size
+
+
+def test_the_model_card_has_the_facts_of_the_run(trained):
+    assert etude("export", "r", "--version", "v2", "--out", "mine").exit_code == 0
+    card = (trained / "mine" / "README.md").read_text()
+    _, front, body = card.split("---", 2)
+    assert yaml.safe_load(front)["tags"] == ["etude", "grpo"]
+    summary = json.loads((trained / "runs/r/summary.json").read_text())
+    for end in ("before", "after"):
+        assert f"{summary[end]['avg_reward']:.3f}" in body
+    for text in ("95 % interval", "| before training |", "version 2", "torch", "num_epochs: 2", "| 6 |"):
+        assert text in body
+
+
+def test_lora_weights_are_exported_alone_or_merged(local):
+    change(local / "config.yml", trainer_adapters__local__lora={"r": 4}, finetuning__num_epochs=1)
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    assert (
+        "model.safetensors" in json.loads(etude("export", "r", "--version", "v1", "--json").stdout)["files"]
+    )
+    alone = json.loads(etude("export", "r", "--version", "v1", "--lora", "--json").stdout)
+    assert "adapter_model.safetensors" in alone["files"]
+    assert "model.safetensors" not in alone["files"]
+
+
+def test_full_weights_have_no_lora_weights(trained):
+    shown = etude("export", "r", "--version", "v1", "--lora")
+    assert shown.exit_code == 2
+    assert "trained all weights" in shown.stderr
+
+
+def test_nothing_of_the_users_is_written_over(trained):
+    (trained / "mine").mkdir()
+    (trained / "mine" / "thesis.tex").write_text("years of work")
+    assert etude("export", "r", "--version", "v1", "--out", "mine").exit_code == 2
+    assert (trained / "mine" / "thesis.tex").read_text() == "years of work"
+    assert etude("export", "r", "--version", "v1", "--out", "other").exit_code == 0
+    assert etude("export", "r", "--version", "v2", "--out", "other").exit_code == 0
+
+
+def test_the_agent_need_not_be_there(trained):
+    for name in ("agent.py", "train.jsonl", "validation.jsonl"):
+        (trained / name).unlink()
+    assert etude("export", "r", "--version", "v1", "--out", "mine").exit_code == 0
+    assert etude("export", "r", "--trajectories", "t.jsonl").exit_code == 0
+
+
+def test_a_run_of_another_backend_has_no_weights_here(project):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    shown = etude("export", "r")
+    assert shown.exit_code == 2
+
+
+def test_trajectories_as_lines(project):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    told = json.loads(etude("export", "r", "--trajectories", "t.jsonl", "--json").stdout)
+    rows = events((project / "t.jsonl").read_text())
+    assert told["rows"] == len(rows)
+    history = [
+        json.loads(line) for line in (project / "runs/r/training_metrics.jsonl").read_text().splitlines()
+    ]
+    assert len(rows) == sum(epoch["filtered_trajectories"] for epoch in history)
+    row = rows[0]
+    assert (row["run"], row["phase"], row["method"]) == ("r", "train/0", "grpo")
+    assert [item["role"] for item in row["episode"]] == ["user", "assistant"]
+    assert len(row["episode"][1]["token_ids"]) == len(row["episode"][1]["logprobs"])
+
+
+@pytest.mark.parametrize("method", ["grpo", "dpo", "supervised"])
+def test_trajectories_as_parquet(project, method):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    shown = etude("export", "r", "--trajectories", "t.parquet", "--method", method, "--json")
+    table = parquet.read_table(project / "t.parquet")
+    assert table.num_rows == json.loads(shown.stdout)["rows"] > 0
+    row = table.slice(0, 1).to_pylist()[0]
+    assert row["method"] == method
+    if method == "dpo":
+        assert row["chosen_response"] == "yes"
+        assert len(row["chosen_ids"]) == len(row["chosen_logprobs"])
+    else:
+        assert row["items"][1]["content"] in ("yes", "no")
+        assert len(row["items"][1]["token_ids"]) == len(row["items"][1]["logprobs"])
+
+
+def test_openai_rows_for_supervised_training(project):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    arguments = ["--trajectories", "o.jsonl", "--format", "openai", "--method", "supervised"]
+    assert etude("export", "r", *arguments).exit_code == 0
+    row = events((project / "o.jsonl").read_text())[0]
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
+    assert row["messages"][1]["content"] == "yes"
+
+
+def test_openai_rows_for_preferences(project):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    arguments = ["--trajectories", "o.jsonl", "--format", "openai", "--method", "dpo"]
+    assert etude("export", "r", *arguments).exit_code == 0
+    row = events((project / "o.jsonl").read_text())[0]
+    assert row["input"]["messages"][0]["role"] == "user"
+    assert row["preferred_output"] == [{"role": "assistant", "content": "yes"}]
+    assert row["non_preferred_output"] == [{"role": "assistant", "content": "no"}]
+
+
+def test_openai_has_no_rows_for_grpo(project):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    shown = etude("export", "r", "--trajectories", "o.jsonl", "--format", "openai")
+    assert shown.exit_code == 2
+    assert "--method supervised" in shown.stderr
+    assert not (project / "o.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--trajectories", "t.csv"],
+        ["--trajectories", "t.parquet", "--format", "openai"],
+        ["--format", "openai"],
+    ],
+)
+def test_files_that_cannot_be_written_that_way(project, arguments):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    assert etude("export", "r", *arguments).exit_code == 2
+
+
+def test_trajectories_of_an_evaluation(project):
+    assert etude("evaluate", "config.yml", "--name", "e", "--repeat", "4").exit_code == 0
+    assert etude("export", "e", "--trajectories", "t.jsonl").exit_code == 0
+    assert {row["phase"] for row in events((project / "t.jsonl").read_text())} == {"eval"}

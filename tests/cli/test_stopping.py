@@ -1,0 +1,40 @@
+"""Ctrl-C and SIGTERM: real processes, really stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.cli.projects import change, etude, process, rows
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_says_how_to_go_on(project, number, code):
+    (project / "train.jsonl").write_text(rows(40, "t"))
+    change(project / "config.yml", finetuning__num_epochs=1000, llms__policy__log=str(project / "log"))
+    running = process("train", "config.yml", "--name", "r", "--json", folder=project)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if '"trained"' in line:
+            break
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == code
+    assert errors == "stopped; everything up to here is kept\nnext: etude resume runs/r\n"
+    done = len(json.loads(etude("runs", "show", "r", "--json").stdout)["history"]["epochs"])
+    assert etude("resume", "-o", f"finetuning.num_epochs={done + 1}").exit_code == 0
+    sampled = (project / "log").read_text().splitlines()
+    assert len(set(sampled)) == len(sampled)
+
+
+def test_an_evaluation_can_be_stopped_too(project):
+    (project / "validation.jsonl").write_text(rows(2000, "v"))
+    running = process("evaluate", "config.yml", "--name", "e", "--repeat", "50", folder=project)
+    assert running.stdout is not None
+    assert "evaluating" in running.stdout.readline()
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert errors.endswith("next: etude resume runs/e\n")

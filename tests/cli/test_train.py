@@ -1,0 +1,133 @@
+"""`etude train`: from a config to a trained run."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import yaml
+
+from tests.cli.projects import change, etude, events, finished, rows
+
+
+def test_a_config_becomes_a_trained_run(local):
+    result = finished("train", "config.yml", "--name", "first", folder=local)
+    assert result.returncode == 0, result.stderr
+    run = local / "runs" / "first"
+    assert json.loads((run / "summary.json").read_text())["epochs_trained"] == 2
+    assert (run / "reward_plot.png").stat().st_size > 1000
+    assert "reward before" in result.stdout
+    assert "runs/first/reward_plot.png" in result.stdout
+    assert result.stdout.rstrip().splitlines()[-2].startswith("next: etude export runs/first")
+
+
+def test_overrides_may_be_one_word_or_two(project):
+    shown = etude(
+        "train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1", "-o", "finetuning.seed", "7"
+    )
+    assert shown.exit_code == 0, shown.stderr
+    stored = yaml.safe_load((project / "runs" / "r" / "config.yml").read_text())["finetuning"]
+    assert (stored["num_epochs"], stored["seed"]) == (1, 7)
+
+
+def test_datasets_can_be_named_on_the_command_line(project):
+    (project / "other.jsonl").write_text(rows(3, "o"))
+    (project / "held out.jsonl").write_text(rows(2, "h"))
+    options = ["--dataset", "other.jsonl", "--validation-dataset", "held out.jsonl"]
+    shown = etude("train", "config.yml", "--name", "r", *options, "--validation-interval", "1", "--json")
+    assert shown.exit_code == 0, shown.stderr
+    started = events(shown.stdout)[0]
+    assert (started["examples"], started["validation_examples"]) == (3, 2)
+    validations = json.loads((project / "runs" / "r" / "validation_history.json").read_text())
+    assert [entry["epoch"] for entry in validations] == [0, 1, 2]
+
+
+def test_a_dataset_is_looked_for_where_one_types(project, monkeypatch):
+    """Also when the config's own folder has a file of that name."""
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "train.jsonl").write_text(rows(2, "x"))
+    monkeypatch.chdir(elsewhere)
+    shown = etude("train", "../config.yml", "--dataset", "train.jsonl", "--json")
+    assert events(shown.stdout)[0]["examples"] == 2
+
+
+def test_machines_get_an_object_for_each_event(project):
+    told = events(etude("train", "config.yml", "--json").stdout)
+    assert told[0]["event"] == "run_started"
+    assert told[-1]["event"] == "finished"
+    assert told[-1]["epochs_trained"] == 2
+    assert [event["event"] for event in told].count("trained") == 2
+
+
+def test_a_wrong_request_leaves_no_run_behind(project):
+    change(project / "config.yml", trainer_adapters__counting__methods=["dpo"])
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 2
+    assert "grpo" in shown.stderr
+    assert not (project / "runs" / "r").exists()
+    change(project / "config.yml", trainer_adapters__counting__methods=["grpo"])
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+
+
+def test_a_run_is_not_written_over(project):
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 2
+    assert "etude resume" in shown.stderr
+    assert (project / "runs" / "r" / "summary.json").exists()
+
+
+def test_a_failed_run_says_how_to_go_on(project):
+    (project / "train.jsonl").write_text(rows(3, "broken"))
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 1
+    assert shown.stderr.rstrip().endswith("next: etude resume runs/r")
+
+
+def test_errors_are_json_too_when_asked_for(project):
+    shown = etude("train", "missing.yml", "--json")
+    (told,) = events(shown.stdout)
+    assert told["event"] == "error"
+    assert told["exit_code"] == shown.exit_code == 2
+    assert "missing.yml" in told["error"]
+
+
+def test_secrets_are_not_shown_or_kept(project, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-from-environment")
+    change(project / "config.yml", llms__policy__api_key="sk-in-the-file")
+    judge = {"_type": "openai", "model_name": "m", "api_key": "${MY_KEY}", "base_url": "http://localhost:1"}
+    change(project / "config.yml", llms__judge=judge, finetuning__target_model="policy")
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 0, shown.stderr
+    kept = [path.read_bytes() for path in (project / "runs" / "r").rglob("*") if path.is_file()]
+    for text in (shown.stdout.encode(), shown.stderr.encode(), *kept):
+        assert b"sk-in-the-file" not in text
+        assert b"sk-from-environment" not in text
+
+
+@pytest.mark.parametrize("command", ["train", "check", "evaluate"])
+def test_debug_may_stand_anywhere(project, command):
+    shown = etude(command, "missing.yml", "--debug")
+    assert shown.exit_code == 2
+    assert "Traceback" in shown.stderr
+    assert "Traceback" not in etude(command, "missing.yml").stderr
+
+
+def test_what_nobody_foresaw_is_one_sentence(project, monkeypatch):
+    monkeypatch.setattr("etude.config.load.load_config", lambda *args: {}["surprise"])
+    shown = etude("train", "config.yml")
+    assert shown.exit_code == 1
+    assert shown.stderr == "error: KeyError: 'surprise'; add --debug to see where it comes from\n"
+
+
+def test_a_run_in_use_is_refused(project):
+    from etude.store.run_folder import RunFolder
+
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+    with RunFolder.open(project / "runs" / "r"):
+        shown = etude("resume", "r")
+    assert shown.exit_code == 1
+    assert "in use" in shown.stderr
+    assert str(os.getpid()) in shown.stderr or "this process" in shown.stderr
