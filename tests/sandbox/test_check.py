@@ -100,11 +100,19 @@ def test_values_are_compared_as_json_keeps_them(found: object, expected: object,
 def test_tests_are_read_and_written_as_apps_has_them():
     data = {"fn_name": "half", "inputs": [[4], [3], [0]], "outputs": [2, 1.5, 0]}
     assert IoTests.from_json(data) == HALVES
-    assert HALVES.to_json() == data
+    assert HALVES.to_json() == data and not HALVES.wrapped
     assert "fn_name" not in DOUBLES.to_json()
     for broken in ({}, {"inputs": [1]}, {"inputs": [1], "outputs": []}, [1], {**data, "inputs": [4, 3, 0]}):
         with pytest.raises(RequestError):
             IoTests.from_json(broken)  # type: ignore[arg-type]
+
+
+async def test_a_value_may_stand_alone_where_all_are_wrapped():
+    wrapped = IoTests.from_json({"fn_name": "half", "inputs": [[4], [6]], "outputs": [[2], [3]]})
+    for body in ("x // 2", "[x // 2]"):
+        assert (await check_program(f"def half(x): return {body}", wrapped)).status == "ok"
+    mixed = IoTests.from_json({"fn_name": "half", "inputs": [[4], [0]], "outputs": [[2], []]})
+    assert (await check_program("def half(x): return x // 2", mixed)).status == "wrong"
 
 
 async def test_no_tests_are_no_proof():

@@ -27,6 +27,8 @@ class IoTests:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     function: str | None = None
+    wrapped: bool = False
+    """Whether a value may also stand alone where a list that holds just it is expected."""
 
     def __post_init__(self) -> None:
         """Raises RequestError when inputs and outputs do not go together."""
@@ -45,9 +47,15 @@ class IoTests:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> IoTests:
-        """Of APPS's `input_output`. Raises RequestError when it is something else."""
+        """Of APPS's `input_output`. Raises RequestError when it is something else.
+
+        Where each output of a function is a list of one value, as in much of APPS, the value may stand
+        alone: the data does not say which is meant.
+        """
         try:
-            return cls(tuple(data["inputs"]), tuple(data["outputs"]), data.get("fn_name"))
+            inputs, outputs, function = data["inputs"], data["outputs"], data.get("fn_name")
+            lists = all(isinstance(one, list) and len(one) == 1 for one in outputs)
+            return cls(tuple(inputs), tuple(outputs), function, function is not None and lists)
         except (KeyError, TypeError, AttributeError) as error:
             raise RequestError(f"these are no tests with 'inputs' and 'outputs': {data!r:.200}") from error
 
@@ -99,7 +107,7 @@ def _of_calls(result: SandboxResult, tests: IoTests) -> CheckResult:
         call = f"{tests.function}({', '.join(map(repr, given))})"
         if returned.error is not None:
             outcomes.append(("error", f"{call} raised {returned.error}"))
-        elif same_value(returned.value, expected):
+        elif _is_expected(returned.value, expected, tests.wrapped):
             outcomes.append(("ok", ""))
         else:
             outcomes.append(
@@ -108,6 +116,10 @@ def _of_calls(result: SandboxResult, tests: IoTests) -> CheckResult:
     if result.status != "ok":
         outcomes.append((result.status, result.reason))
     return _verdict(outcomes, len(tests), result.isolation)
+
+
+def _is_expected(value: Any, expected: Any, wrapped: bool) -> bool:
+    return same_value(value, expected) or (wrapped and same_value(value, expected[0]))
 
 
 def _of_output(result: SandboxResult, expected: str) -> tuple[Status, str]:
