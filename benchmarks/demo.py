@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ from common import parse_arguments, print_json, print_table, progress, silent
 from etude.core.stats import estimate
 
 TARGET = 0.9
+WINDOW = 4
+"""Epochs whose rewards are averaged: one epoch's are too few to say that a target is reached."""
+SHOWN = 12
+"""Rows of the printed curve."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,19 @@ class Learning:
     cpu_seconds: float
 
     @property
+    def smoothed(self) -> list[Point]:
+        """The curve with each reward the average of the last `WINDOW` epochs."""
+        rewards = [point.reward for point in self.curve]
+        windows = [rewards[max(0, place + 1 - WINDOW) : place + 1] for place in range(len(rewards))]
+        return [
+            replace(point, reward=statistics.fmean(window))
+            for point, window in zip(self.curve, windows, strict=True)
+        ]
+
+    @property
     def seconds_to_target(self) -> float | None:
-        """Wall seconds until an epoch's episodes reached the target; None when none did."""
-        return next((point.seconds for point in self.curve if point.reward >= TARGET), None)
+        """Wall seconds until the smoothed reward reached the target; None when it never did."""
+        return next((point.seconds for point in self.smoothed[WINDOW - 1 :] if point.reward >= TARGET), None)
 
 
 def learn(seed: int) -> Learning:
@@ -164,21 +178,20 @@ def print_results(runs: Sequence[Learning]) -> None:
         rows,
         [],
     )
-    curve = [
-        (
-            str(p.epoch + 1),
-            f"{p.seconds:.0f}",
-            "-" if p.cpu_seconds is None else f"{p.cpu_seconds:.0f}",
-            f"{p.reward:.3f}",
-        )
-        for p in runs[0].curve
-    ]
+    points = runs[0].smoothed
+    last = len(points) - 1
+    shown = sorted({round(last * step / (SHOWN - 1)) for step in range(SHOWN)})
     print_table(
         f"Learning curve of seed {runs[0].seed}",
-        ("epoch", "seconds", "CPU s", "reward of its episodes"),
-        curve,
+        ("epoch", "seconds", "CPU s", f"reward, average of {WINDOW} epochs"),
+        [_row(points[place]) for place in shown],
         [],
     )
+
+
+def _row(point: Point) -> tuple[str, str, str, str]:
+    cpu = "-" if point.cpu_seconds is None else f"{point.cpu_seconds:.0f}"
+    return str(point.epoch + 1), f"{point.seconds:.0f}", cpu, f"{point.reward:.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

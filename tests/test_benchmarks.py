@@ -6,6 +6,7 @@ import asyncio
 import importlib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -43,3 +44,25 @@ def test_json_has_the_keys_that_others_read(harness: ModuleType):
     assert (found["trajectories_per_s"], found["peak_rss_mb"]) == (100.0, 65.0)
     assert found["rss_growth_mb_per_1000_episodes"] == 0.1
     assert len(found["settings"]) == 8
+
+
+def test_a_target_is_reached_by_the_average_of_several_epochs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    demo = importlib.import_module("demo")
+
+    def learning(rewards: list[float]) -> Any:
+        nothing = demo.Measured(0.0, 0.0, 0.0, 1)
+        curve = [demo.Point(epoch, 10.0 * epoch, None, reward) for epoch, reward in enumerate(rewards)]
+        return demo.Learning(0, nothing, nothing, nothing, curve, 100.0, 90.0)
+
+    assert learning([0.5, 1.0, 0.5, 0.5, 0.5]).seconds_to_target is None
+    assert learning([0.5, 0.9, 0.9, 0.9, 0.9, 1.0]).seconds_to_target == 40.0
+    assert learning([1.0]).seconds_to_target is None
+
+
+def test_scores_of_several_seeds_are_one_sample(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    demo = importlib.import_module("demo")
+    pooled = demo.pooled([demo.Measured(0.25, 0.1, 0.5, 100), demo.Measured(0.75, 0.5, 0.9, 100)])
+    assert (pooled.score, pooled.n) == (0.5, 200)
+    assert pooled.high - pooled.low < 0.15
