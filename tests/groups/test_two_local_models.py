@@ -10,7 +10,6 @@ from etude.adapters.local_adapter import LocalAdapter
 from etude.adapters.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest, Sampling
-from etude.core.job import TrainingStatusEnum
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.inference.embedded import EmbeddedEngine

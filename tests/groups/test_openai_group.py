@@ -1,0 +1,453 @@
+"""The shared model group, on an adapter of this process and on OpenAI's fine-tuning jobs."""
+
+import json
+
+import pytest
+
+from etude.adapters.local_config import LocalAdapterConfig, LoraConfig
+from etude.adapters.openai_jobs import OpenAiJobs, OpenAiJobsConfig, TrainingJobNotFoundClientError
+from etude.adapters.trainer_adapter import Capabilities
+from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
+from etude.core.job import TrainingStatusEnum
+from etude.groups import (
+    DryRun,
+    Frozen,
+    GroupAgent,
+    ModelLine,
+    ModelSettings,
+    OpenAiSharedModelGroup,
+    OpenAiSharedModelGroupState,
+    SharedModelGroup,
+    Skipped,
+    Step,
+    agents_of_model,
+)
+from etude.protocols import adp, nip
+from etude.store.journal import Journal
+from tests.adapters.openai_stand_in import StandIn
+from tests.builders.plays import played
+from tests.builders.scripted_episodes import conversation, episode
+from tests.protocols.games import example
+from tests.support import ScriptedEngine
+from tests.training import FakeAdapter, Interrupted
+
+ACCEPT, REJECT = "Decision: accept", "Decision: reject"
+BASE = "gpt-4o-mini-2024-07-18"
+
+
+class Engine(ScriptedEngine):
+    """An engine that is asked for a model by its name."""
+
+    def __init__(self):
+        super().__init__(["yes"])
+        self.location = BASE
+
+    async def adopt(self, version):
+        await super().adopt(version)
+        self.location = version.location
+
+
+class Server:
+    """The engine of a language-model server."""
+
+    def __init__(self):
+        self.told = []
+        self.answers = 0
+
+    async def start_engine(self, model_name):
+        self.told.append(f"start {model_name}")
+
+    async def stop_engine(self):
+        self.told.append("stop")
+
+    async def accepts_connections(self):
+        self.answers += 1
+        return self.answers > 2
+
+    async def validate_server_version(self):
+        self.told.append("version")
+
+
+class Made:
+    """A group with all that is around it; `again()` is the same in another process."""
+
+    def __init__(self, folder, journal, *, protocol=None, adapter=None, server=None, **settings):
+        self.folder, self.journal, self.protocol, self.settings = folder, journal, protocol, settings
+        self.adapter = adapter or FakeAdapter(
+            folder / "backend", capabilities=Capabilities(versions=True, from_base=True)
+        )
+        self.engine = Engine()
+        line = ModelLine("pair", "policy", self.adapter, self.engine, journal)
+        shared = ModelSettings(BASE, **settings)
+        agents = (
+            [GroupAgent("agent", shared, "pair")]
+            if protocol is None
+            else agents_of_model(protocol, dict.fromkeys(protocol.agents, "policy"), "policy", "pair", shared)
+        )
+        self.group = OpenAiSharedModelGroup("pair", agents, line, protocol, language_model_client=server)
+
+    def again(self):
+        return Made(self.folder, self.journal, protocol=self.protocol, adapter=self.adapter, **self.settings)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal(tmp_path / "run.db") as journal:
+        yield journal
+
+
+@pytest.fixture
+def make(tmp_path, journal):
+    return lambda **settings: Made(tmp_path, journal, **settings)
+
+
+@pytest.fixture
+async def plays(tmp_path):
+    """A true claim that is accepted, and a false one that is accepted too."""
+    right = await played(tmp_path, adp(), ["proof", ACCEPT])
+    wrong = await played(tmp_path, adp(), ["lie", ACCEPT], about=example(0), id="train/0/f/0", generation=1)
+    return right, wrong
+
+
+async def trained(made, plays):
+    """One supervised job, made and switched to."""
+    right, _ = plays
+    await made.group.wait_for_ready()
+    await made.group.create_supervised_fine_tune_job({"prover": [right], "verifier": [right]})
+    await made.group.wait_for_fine_tune_job(poll_interval=0)
+    return await made.group.switch_to_next_model()
+
+
+async def test_a_group_makes_a_job_and_switches_to_what_it_made(make, plays):
+    made = make(protocol=adp())
+    version = await trained(made, plays)
+    assert (version.number, made.engine.version, made.group.model_name) == (1, 1, "weights-1")
+    assert await made.group.get_fine_tune_job_status() == "succeeded"
+    assert not await made.group.fine_tune_job_failed()
+    job = json.loads(next(made.adapter.folder.iterdir()).read_text())
+    assert job["trajectories"] == 2
+
+
+async def test_the_lineage_says_what_made_each_version(make, plays):
+    made = make(protocol=adp())
+    await trained(made, plays)
+    right, wrong = plays
+    await made.group.create_grpo_fine_tune_job({"verifier": [right, wrong]}, job_name="second")
+    await made.group.switch_to_next_model()
+    first, second = made.group.lineage()
+    assert [(one.version.number, one.data.parent, one.data.method) for one in (first, second)] == [
+        (1, 0, "supervised"),
+        (2, 1, "grpo"),
+    ]
+    assert second.job.run_id == "second"
+    assert second.metrics == {"loss": 1.0, "trajectories": 2}
+    assert first.data.data_hash != second.data.data_hash
+
+
+async def test_a_group_that_starts_from_scratch_starts_each_job_from_the_base(make, plays):
+    made = make(protocol=adp(), fine_tune_from_scratch=True)
+    await trained(made, plays)
+    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    assert (await made.adapter.current_version()).number == 0
+    last = made.group.line.log.job(made.group.get_state().fine_tune_job_id)
+    assert last.parent == 0
+
+
+async def test_the_state_survives_the_process(make, plays):
+    made = make(protocol=adp())
+    await trained(made, plays)
+    again = made.again()
+    await again.group.wait_for_ready()
+    assert again.group.get_state() == made.group.get_state()
+    assert (again.engine.version, again.group.model_name) == (1, "weights-1")
+    assert await again.group.switch_to_next_model() == made.group.line.version
+
+
+async def test_a_switch_that_was_killed_half_way_is_made_whole(make, plays, monkeypatch):
+    made = make(protocol=adp())
+    right, _ = plays
+    await made.group.wait_for_ready()
+    await made.group.create_supervised_fine_tune_job({"prover": [right]})
+
+    async def killed(state):
+        raise Interrupted
+
+    monkeypatch.setattr(made.group.line.log, "put_state", killed)
+    with pytest.raises(Interrupted):
+        await made.group.switch_to_next_model()
+    again = made.again()
+    await again.group.wait_for_ready()
+    assert again.engine.version == 0
+    assert (await again.group.switch_to_next_model()).number == 1
+    assert len(again.group.lineage()) == 1
+
+
+async def test_a_switch_that_fails_leaves_everything_as_it_was(make, plays):
+    made = make(protocol=adp())
+    await made.group.wait_for_ready()
+    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    before, adopt = made.group.get_state(), made.engine.adopt
+
+    async def broken(version):
+        await adopt(version)
+        if version.number:
+            raise EngineError("the weights do not fit")
+
+    made.engine.adopt = broken
+    with pytest.raises(EngineError, match="do not fit"):
+        await made.group.switch_to_next_model()
+    assert (made.engine.version, made.group.model_name, made.group.lineage()) == (0, BASE, [])
+    assert made.group.get_state() == before
+
+
+async def test_a_job_of_the_same_data_is_the_same_job_until_it_fails(make, plays):
+    made = make(protocol=adp())
+    await made.group.wait_for_ready()
+    first = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    assert await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]}) == first
+    status = made.adapter.status
+
+    async def failed(ref):
+        found = await status(ref)
+        return found.model_copy(update={"status": TrainingStatusEnum.FAILED, "message": "out of memory"})
+
+    made.adapter.status = failed
+    assert await made.group.get_fine_tune_job_status() == "failed"
+    assert await made.group.fine_tune_job_failed()
+    assert await made.group.get_fine_tune_job_error_repr() == "out of memory"
+    with pytest.raises(TrainingError, match="ended as 'failed': out of memory"):
+        await made.group.switch_to_next_model()
+    second = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    third = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    assert (second.run_id, third.run_id) == (f"{first.run_id}-retry-1", f"{first.run_id}-retry-2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "reason"),
+    [
+        ({"freeze_agent": True}, Frozen, "the model 'policy' is frozen"),
+        ({"min_rows": 10}, Skipped, "too little data: 1 rows, and at least 10 are needed"),
+        ({"dry_run": True}, DryRun, "dry run: nothing was submitted"),
+    ],
+)
+async def test_what_is_not_submitted_is_told_by_its_type(make, plays, settings, kind, reason):
+    made = make(protocol=adp(), **settings)
+    await made.group.wait_for_ready()
+    result = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    assert (type(result), result.reason) == (kind, reason)
+    assert made.adapter.submitted == []
+    # It is neither a success nor a failure, and nothing changes.
+    assert await made.group.get_fine_tune_job_status() == "not_found"
+    assert not await made.group.fine_tune_job_failed()
+    assert await made.group.get_fine_tune_job_error_repr() == reason
+    assert (await made.group.switch_to_next_model()).number == 0
+    assert made.group.is_trainable == (kind is not Frozen)
+
+
+async def test_without_any_job_there_is_nothing_to_switch_to(make):
+    group = make().group
+    assert await group.get_fine_tune_job_status() == "not_found"
+    assert "no job was created yet" in await group.get_fine_tune_job_error_repr()
+    with pytest.raises(TrainingJobNotFoundClientError):
+        await group.switch_to_next_model()
+    with pytest.raises(TrainingJobNotFoundClientError):
+        await group._get_openai_fine_tune_job()
+
+
+async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, journal):
+    server = StandIn()
+    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), server.client(), BASE)
+    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
+    tree = await played(tmp_path, adp(), ["good", "bad", "bad", ACCEPT], widths={"prover": 3})
+    steps = {"prover": [Step(tree, 0), Step(tree, 1)]}, {"prover": [Step(tree, 1), Step(tree, 2)]}
+    await made.group.create_dpo_fine_tune_job(*steps)
+    # The second pair has equal answers.
+    assert server.rows("ftjob-0") == [
+        {
+            "input": {
+                "messages": [
+                    {"role": "system", "content": "You are prover. e"},
+                    {"role": "user", "content": "Decide now."},
+                ]
+            },
+            "preferred_output": [{"role": "assistant", "content": "good"}],
+            "non_preferred_output": [{"role": "assistant", "content": "bad"}],
+        }
+    ]
+
+
+async def test_a_replaced_guess_is_the_truth_in_the_row(tmp_path, journal, plays):
+    server = StandIn()
+    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), server.client(), BASE)
+    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
+    right, wrong = plays
+    await made.group.create_supervised_fine_tune_job({"prover": [right]}, {"verifier": [wrong]})
+    prover, verifier = (row["messages"] for row in server.rows("ftjob-0"))
+    assert [message["content"] for message in prover] == ["You are prover. e", "Decide now.", "proof"]
+    assert verifier[0]["content"] == "You are verifier. e"
+    assert "lie" in verifier[1]["content"]
+    assert verifier[2] == {"role": "assistant", "content": REJECT}
+
+
+async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(tmp_path, journal, plays):
+    server = StandIn()
+    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), server.client(), BASE)
+    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
+    group = made.group
+    assert group.training_client_type == "openai"
+    assert group.openai_client is adapter.client
+    await group.wait_for_ready()
+    await group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="run_iter_0_pair")
+    states = [await group.get_fine_tune_job_status() for _ in range(4)]
+    assert states == ["pending", "pending", "running", "succeeded"]
+    await group.switch_to_next_model()
+    assert group.model_name == made.engine.location == f"ft:{BASE}:org::ftjob-0"
+    assert (await group._get_openai_fine_tune_job()).fine_tuned_model == group.model_name
+    with pytest.raises(TrainingError, match="does not train through 'lm_server'"):
+        await group._get_lm_server_fine_tune_job()
+    with pytest.raises(CapabilityError, match="dpo, supervised"):
+        await group.create_grpo_fine_tune_job({"prover": [plays[0]]})
+
+
+@pytest.mark.parametrize("ending", ["failed", "cancelled"])
+async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending):
+    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), StandIn(ending=ending).client(), BASE)
+    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
+    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    with pytest.raises(TrainingError):
+        await made.group.wait_for_fine_tune_job(poll_interval=0)
+    assert await made.group.get_fine_tune_job_status() == ending
+    assert await made.group.fine_tune_job_failed()
+    error = await made.group.get_fine_tune_job_error_repr()
+    assert error.startswith("Code: invalid_training_file.") == (ending == "failed")
+
+
+async def test_a_language_model_server_makes_room_for_training_and_comes_back(tmp_path, journal, plays):
+    server = Server()
+    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), StandIn().client(), BASE)
+    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter, server=server)
+    group = made.group
+    assert group.training_client_type == "lm_server"
+    assert group.language_model_client is server
+    await group.wait_for_ready(timeout=20)
+    await group.eval()
+    await group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    await group.wait_for_fine_tune_job(poll_interval=0)
+    version = await group.switch_to_next_model()
+    await group.eval()
+    assert server.told == ["version", f"start {BASE}", "stop", f"start {version.location}"]
+    assert (await group._get_lm_server_fine_tune_job()).status == "succeeded"
+
+
+async def test_a_group_that_does_not_get_ready_says_so(make):
+    made = make()
+
+    async def away():
+        return False
+
+    made.adapter.is_healthy = away
+    with pytest.raises(TimeoutError, match=r"group 'pair' is not ready after 0.01 s"):
+        await made.group.wait_for_ready(timeout=0.01)
+
+
+def test_there_is_no_server_to_control_where_there_is_none(make):
+    group = make().group
+    assert group.training_client_type == "adapter"
+    with pytest.raises(CapabilityError, match="language-model server"):
+        _ = group.language_model_client
+
+
+def test_the_client_is_made_when_it_is_first_asked_for(make, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    group = make().group
+    assert group.openai_client is group.openai_client
+
+
+async def test_a_state_can_be_set(make):
+    made = make()
+    state = OpenAiSharedModelGroupState.model_validate(
+        {"version": {"number": 3, "location": "weights-3", "digest": "digest-3"}}
+    )
+    made.group.set_state(state.model_dump())
+    assert made.group.get_state() == state
+    assert (state.fine_tune_job_id, state.fine_tuned_model_name) == (None, "weights-3")
+    assert made.group.model_name == "weights-3"
+    await made.group.eval()
+    assert made.engine.version == 3
+
+
+def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
+    adapter = LocalAdapterConfig(passes=3, learning_rate=1e-4, lora=LoraConfig(r=16, alpha=24))
+    settings = ModelSettings.of_adapter("tiny", adapter)
+    protocol = nip(max_message_rounds=5)
+    agents = agents_of_model(protocol, {"prover": "other", "verifier": "policy"}, "policy", "pair", settings)
+    group = OpenAiSharedModelGroup("pair", agents, make().group.line, protocol)
+    assert isinstance(group, SharedModelGroup)
+    assert (group.num_epochs, group.rl_learning_rate, group.lora_alpha) == (3, 1e-4, 24)
+    assert (group.max_message_rounds, group.model_name, group.is_trainable) == (5, "tiny", True)
+    # An agent's id is its place in the protocol, whoever else is in the group.
+    names = list(protocol.agents)
+    assert list(group.agent_ids_and_names()) == [(names.index("verifier"), "verifier")]
+    assert group.agent_wholes["verifier"].may_decide
+    assert make().group.lora_alpha is None
+    with pytest.raises(RequestError, match="plays no protocol"):
+        _ = make().group.max_message_rounds
+
+
+@pytest.mark.parametrize(
+    ("agents", "message"),
+    [
+        (
+            [("a", {}), ("b", {"num_epochs": 2})],
+            "on num_epochs, and it is 1 for 'a' and 2 for 'b'",
+        ),
+        ([("a", {}), ("b", {"lora_rank": 8})], "must agree on lora_rank"),
+        ([("a", {}), ("a", {})], "two agents called 'a'"),
+        ([], "has no agents"),
+    ],
+)
+def test_agents_of_a_group_must_agree(make, agents, message):
+    made = [GroupAgent(name, ModelSettings(BASE, **settings), "pair") for name, settings in agents]
+    with pytest.raises(RequestError, match=message):
+        OpenAiSharedModelGroup("pair", iter(made), make().group.line)
+
+
+def test_an_agent_belongs_to_one_group(make):
+    line = make().group.line
+    OpenAiSharedModelGroup("alone", [GroupAgent("alone", ModelSettings(BASE))], line)
+    with pytest.raises(RequestError, match="agent 'a' belongs to the group 'a', not to 'pair'"):
+        OpenAiSharedModelGroup("pair", [GroupAgent("a", ModelSettings(BASE))], line)
+    with pytest.raises(RequestError, match="protocol 'adp' has no agent 'a'"):
+        OpenAiSharedModelGroup("a", [GroupAgent("a", ModelSettings(BASE))], line, adp())
+
+
+async def test_data_of_strangers_and_steps_that_do_not_fit_are_refused(make, tmp_path, plays):
+    group, (right, wrong) = make(protocol=adp()).group, plays
+    with pytest.raises(RequestError, match="has no agent 'judge'; agents: "):
+        await group.create_supervised_fine_tune_job({"judge": [right]})
+    with pytest.raises(RequestError, match="'prover' is no verifier"):
+        await group.create_supervised_fine_tune_job({}, {"prover": [right]})
+    with pytest.raises(RequestError, match="step 0 of 'prover' is a turn of 'verifier'"):
+        await group.create_dpo_fine_tune_job({"prover": [Step(right, 1)]}, {"prover": [Step(wrong, 1)]})
+    with pytest.raises(RequestError, match="step 0 of 'verifier' answer different prompts"):
+        await group.create_dpo_fine_tune_job({"verifier": [Step(right, 1)]}, {"verifier": [Step(wrong, 1)]})
+    with pytest.raises(RequestError, match="1 positive and 0 negative"):
+        await group.create_dpo_fine_tune_job({"prover": [Step(right, 0)]}, {"prover": []})
+    with pytest.raises(RequestError, match="positive steps are of prover, and negative ones of nobody"):
+        await group.create_dpo_fine_tune_job({"prover": [Step(right, 0)]}, {})
+    with pytest.raises(RequestError, match="no answered call 7"):
+        _ = Step(right, 7).recorded
+
+
+async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
+    group = make().group
+    records = [episode(conversation("q", f"a{n}"), generation=n) for n in range(2)]
+    await group.wait_for_ready()
+    with pytest.raises(RequestError, match="is no play; say its reward"):
+        await group.create_grpo_fine_tune_job({"agent": records})
+    with pytest.raises(RequestError, match="'train/0/e/1' has no reward"):
+        await group.create_grpo_fine_tune_job({"agent": records}, {records[0].id: 1.0})
+    rewards = {record.id: float(record.generation) for record in records}
+    await group.create_grpo_fine_tune_job({"agent": records}, rewards)
+    await group.train()
+    assert (await group.switch_to_next_model()).number == 1
