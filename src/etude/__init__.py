@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         FinetuneConfig,
         FinetuneRunConfig,
         RewardFunctionConfig,
+        TargetConfig,
         TrainerAdapterConfig,
         TrainerConfig,
         TrajectoryBuilderConfig,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from etude.core.example import Example
     from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
     from etude.core.message import OpenAIMessage
+    from etude.core.skipped import DryRun, Frozen, Skipped
     from etude.core.trajectory import (
         DPOItem,
         EpisodeItem,
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
         Trajectory,
         TrajectoryCollection,
     )
+    from etude.groups.openai_group import OpenAiSharedModelGroup
+    from etude.groups.shared import SharedModelGroup
     from etude.inference.engine import Engine
     from etude.rewards.evaluator import Evaluator
     from etude.rewards.function_evaluator import evaluator
@@ -70,6 +74,7 @@ _HOMES = {
         "FinetuneConfig",
         "FinetuneRunConfig",
         "RewardFunctionConfig",
+        "TargetConfig",
         "TrainerAdapterConfig",
         "TrainerConfig",
         "TrajectoryBuilderConfig",
@@ -96,6 +101,7 @@ _HOMES = {
     "etude.core.example": ("Example",),
     "etude.core.job": ("TrainingJobRef", "TrainingJobStatus", "TrainingStatusEnum"),
     "etude.core.message": ("OpenAIMessage",),
+    "etude.core.skipped": ("DryRun", "Frozen", "Skipped"),
     "etude.core.trajectory": (
         "DPOItem",
         "EpisodeItem",
@@ -103,6 +109,8 @@ _HOMES = {
         "Trajectory",
         "TrajectoryCollection",
     ),
+    "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
+    "etude.groups.shared": ("SharedModelGroup",),
     "etude.inference.engine": ("Engine",),
     "etude.rewards.evaluator": ("Evaluator",),
     "etude.rewards.function_evaluator": ("evaluator",),
@@ -119,6 +127,7 @@ __all__ = [
     "CurriculumLearningConfig",
     "DPOItem",
     "DatasetConfig",
+    "DryRun",
     "Engine",
     "Episode",
     "EpisodeItem",
@@ -134,11 +143,16 @@ __all__ = [
     "Example",
     "FinetuneConfig",
     "FinetuneRunConfig",
+    "Frozen",
     "LlmConfig",
     "OpenAIMessage",
+    "OpenAiSharedModelGroup",
     "Reply",
     "RequestError",
     "RewardFunctionConfig",
+    "SharedModelGroup",
+    "Skipped",
+    "TargetConfig",
     "Trainer",
     "TrainerAdapter",
     "TrainerAdapterConfig",

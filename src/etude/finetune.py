@@ -11,8 +11,7 @@ from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Progress
-from etude.epochs.log import EpochLog, histories
-from etude.epochs.summary import summary_of, summary_of_targets
+from etude.epochs.summary import summary_in
 from etude.inference.engine import Engine
 from etude.report.run_report import RunReport
 from etude.runtime import Report, open_runtime
@@ -26,7 +25,7 @@ class Outcome:
     statuses: list[TrainingJobStatus]
     """Of its training jobs, in order."""
     summary: dict[str, Any]
-    """See `summary_of_run`; also in the run folder as `summary.json`."""
+    """See `etude.epochs.summary.summary_in`; also in the run folder as `summary.json`."""
 
 
 async def finetune(
@@ -53,15 +52,7 @@ async def finetune(
         finally:
             await trainer.cleanup()
     _require_success(statuses)
-    return Outcome(statuses, summary_of_run(run))
-
-
-def summary_of_run(run: RunFolder) -> dict[str, Any]:
-    """The run in numbers, whether it trains one model or several; see `etude.epochs.summary`."""
-    targets = histories(run.journal, run.name)
-    if targets:
-        return summary_of_targets(run.name, targets)
-    return summary_of(EpochLog(run.journal).history(run.name))
+    return Outcome(statuses, summary_in(run.journal, run.name))
 
 
 def _require_success(statuses: list[TrainingJobStatus]) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 from etude.core.errors import TrainingError
 from etude.core.history import History, ValidationEntry
 from etude.core.job import TrainingJobStatus
+from etude.epochs.log import EpochLog, histories
 from etude.epochs.versions import best_version, last_version
+from etude.store.journal import Journal
 
 
 def summary_of(history: History) -> dict[str, Any]:
@@ -29,6 +31,12 @@ def summary_of(history: History) -> dict[str, Any]:
         "best_version": None if best is None else best.model_dump(mode="json"),
         "last_version": None if last is None else last.model_dump(mode="json"),
     }
+
+
+def summary_in(journal: Journal, run_id: str) -> dict[str, Any]:
+    """The run that a journal is of, in numbers: `summary_of`, or of several targets `summary_of_targets`."""
+    targets = histories(journal, run_id)
+    return summary_of_targets(run_id, targets) if targets else summary_of(EpochLog(journal).history(run_id))
 
 
 def summary_of_targets(run_id: str, histories: Mapping[str, History]) -> dict[str, Any]:

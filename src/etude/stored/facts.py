@@ -10,7 +10,7 @@ from typing import Any, Literal
 from etude.core.errors import EtudeError
 from etude.core.history import History
 from etude.epochs.log import EpochLog
-from etude.epochs.summary import summary_of
+from etude.epochs.summary import summary_in
 from etude.store.lock import locked_by
 from etude.store.run_folder import LOCK, RunFolder
 from etude.stored.request import RESULT, read_request
@@ -43,7 +43,7 @@ class RunFacts:
     base: str | None = None
     """The model that was trained, as the config names it."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Of a training run: see `etude.epochs.summary.summary_of`."""
+    """Of a training run: see `etude.epochs.summary.summary_in`."""
     result: Mapping[str, Any] | None = None
     """Of a finished evaluation: see `etude.evaluation.result.Evaluation`."""
 
@@ -69,7 +69,7 @@ def facts_of(path: Path) -> RunFacts:
     try:
         request = read_request(path)
         with RunFolder.read(path) as run:
-            history = EpochLog(run.journal).history(run.name)
+            summary = summary_in(run.journal, run.name)
             result = run.read_json(RESULT)
             is_over = run.read_json(SUMMARY) is not None
         settings = stored_data(path) if (path / CONFIG).is_file() else {}
@@ -90,7 +90,7 @@ def facts_of(path: Path) -> RunFacts:
         method=_type_of(settings, "trajectory_builders", finetuning.get("trajectory_builder")),
         backend=_type_of(settings, "trainer_adapters", finetuning.get("trainer_adapter")),
         base=_base(settings, finetuning.get("target_model")),
-        summary=summary_of(history),
+        summary=summary,
         result=result,
     )
 
