@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from etude.cli import (
     check,
+    dataset,
     demo,
     doctor,
     evaluate,
@@ -89,3 +90,4 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 for _command in _COMMANDS:
     app.command()(reported(_command))
 app.add_typer(runs.app, name="runs")
+app.add_typer(dataset.app, name="dataset")

@@ -167,6 +167,15 @@ async def test_a_run_that_was_stopped_pays_for_nothing_twice(tmp_path: Path):
     assert sorted(set(asked)) == paid and len(asked) <= len(paid) + 1
 
 
+async def test_another_model_is_asked_anew_and_more_attempts_go_on(journal: Journal):
+    first = ScriptedEngine(lambda request: STILL_RIGHT)
+    await buggify([problem()], first, journal, BuggifySettings("a", max_attempts=2))
+    await buggify([problem()], first, journal, BuggifySettings("a", max_attempts=3))
+    assert len(first.requests) == 3
+    made = await buggify([problem()], answering(SUBTLE), journal, BuggifySettings("b"))
+    assert made.attempts == 1
+
+
 async def test_failed_calls_leave_a_problem_out_until_the_next_time(journal: Journal):
     problems = [problem("a"), problem("b")]
     told: list[tuple[str, bool]] = []

@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from etude.core.call import ChatRequest, Sampling
@@ -33,6 +33,8 @@ Row = dict[str, Any]
 class BuggifySettings:
     """How wrong programs are made. Raises RequestError for numbers that allow none."""
 
+    model: str = ""
+    """Name of the model, under which its answers are kept."""
     share: float = 1.0
     """The share of a problem's right programs that are made wrong, rounded up; which ones, is drawn."""
     most_per_problem: int = 1
@@ -82,7 +84,7 @@ async def buggify(
 
     A program is tried out before: one that fails its tests is not right, and its problem is left out, as
     is one without tests. A problem on which the model's calls fail is left out too, and tried again the
-    next time. Raises EtudeError when the calls failed for all problems, StoreError when the journal
+    next time. Raises EtudeError when no call succeeded, StoreError when the journal
     cannot be written.
     """
     chosen = settings or BuggifySettings()
@@ -99,7 +101,7 @@ async def buggify(
     await asyncio.gather(*(work() for _ in range(max_concurrency)))
     outcomes = [done[place] for place in sorted(done)]
     failed = [outcome.failure for outcome in outcomes if outcome.failure is not None]
-    if failed and len(failed) == len(outcomes):
+    if failed and not any(outcome.attempts for outcome in outcomes):
         raise EtudeError(f"the model's calls failed for all of {len(failed)} problems: {failed[0]}")
     return Buggified(
         rows=tuple(outcome.row for outcome in outcomes if outcome.row is not None),
@@ -172,7 +174,7 @@ class _Maker:
         ]
         for attempt in range(settings.max_attempts):
             key = fold(settings.seed, "buggify", self.problem.id, number, attempt)
-            text = await self._answer(f"{base}/{content_hash(asdict(settings))}/{attempt}", messages, key)
+            text = await self._answer(f"{base}/{self._asked_of()}/{attempt}", messages, key)
             wrong, objection = program_in(text), ""
             if wrong is None:
                 objection = "There is no Python program in a code block in it"
@@ -191,6 +193,11 @@ class _Maker:
                 {"role": "user", "content": _AGAIN.format(objection=objection)},
             ]
         return _Wrong(None, settings.max_attempts, {})
+
+    def _asked_of(self) -> str:
+        """All that the answers depend on beside the program."""
+        settings = self.settings
+        return content_hash([settings.model, settings.temperature, settings.max_tokens, settings.seed])
 
     async def _answer(self, key: str, messages: Sequence[Message], seed: int) -> str:
         sampling = Sampling(temperature=self.settings.temperature, max_tokens=self.settings.max_tokens)

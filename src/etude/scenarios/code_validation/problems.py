@@ -21,11 +21,12 @@ from etude.rollout.dataset_rows import read_rows
 from etude.sandbox.check import IoTests
 from etude.scenarios.code_validation.dataset_config import ProgramsConfig
 
-_FILES: Mapping[str, type[FileDatasetConfig]] = {
+FILE_TYPES: Mapping[str, type[FileDatasetConfig]] = {
     ".jsonl": JsonlDatasetConfig,
     ".json": JsonDatasetConfig,
     ".parquet": ParquetDatasetConfig,
 }
+"""The files that problems are read from, by suffix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,9 @@ def _rows(config: ProgramsConfig) -> RowsConfig:
 
 
 def _file(path: Path) -> FileDatasetConfig:
-    made = _FILES.get(path.suffix.lower())
+    made = FILE_TYPES.get(path.suffix.lower())
     if made is None:
-        raise DatasetError(f"{path}: programs are read from {', '.join(_FILES)} files")
+        raise DatasetError(f"{path}: programs are read from {', '.join(FILE_TYPES)} files")
     return made(file_path=path)
 
 

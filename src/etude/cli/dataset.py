@@ -1,0 +1,118 @@
+"""`etude dataset buggify`: wrong programs, made from right ones."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from etude.cli.console import emit, next_step, path_shown, say, table, warn
+from etude.cli.errors import reported, then
+from etude.cli.options import AsJson
+from etude.cli.running import run as run_async
+
+if TYPE_CHECKING:
+    from etude.inference.openai_compatible import OpenAiEngine
+    from etude.scenarios.code_validation.buggify import Buggified, BuggifySettings
+    from etude.scenarios.code_validation.dataset_config import ProgramsConfig
+
+app = typer.Typer(help="Make data sets.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class Difficulty(StrEnum):
+    """How hard APPS says that a problem is."""
+
+    INTRODUCTORY = "introductory"
+    INTERVIEW = "interview"
+    COMPETITION = "competition"
+
+
+@app.callback()
+def dataset() -> None:
+    """Keeps `buggify` a command of its own, though it is the only one."""
+
+
+@app.command()
+@reported
+def buggify(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Right programs with tests, in the columns of codeparrot/apps: a .jsonl, .json or .parquet "
+            "file, or a name on the hub.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The .jsonl file to write.", show_default=False)],
+    model: Annotated[str, typer.Option(help="The model that plants the bugs.", show_default=False)],
+    base_url: Annotated[
+        str | None, typer.Option(help="Its endpoint; by default OPENAI_BASE_URL, else OpenAI.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first problems only.")] = None,
+    split: Annotated[str | None, typer.Option(help="Problems of this split: train or test.")] = None,
+    difficulty: Annotated[Difficulty | None, typer.Option(help="Problems of this difficulty.")] = None,
+    share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of a problem's right programs to make wrong.")
+    ] = 1.0,
+    per_problem: Annotated[int, typer.Option(min=1, help="Most wrong programs for one problem.")] = 1,
+    attempts: Annotated[int, typer.Option(min=1, help="Answers of the model for one program.")] = 10,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 1.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Problems at the same time.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Have a model plant a bug in right programs; each is tried out in a sandbox.
+
+    A wrong program runs, passes some of its tests and fails others. What was paid for is kept beside the
+    file: the same command goes on where it was stopped. The key is that of OPENAI_API_KEY.
+    """
+    from etude.inference.openai_compatible import OpenAiEngine
+    from etude.inference.openai_config import OpenAiLlmConfig
+    from etude.scenarios.code_validation.buggify import BuggifySettings
+    from etude.scenarios.code_validation.buggify_file import programs_config, work_folder
+
+    settings = BuggifySettings(model, share, per_problem, attempts, temperature, seed=seed)
+    config = programs_config(source, split=split, difficulty=None if difficulty is None else difficulty.value)
+    engine = OpenAiEngine(
+        OpenAiLlmConfig(model_name=model, base_url=base_url, logprobs=False, request_timeout=300)
+    )
+    kept = path_shown(work_folder(out))
+    with then(f"next: the same command again; what was paid for is kept in {kept}"):
+        found = run_async(_buggify(config, out, engine, settings, limit, concurrency))
+    _show(found, out, as_json)
+
+
+async def _buggify(
+    config: ProgramsConfig,
+    out: Path,
+    engine: OpenAiEngine,
+    settings: BuggifySettings,
+    limit: int | None,
+    concurrency: int,
+) -> Buggified:
+    from etude.scenarios.code_validation.buggify_file import buggify_file
+
+    def tell(done: int, of: int, made: int) -> None:
+        if done == of or done * 20 // of > (done - 1) * 20 // of:
+            warn(f"{done} of {of} problems, {made} with a wrong program")
+
+    try:
+        return await buggify_file(
+            config, out, engine, settings, limit=limit, max_concurrency=concurrency, on_progress=tell
+        )
+    finally:
+        await engine.close()
+
+
+def _show(found: Buggified, out: Path, as_json: bool) -> None:
+    if as_json:
+        facts = {"file": str(out.absolute()), "problems": len(found.rows)}
+        emit({**facts, "attempts": found.attempts, "left_out": dict(found.left_out)})
+        return
+    if found.left_out:
+        table(("left out because", "problems"), sorted(found.left_out.items()))
+    say(f"wrote           {len(found.rows)} problems to {path_shown(out)}")
+    say(f"attempts        {found.attempts}")
+    next_step(f"use it in a config: dataset: {{_type: buggy_apps, file_path: {path_shown(out)}}}")
