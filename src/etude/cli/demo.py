@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from etude.cli.options import AsJson
 from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
-    from etude.demo.demo import DemoReport
+    from etude.demo.report import DemoReport
 
 
 class Task(StrEnum):
@@ -33,13 +33,6 @@ class Method(StrEnum):
     EXPERT_ITERATION = "expert_iteration"
 
 
-_INTRODUCTION = {
-    Task.CALCULATOR: "learns to use a calculator: a question, a tool call, the result, the answer",
-    Task.TICTACTOE: "learns tic-tac-toe against a random opponent",
-    Task.SORT: "learns to sort letters",
-}
-
-
 def demo(
     task: Annotated[Task, typer.Option(help="What is learnt.")] = Task.CALCULATOR,
     method: Annotated[Method, typer.Option(help="How it is learnt.")] = Method.GRPO,
@@ -56,11 +49,12 @@ def demo(
     """
     from etude.demo.demo import run_demo
     from etude.demo.examples import new_folder
+    from etude.demo.tasks import TASKS
     from etude.report.progress import progress_for
 
     folder = (out or new_folder(task, Path())).absolute()
     if not as_json:
-        say(f"A tiny model, made from scratch on this machine, {_INTRODUCTION[task]}.")
+        say(f"A tiny model, made from scratch on this machine, {TASKS[task].introduction}.")
         say(f"Everything is written to {path_shown(folder)}.\n")
     again = f"next: etude demo --task {task}   (the runs so far are in {path_shown(folder)})"
     with then(again), progress_for(json=as_json) as progress:
@@ -75,10 +69,14 @@ def _show(report: DemoReport) -> None:
     rows = []
     for name, before in report.before.scores().items():
         after, greedy = report.after.scores()[name], report.greedy.scores()[name]
-        label = f"{name} (reward)" if name == report.before.reward else name
-        rows.append((label, *(_interval(scores) for scores in (before, after, greedy)), after["n"]))
+        rows.append((_label(name, report), *map(_interval, (before, after, greedy)), after["n"]))
+    for variant in report.variants:
+        for name, before in variant.before.scores().items():
+            after = variant.after.scores()[name]
+            rows.append((f"{name}, {variant.name}", _interval(before), _interval(after), "", after["n"]))
     say()
-    table(("", "before", "after", "after, greedy", "held-out episodes"), rows, title="mean [95 % interval]")
+    title = "mean and 95 % interval over held-out episodes, at temperature 1"
+    table(("", "before", "after", "after, greedy", "episodes"), rows, title=title)
     for shown in report.shown:
         say(f"example {shown.example}")
         for when, lines in (("before", shown.before), ("after", shown.after)):
@@ -88,12 +86,16 @@ def _show(report: DemoReport) -> None:
         say()
     say(f"plot            {path_shown(report.plot)}")
     say(f"trained model   {path_shown(report.model)}")
-    say(f"files           {path_shown(report.folder)}   (agent.py and config.yml are yours to change)")
+    say(f"agent, config   {path_shown(report.folder)}")
     say(f"took            {report.seconds:.0f} s")
-    next_step("etude init my_agent   (your own agent)")
+    next_step("etude init my_agent   (and train your own)")
 
 
-def _interval(scores: dict[str, float | None]) -> str:
+def _label(name: str, report: DemoReport) -> str:
+    return f"{name} (reward)" if name == report.before.reward else name
+
+
+def _interval(scores: dict[str, Any]) -> str:
     if scores["mean"] is None:
         return "none"
     return f"{scores['mean']:.3f} [{scores['low']:.3f}, {scores['high']:.3f}]"

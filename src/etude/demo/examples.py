@@ -7,8 +7,6 @@ from pathlib import Path
 
 from etude.core.errors import RequestError, StoreError
 
-TASKS = ("calculator", "tictactoe", "sort")
-
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -32,7 +30,7 @@ def copy_example(task: str, folder: Path) -> None:
     """
     source = examples_folder() / task
     if not source.is_dir():
-        raise RequestError(f"there is no example '{task}'; there are: {', '.join(TASKS)}")
+        raise RequestError(f"there is no example '{task}' in {source.parent}; install etude again")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder} is there already and not empty; name another folder with --out")
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from etude.adapters.capabilities import Capabilities, check_method
@@ -20,6 +22,7 @@ from etude.preflight.dry_builder import DryBuilder
 from etude.preflight.estimate import Estimate, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.sizes import ModelSize
+from etude.store.run_folder import RunFolder
 
 _FEW = 50
 """Fewer validation examples than this leave an interval wider than ±0.14."""
@@ -48,7 +51,22 @@ async def check_config(config: Config) -> CheckReport:
     """
     report = CheckReport()
     findings = report.findings
-    async with DryBuilder(config) as builder:
+    # A run folder for the duration: components may ask for theirs when they are built.
+    with (
+        tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
+        RunFolder.create(Path(folder), "check") as run,
+    ):
+        examples, held_out, size = await _look(config, run, findings)
+    if report.is_ready:
+        report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size)
+    return report
+
+
+async def _look(
+    config: Config, run: RunFolder, findings: Findings
+) -> tuple[list[Example], list[Example], ModelSize | None]:
+    """Examples, held-out examples, and the size of the local model that is trained."""
+    async with DryBuilder(config, run) as builder:
         await _check_workflow(builder, findings)
         examples = await _examples(builder, config.finetuning.run_configuration.dataset, "examples", findings)
         held_out = await _held_out(builder, examples, findings)
@@ -60,9 +78,7 @@ async def check_config(config: Config) -> CheckReport:
             findings.warn(
                 "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
             )
-    if report.is_ready:
-        report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size)
-    return report
+    return examples, held_out, size
 
 
 async def _check_workflow(builder: Builder, findings: Findings) -> None:

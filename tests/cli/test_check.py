@@ -1,0 +1,173 @@
+"""`etude check` and `etude doctor`: what is wrong, and what a run would take."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from etude.preflight.doctor import conflicts
+from tests.cli.projects import change, etude, finished, rows
+
+
+def checked(*arguments):
+    shown = etude("check", *arguments, "--json")
+    return json.loads(shown.stdout), shown.exit_code
+
+
+def details(report, status):
+    return {
+        finding["what"]: finding["detail"] for finding in report["findings"] if finding["status"] == status
+    }
+
+
+def test_a_config_that_would_run(local):
+    report, code = checked("config.yml")
+    assert code == 0 and report["ready"]
+    found = details(report, "ok")
+    assert found["workflow"].startswith("play (")
+    assert found["examples"] == "8, inputs: question; 8 with an answer"
+    assert found["evaluator varied"].endswith("the reward")
+    assert re.search(r"0\.12\d M parameters, cpu, float32, context 256", found["model policy"])
+    assert found["training"] == "grpo data (grpo), trained by local"
+    assert not (local / "runs").exists()
+
+
+def test_episodes_and_calls_are_counted(project):
+    change(project / "config.yml", finetuning__num_epochs=7)
+    estimate = checked("config.yml")[0]["estimate"]
+    # 7 epochs with 4 episodes for each of 8 examples; validations before, after 5 and at the end.
+    assert estimate["training_episodes"] == 7 * 8 * 4
+    assert estimate["validation_episodes"] == 3 * 6
+    assert estimate["calls"] == 7 * 8 * 4 + 3 * 6
+    assert any("1 call per episode" in text for text in estimate["assumptions"])
+
+
+def test_an_earlier_run_is_better_than_assumptions(project):
+    agent = (project / "agent.py").read_text()
+    twice = agent.replace(
+        "    return reply.text",
+        "    await episode.chat([{'role': 'user', 'content': 'x'}])\n    return reply.text",
+    )
+    (project / "agent.py").write_text(twice)
+    assert finished("train", "config.yml", "--name", "r", folder=project).returncode == 0
+    estimate = checked("config.yml")[0]["estimate"]
+    assert estimate["calls"] == 2 * (estimate["training_episodes"] + estimate["validation_episodes"])
+    assert any("as in run r" in text for text in estimate["assumptions"])
+
+
+def test_nothing_is_sampled(project):
+    change(project / "config.yml", llms__policy__log=str(project / "log"))
+    assert checked("config.yml")[1] == 0
+    assert not (project / "log").exists() or (project / "log").read_text() == ""
+
+
+def test_a_table_for_people_ends_with_what_to_do(project):
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 0
+    assert "✓ workflow" in shown.stdout
+    assert "assuming " in shown.stdout
+    assert shown.stdout.rstrip().splitlines()[-1] == "next: etude train config.yml"
+
+
+def test_all_that_is_wrong_is_found_in_one_go(local):
+    change(
+        local / "config.yml",
+        llms__policy__model="./nowhere",
+        eval__general__dataset="trian.jsonl",
+        trajectory_builders__grpo__num_generations=1,
+    )
+    report, code = checked("config.yml")
+    assert code == 2 and not report["ready"] and report["estimate"] is None
+    wrong = details(report, "error")
+    assert set(wrong) == {"examples", "model policy", "training"}
+    assert "the folder does not exist" in wrong["model policy"]
+    assert "did you mean" in wrong["examples"]
+    assert "num_generations: 1" in wrong["training"]
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 2
+    assert "✗ examples" in shown.stdout
+
+
+def test_what_the_backend_cannot_do(project):
+    change(project / "config.yml", trainer_adapters__counting__methods=["supervised"])
+    assert "'grpo'" in details(checked("config.yml")[0], "error")["training"]
+
+
+def test_the_local_backend_trains_local_models_only(project):
+    change(project / "config.yml", trainer_adapters={"local": {"_type": "local"}})
+    assert "_type: local" in details(checked("config.yml")[0], "error")["training"]
+
+
+def test_token_ids_must_be_asked_for(project):
+    judge = {"_type": "openai", "model_name": "m", "base_url": "http://localhost:1/v1"}
+    change(project / "config.yml", llms={"policy": judge}, trainer_adapters={"local": {"_type": "local"}})
+    assert checked("config.yml")[1] == 2
+
+
+def test_lora_layers_must_exist(local):
+    change(local / "config.yml", trainer_adapters__local__lora={"target_modules": ["nothing"]})
+    assert "LoRA weights do not fit" in details(checked("config.yml")[0], "error")["model policy"]
+
+
+def test_a_model_must_be_able_to_chat(local, base):
+    import shutil
+
+    shutil.copytree(base, local / "mute")
+    (local / "mute" / "chat_template.jinja").unlink()
+    change(local / "config.yml", llms__policy__model="mute")
+    assert "has no chat template" in details(checked("config.yml")[0], "error")["model policy"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "what", "text"),
+    [
+        ({"finetuning__run_configuration": {}}, "validation", "no validation dataset"),
+        ({"finetuning__enabled": False}, "finetuning", "not enabled"),
+    ],
+)
+def test_what_may_not_be_meant(project, keys, what, text):
+    change(project / "config.yml", **keys)
+    report, code = checked("config.yml")
+    assert code == 0
+    assert text in details(report, "warning")[what]
+
+
+def test_held_out_examples_must_be_held_out(project):
+    (project / "validation.jsonl").write_text(rows(60, "t"))
+    assert (
+        "8 of 60 examples are also trained on" in details(checked("config.yml")[0], "warning")["validation"]
+    )
+
+
+def test_examples_that_do_not_fit_into_the_model(local):
+    row = {"id": "long", "question": "0123456789 " * 60, "answer": "yes"}
+    (local / "train.jsonl").write_text(json.dumps(row) + "\n")
+    assert "the model's context is 256" in details(checked("config.yml")[0], "error")["model policy"]
+
+
+def test_the_doctor_looks_at_the_installation(project):
+    report = json.loads(etude("doctor", "--json").stdout)
+    found = {finding["what"] for finding in report["findings"]}
+    assert {"etude", "python", "packages", "extra 'local'", "extra 'data'", "torch", "disk"} <= found
+    shown = etude("doctor")
+    assert shown.stdout.rstrip().splitlines()[-1].startswith("next: ")
+
+
+def test_the_doctor_names_versions_that_do_not_fit(project, monkeypatch):
+    real = __import__("importlib.metadata").metadata.version
+    monkeypatch.setattr(
+        "importlib.metadata.version", lambda name: "0.1" if name == "pydantic" else real(name)
+    )
+    assert any("etude needs pydantic>=2.9, and 0.1 is installed" in one for one in conflicts("etude"))
+    shown = etude("doctor")
+    assert shown.exit_code == 1
+    assert "pip install 'pydantic>=2.9'" in shown.stdout
+
+
+def test_the_doctor_shows_no_secrets(project, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    shown = etude("doctor")
+    assert "OPENAI_API_KEY" in shown.stdout
+    assert "sk-secret" not in shown.stdout

@@ -1,0 +1,134 @@
+"""`etude demo`: the whole way, with an example that is small enough for a test."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from etude.demo.examples import examples_folder
+from etude.demo.tasks import TASKS
+from tests.cli.projects import etude, events
+
+AGENT = """
+import etude
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode, hint: str = "") -> str:
+    reply = await episode.chat([{"role": "user", "content": example.inputs["question"] + hint}])
+    return reply.text
+
+
+@etude.evaluator
+def varied(example: etude.Example, output: str) -> float:
+    return len(set(output)) / 8
+"""
+
+BASE = """
+import json
+
+from etude.models.tiny import build_policy, build_tokenizer
+
+
+async def build_base(folder, seed, progress):
+    folder.mkdir()
+    for name, count in (("train", 6), ("validation", 5)):
+        rows = [{"id": f"{name}-{n}", "question": f"{n}?"} for n in range(count)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+    progress("babbling", 0.25)
+    build_policy(build_tokenizer(["0123456789?"]), seed).export(folder / "model")
+"""
+
+CONFIG = """
+llms: {policy: {_type: local, model: base/model, max_tokens: 8}}
+workflow: agent:play
+eval:
+  general: {dataset: base/train.jsonl}
+  evaluators: {varied: agent:varied}
+trajectory_builders:
+  grpo: {_type: grpo, num_generations: 4}
+  dpo: {_type: dpo, num_generations: 4}
+  expert_iteration: {_type: expert_iteration, num_generations: 4}
+trainer_adapters: {local: {_type: local, learning_rate: 3e-3}}
+finetuning:
+  enabled: true
+  num_epochs: 2
+  trajectory_builder: grpo
+  run_configuration: {validation_dataset: base/validation.jsonl}
+"""
+
+
+@pytest.fixture
+def small_example(tmp_path, monkeypatch):
+    """In the place of the calculator, one that takes seconds. The current folder is empty."""
+    source = tmp_path / "examples" / "calculator"
+    source.mkdir(parents=True)
+    for name, text in (
+        ("agent.py", AGENT),
+        ("base.py", BASE),
+        ("config.yml", CONFIG),
+    ):
+        (source / name).write_text(text)
+    monkeypatch.setattr("etude.demo.examples.examples_folder", lambda: source.parent)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    return here
+
+
+def test_an_agent_is_made_trained_and_measured(small_example):
+    shown = etude("demo")
+    assert shown.exit_code == 0, shown.stderr
+    for text in ("before", "after, greedy", "varied (reward)", "reward_plot.png", "demo-calculator/model"):
+        assert text in shown.stdout
+    assert shown.stdout.count("user: ") == 6, "three examples, before and after"
+    assert shown.stdout.rstrip().splitlines()[-1].startswith("next: etude init my_agent")
+    folder = small_example / "demo-calculator"
+    assert (folder / "runs/training/reward_plot.png").exists()
+    assert "| before training |" in (folder / "model/README.md").read_text()
+    assert etude("evaluate", folder / "config.yml", "--model", folder / "model").exit_code == 0
+
+
+@pytest.mark.parametrize("method", ["dpo", "expert_iteration"])
+def test_other_methods(small_example, method):
+    told = events(etude("demo", "--method", method, "--json").stdout)[-1]
+    assert (told["event"], told["method"]) == ("demo", method)
+    run = json.loads(etude("runs", "show", told["run"], "--json").stdout)
+    assert (run["method"], run["state"]) == (method, "finished")
+
+
+def test_before_and_after_are_the_same_held_out_examples(small_example):
+    told = events(etude("demo", "--json", "--seed", "3", "--out", "mine").stdout)[-1]
+    assert [told[key]["examples"] for key in ("before", "after", "greedy")] == [5, 5, 5]
+    assert told["greedy"]["greedy"]
+    validations = json.loads((small_example / "mine/runs/training/validation_history.json").read_text())
+    ends = [told[key]["scores"]["varied"]["mean"] for key in ("before", "after")]
+    assert ends == pytest.approx([validations[0]["avg_reward"], validations[-1]["avg_reward"]])
+    assert len(told["episodes"]) == 3
+
+
+def test_an_agent_can_be_measured_in_other_circumstances(small_example, monkeypatch):
+    from etude.demo.tasks import Task
+
+    variants = {"with a hint": (("workflow.arguments.hint", "'!'"),)}
+    monkeypatch.setitem(TASKS, "calculator", Task("calculator", "learns", variants))
+    shown = etude("demo")
+    assert shown.exit_code == 0, shown.stderr
+    assert "varied, with a hint" in shown.stdout
+
+
+def test_a_demo_is_not_written_over(small_example):
+    (small_example / "mine").mkdir()
+    (small_example / "mine" / "notes.txt").write_text("mine")
+    shown = etude("demo", "--out", "mine")
+    assert shown.exit_code == 2
+    assert "not empty" in shown.stderr
+    (small_example / "demo-calculator").mkdir()
+    assert etude("demo").exit_code == 0
+    assert (small_example / "demo-calculator-2" / "config.yml").exists()
+
+
+def test_the_examples_are_shipped():
+    there = {path.name for path in examples_folder().iterdir() if (path / "config.yml").is_file()}
+    assert set(TASKS) <= there
