@@ -20,6 +20,13 @@ def test_every_key_of_every_block_is_there(parts: object):
     assert "### `finetuning` › `curriculum_learning`" in text
 
 
+def test_a_block_that_stands_under_names_of_ones_own_has_a_table_too(parts: object):
+    text = render_reference("tests")
+    assert "| `targets` | the block below, by a name of your own |  | Several models" in text
+    assert "### `finetuning` › `targets`" in text
+    assert "| `every` | an integer >= 1 | `1` | Train in every n-th epoch only, to alternate. |" in text
+
+
 def test_every_shipped_component_is_there_with_its_parts(parts: object):
     text = render_reference("tests")
     assert "## Model types\n\nIn `llms`." in text

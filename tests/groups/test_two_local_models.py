@@ -11,10 +11,13 @@ from etude.adapters.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest, Sampling
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup, Step
 from etude.groups.line import LineRules, ModelLine
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.protocols import adp
 from etude.store.journal import Journal
+from tests.protocols.games import play_record
 
 SHAPE = TinyShape(hidden_size=16, layers=1, heads=2, intermediate_size=32, max_context=64)
 ANSWERS = {"prover": "yes", "verifier": "no"}
@@ -34,7 +37,7 @@ class Model:
         self.engine = EmbeddedEngine(self.policy)
         config = LocalAdapterConfig(learning_rate=0.05, passes=3)
         self.adapter = LocalAdapter(config, self.policy, folder / name, self.seed)
-        self.line = ModelLine(name, name, self.adapter, self.engine, journal, rules=LineRules(**rules))
+        self.line = ModelLine(name, "policy", self.adapter, self.engine, journal, rules=LineRules(**rules))
 
     async def begin(self, version=None):
         await self.adapter.initialize(FinetuneConfig())
@@ -120,3 +123,33 @@ async def test_jobs_from_the_base_model_start_there_and_count_on(tokenizer, tmp_
         # From the same weights, with the same data, the same comes out.
         assert first.data.data_hash == second.data.data_hash
         await model.engine.close()
+
+
+async def test_a_group_trains_its_model_in_this_process_by_every_method(models, tmp_path):
+    model = models[0]
+    settings = ModelSettings("tiny")
+    agents = [GroupAgent(name, settings, "prover") for name in ("prover", "verifier")]
+    group = OpenAiSharedModelGroup("prover", agents, model.line, adp())
+    await group.wait_for_ready()
+    with Journal(tmp_path / "plays.db") as journal:
+        short = {agent: {"max_tokens": 4} for agent in adp().agents}
+        play = {"journal": journal, "retries": 0, "sampling": short}
+        tree = await play_record(adp(), model.engine, widths={"prover": 2}, **play)
+        records = [
+            await play_record(adp(), model.engine, id=f"train/0/e/{n}", generation=n, **play) for n in (1, 2)
+        ]
+    assert tree.failure is None, tree.failure
+    first, second = ({"prover": [Step(tree, call)]} for call in (0, 1))
+    rewards = {record.id: float(record.generation) for record in records}
+    jobs = [
+        lambda: group.create_supervised_fine_tune_job({"prover": records, "verifier": records}),
+        lambda: group.create_dpo_fine_tune_job(first, second),
+        lambda: group.create_grpo_fine_tune_job({"prover": records}, rewards),
+    ]
+    for number, create in enumerate(jobs, start=1):
+        await create()
+        await group.wait_for_fine_tune_job()
+        assert (await group.switch_to_next_model()).number == number
+    methods = [entry.data.method for entry in group.lineage()]
+    assert methods == ["supervised", "dpo", "grpo"]
+    assert model.engine.version == 3

@@ -68,14 +68,18 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    takes = "the block below" if _parts(field) else describe(Slot(field.annotation, tuple(field.metadata)))
+    slot = Slot(field.annotation, tuple(field.metadata))
+    takes = "the block below" if _parts(field) else describe(slot)
+    if _parts(field) and not models_in(slot):
+        takes += ", by a name of your own"
     cells = (f"`{name}`", takes, _default(field), field.description or "")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _parts(field: FieldInfo) -> list[type[BaseModel]]:
     """The blocks with a table of their own that a key holds."""
-    models = models_in(Slot(field.annotation))
+    slot = Slot(field.annotation)
+    models = models_in(slot) + [model for entry in slot.below("") for model in models_in(entry)]
     return [
         model for model in models if not issubclass(model, ComponentConfig) and len(model.model_fields) > 1
     ]
