@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -316,6 +318,25 @@ async def test_a_cancelled_run_leaves_no_process():
     assert not children()
 
 
+@LINUX
+def test_a_program_dies_with_whoever_started_it():
+    script = (
+        "import asyncio\nfrom etude.sandbox.run import run_program\n"
+        "asyncio.run(run_program('import time; time.sleep(1000)'))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        while not (found := children(parent.pid)):
+            time.sleep(0.01)
+    finally:
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 10
+    while any(is_running(child) for child in found) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(is_running(child) for child in found)
+
+
 def test_whatever_is_stopped_while_it_starts_ends():
     async def start_and_fail(after: float) -> None:
         sleeping = [asyncio.ensure_future(run("import time; time.sleep(1000)")) for _ in range(3)]
@@ -405,14 +426,20 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def children() -> list[str]:
-    """The processes that this one has started, on Linux."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == os.getpid() and fields[0] != "Z":
-            found.append(path.parent.name)
-    return found
+def children(parent: int | None = None) -> list[str]:
+    """The processes that one has started, this one by default; on Linux."""
+    wanted = os.getpid() if parent is None else parent
+    return [path.name for path in Path("/proc").glob("[0-9]*") if stat_of(path.name)[:2] == ("run", wanted)]
+
+
+def is_running(process: str) -> bool:
+    return stat_of(process)[0] == "run"
+
+
+def stat_of(process: str) -> tuple[str, int]:
+    """Whether a process runs, and its parent."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "gone", 0
+    return "gone" if fields[0] in "ZX" else "run", int(fields[1])

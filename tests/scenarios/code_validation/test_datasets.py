@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,15 @@ def test_the_hub_is_read_through_datasets(tmp_path: Path, monkeypatch: pytest.Mo
     write(tmp_path / "local" / "train.jsonl", APPS_ROW)
     (example,) = load_programs(AppsConfig(path=str(tmp_path / "local")))
     assert example.id == "7-right-0"
+
+
+def test_a_dataset_that_is_a_script_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    def load_dataset(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("Dataset scripts are no longer supported")
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(DatasetError, match=r"no longer supported\. Name a copy of it in Parquet"):
+        load_programs(AppsConfig())
 
 
 def test_without_datasets_the_hub_needs_the_extra(monkeypatch: pytest.MonkeyPatch):

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest
 from etude.core.errors import RequestError
@@ -282,6 +284,15 @@ def test_the_stance_follows_from_the_program_in_every_process():
 
 def test_a_program_with_marks_of_its_own_stays_in_its_block():
     assert fenced('x = "```"') == '````python\nx = "```"\n````'
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_no_letter_of_problem_and_program_is_escaped_or_filled_in(question: str, solution: str):
+    protocol = PROTOCOLS["solo_verifier"]()
+    agent, turn, log = next(turns(protocol))
+    example = Example("x", {"question": question, "solution": solution})
+    system = str(SCENARIO.render(example, log, agent, turn)[0]["content"])
+    assert question.strip("\n") in system and solution.strip("\n") in system
 
 
 def test_templates_can_be_replaced_by_agent_by_kind_and_for_new_kinds():

@@ -51,7 +51,18 @@ def read_problems(config: ProgramsConfig) -> Iterator[ProgramProblem]:
     Raises DatasetError for rows that cannot be read, naming the place, and MissingExtraError where the
     libraries that read them are not installed.
     """
-    for row in read_rows(_rows(config)):
+    rows = read_rows(_rows(config))
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            # What `datasets` says of a dataset that is a script, as codeparrot/apps is.
+            raise DatasetError(
+                f"'{config.path}' cannot be loaded: {error}. Name a copy of it in Parquet with `path`, or a "
+                "file with `file_path`"
+            ) from error
         columns = row.content
         if isinstance(columns, Mapping) and _is_wanted(columns, config, row.where):
             yield _problem(row.where, columns)
