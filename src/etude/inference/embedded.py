@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.errors import EngineError
 from etude.core.job import ModelVersion
-from etude.inference.decoder import Decoder, Row, make_decoder
+from etude.inference.decoder import Row, make_decoder
 from etude.inference.sampler import uniforms
 from etude.models.policy import Policy
+
+_KEPT_CONVERSATIONS = 64
+"""Conversations whose keys and values are kept between two turns."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +34,8 @@ class _Job:
     future: asyncio.Future[Completion]
     finish_reason: str = ""
     text: str = ""
+    version: int = 0
+    """Of the weights that sampled the last token."""
 
 
 class EmbeddedEngine:
@@ -42,11 +49,12 @@ class EmbeddedEngine:
     def __init__(
         self, policy: Policy, *, max_batch: int = 256, max_tokens: int = 512, deterministic: bool = False
     ) -> None:
+        """`max_batch` requests are sampled at once, the others wait; `max_tokens` is for requests without."""
         self.policy = policy
         self._max_batch = max_batch
         self._max_tokens = max_tokens
-        self._decoder: Decoder = make_decoder(policy, slots=64, deterministic=deterministic)
-        self._weights_id = policy.weights_id
+        self._deterministic = deterministic
+        self._start_afresh()
         self._wake = threading.Condition()
         self._incoming: deque[_Job] = deque()
         self._closed = False
@@ -81,30 +89,35 @@ class EmbeddedEngine:
             self._wake.notify()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-            self._thread = None
 
     def _prepare(self, request: ChatRequest) -> _Job:
         prompt = self.policy.template.prompt(request)
-        room = self.policy.max_context - len(prompt.ids)
-        if room < 1:
+        length, context, sampling = len(prompt.ids), self.policy.max_context, request.sampling
+        if not length:
+            raise EngineError("the model's chat template made an empty prompt of the messages")
+        if length >= context:
             raise EngineError(
-                f"the prompt has {len(prompt.ids)} tokens, and the model's context ends at "
-                f"{self.policy.max_context}; shorten the conversation"
+                f"the prompt has {length} tokens, and the model's context ends at {context}; shorten the "
+                "conversation"
             )
-        sampling = request.sampling
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
-        loop = asyncio.get_running_loop()
         key = request.key if sampling.seed is None else sampling.seed
-        row = Row(request.conversation, list(prompt.ids), sampling, uniforms(key))
+        loop = asyncio.get_running_loop()
         return _Job(
             request=request,
-            row=row,
-            prompt_length=len(prompt.ids),
-            limit=len(prompt.ids) + min(wanted, room),
+            row=Row(request.conversation, list(prompt.ids), sampling, uniforms(key)),
+            prompt_length=length,
+            limit=min(length + wanted, context),
             drifted=prompt.drifted,
             loop=loop,
             future=loop.create_future(),
         )
+
+    def _start_afresh(self) -> None:
+        self._decoder = make_decoder(
+            self.policy, slots=_KEPT_CONVERSATIONS, deterministic=self._deterministic
+        )
+        self._weights_id = self.policy.weights_id
 
     def _work(self) -> None:
         active: list[_Job] = []
@@ -112,18 +125,20 @@ class EmbeddedEngine:
             try:
                 done = self._advance(active)
             except Exception as error:  # noqa: BLE001  whatever broke, nobody may be left waiting
-                done = active
-                self._deliver(done, EngineError(f"the engine failed: {type(error).__name__}: {error}"))
-                self._decoder.forget()
-            else:
-                self._deliver(done)
+                told = f"the engine failed: {type(error).__name__}: {error}"
+                self._deliver(active, str(error) if isinstance(error, EngineError) else told)
+                self._start_afresh()  # What broke half-way may have left anything behind.
+                active = []
+                continue
             for job in done:
                 self._decoder.release(job.row)
-            active = [job for job in active if job not in done]
+            self._deliver(done)
+            gone = set(done)
+            active = [job for job in active if job not in gone]
         with self._wake:
             active.extend(self._incoming)
             self._incoming.clear()
-        self._deliver(active, EngineError("the engine was closed"))
+        self._deliver(active, "the engine was closed")
 
     def _admit(self, active: list[_Job]) -> bool:
         """Take in waiting requests, sleep while there are none; False when the engine closes."""
@@ -137,7 +152,7 @@ class EmbeddedEngine:
     def _advance(self, active: list[_Job]) -> list[_Job]:
         """One step of the model; returns the jobs that are finished or were cancelled."""
         done = [job for job in active if job.future.cancelled()]
-        alive = [job for job in active if job not in done] if done else active
+        alive = [job for job in active if not job.future.cancelled()] if done else active
         if not alive:
             return done
         with self.policy.lock:
@@ -145,51 +160,62 @@ class EmbeddedEngine:
                 self._decoder.forget()
                 self._weights_id = self.policy.weights_id
             grown = {id(row) for row in self._decoder.step([job.row for job in alive])}
-        return done + [job for job in alive if id(job.row) in grown and self._is_finished(job)]
+            version = self.policy.version
+        for job in alive:
+            if id(job.row) in grown and self._is_finished(job):
+                job.version = version
+                done.append(job)
+        return done
 
     def _is_finished(self, job: _Job) -> bool:
-        row = job.row
-        if row.ids[-1] in self.policy.stop_ids:
-            job.finish_reason = "stop"
-            job.text = self._decode(row.ids[job.prompt_length : -1])
-        elif (cut := self._stop_string(job)) is not None:
+        ids, decode = job.row.ids, self.policy.template.decode
+        if ids[-1] in self.policy.stop_ids:
+            job.finish_reason, job.text = "stop", decode(ids[job.prompt_length : -1])
+        elif (cut := self._before_stop_string(job)) is not None:
             job.finish_reason, job.text = "stop", cut
-        elif len(row.ids) >= job.limit:
-            job.finish_reason = "length"
-            job.text = self._decode(row.ids[job.prompt_length :])
+        elif len(ids) >= job.limit:
+            job.finish_reason, job.text = "length", decode(ids[job.prompt_length :])
         return bool(job.finish_reason)
 
-    def _stop_string(self, job: _Job) -> str | None:
+    def _before_stop_string(self, job: _Job) -> str | None:
         """The text before the first stop string, once one has appeared."""
-        if not job.row.sampling.stop:
+        stops = job.row.sampling.stop
+        if not stops:
             return None
-        text = self._decode(job.row.ids[job.prompt_length :])
-        found = [position for stop in job.row.sampling.stop if (position := text.find(stop)) >= 0]
+        sampled, decode = job.row.ids[job.prompt_length :], self.policy.template.decode
+        # A character takes four tokens at most, so a stop string that has just appeared is in the tail.
+        tail = decode(sampled[-4 * (max(map(len, stops)) + 1) :])
+        if not any(stop in tail for stop in stops):
+            return None
+        text = decode(sampled)
+        found = [position for stop in stops if (position := text.find(stop)) >= 0]
         return text[: min(found)] if found else None
 
-    def _decode(self, ids: list[int]) -> str:
-        return str(self.policy.tokenizer.decode(ids, skip_special_tokens=False))
-
-    def _deliver(self, jobs: list[_Job], error: EngineError | None = None) -> None:
-        """Hand results over to the event loops that wait for them, one wake-up per loop."""
+    def _deliver(self, jobs: Sequence[_Job], error: str | None = None) -> None:
+        """Hand answers, or the error, over to the event loops that wait for them: one wake-up per loop."""
         for loop in {job.loop for job in jobs}:
             mine = [job for job in jobs if job.loop is loop and not job.future.cancelled()]
-            results = [(job.future, error or self._completion(job)) for job in mine]
-            if results and not loop.is_closed():
+            results = [(job.future, EngineError(error) if error else self._outcome(job)) for job in mine]
+            with suppress(RuntimeError):  # The loop was closed, and nobody waits any more.
                 loop.call_soon_threadsafe(_resolve, results)
 
-    def _completion(self, job: _Job) -> Completion:
-        ids = job.row.ids
-        message = self.policy.template.parse(job.text, job.request.tools)
-        completion_ids = tuple(ids[job.prompt_length :])
+    def _outcome(self, job: _Job) -> Completion | EngineError:
+        ids, length, request = job.row.ids, job.prompt_length, job.request
+        earlier_calls = sum(len(message.get("tool_calls") or ()) for message in request.messages)
+        try:
+            message = self.policy.template.parse(
+                job.text, request.tools, prompt_ids=ids[:length], first_call=earlier_calls
+            )
+        except Exception as error:  # noqa: BLE001  a tokenizer's own parser may raise anything
+            return EngineError(f"the model's answer cannot be parsed: {type(error).__name__}: {error}")
         return Completion(
             message=message,
             finish_reason="tool_calls" if message.get("tool_calls") else job.finish_reason,
-            prompt_ids=tuple(ids[: job.prompt_length]),
-            completion_ids=completion_ids,
+            prompt_ids=tuple(ids[:length]),
+            completion_ids=tuple(ids[length:]),
             logprobs=tuple(job.row.logprobs),
-            usage=Usage(job.prompt_length, len(completion_ids)),
-            model_version=self.policy.version,
+            usage=Usage(length, len(ids) - length),
+            model_version=job.version,
             drifted=job.drifted,
         )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from etude.core.errors import EngineError
 from etude.core.keys import generator
+from etude.inference.row import Row
 
 
 def uniforms(key: int) -> Iterator[float]:
@@ -16,34 +18,56 @@ def uniforms(key: int) -> Iterator[float]:
         yield draw()
 
 
+def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
+    """Draw one token for each row from its logits. Raises EngineError when they are not finite."""
+    device = logits_BV.device
+    temperature_B, top_p_B, uniform_B = torch.tensor(
+        [
+            [row.sampling.temperature for row in rows],
+            [row.sampling.top_p for row in rows],
+            [next(row.uniform) for row in rows],
+        ],
+        device=device,
+    )
+    ids_B, logprobs_B = sample(logits_BV, temperature_B, top_p_B, uniform_B)
+    for row, token, logprob in zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True):
+        row.ids.append(token)
+        row.logprobs.append(logprob)
+
+
 def sample(
     logits_BV: torch.Tensor, temperature_B: torch.Tensor, top_p_B: torch.Tensor, uniform_B: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids [B] and their logprobs [B] under the distribution that they were drawn from.
 
     Inverse-CDF sampling: one uniform number a token, so that a row's draw depends on that row alone.
-    Rows with temperature 0 are greedy; their logprobs are the model's own.
+    Rows with temperature 0 are greedy; their logprobs are the model's own. Raises EngineError when
+    logits are not finite.
     """
     greedy_B = temperature_B == 0
-    scale_B = torch.where(greedy_B, torch.ones_like(temperature_B), temperature_B)
+    scale_B = torch.where(greedy_B, 1.0, temperature_B)
     logprobs_BV = torch.log_softmax(logits_BV.float() / scale_B[:, None], dim=-1)
     if bool((top_p_B < 1).any()):
-        logprobs_BV = _nucleus(logprobs_BV, torch.where(greedy_B, torch.ones_like(top_p_B), top_p_B))
+        logprobs_BV = _nucleus(logprobs_BV, torch.where(greedy_B, 1.0, top_p_B))
     cdf_BV = logprobs_BV.exp().cumsum(dim=-1)
-    threshold_B = uniform_B * cdf_BV[:, -1]
-    drawn_B = torch.searchsorted(cdf_BV, threshold_B[:, None], right=True).squeeze(1)
-    # Rounding may push the threshold to the end of the CDF, past the last token that has probability.
-    last_B = (logprobs_BV > -torch.inf).long().cumsum(dim=-1).argmax(dim=-1)
-    ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), torch.minimum(drawn_B, last_B))
+    total_B = cdf_BV[:, -1]
+    if not bool(torch.isfinite(total_B).all()):
+        raise EngineError(
+            "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
+        )
+    # Below the total even where the product is rounded up to it: past the end there is no token.
+    threshold_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
+    ids_B = torch.searchsorted(cdf_BV, threshold_B[:, None], right=True).squeeze(1)
+    if bool(greedy_B.any()):
+        ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), ids_B)
     return ids_B, logprobs_BV.gather(1, ids_B[:, None]).squeeze(1)
 
 
 def _nucleus(logprobs_BV: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
     """Keep the smallest set of tokens with mass top_p (Holtzman et al., 2020), and renormalise."""
-    ordered_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True)
-    before_BV = ordered_BV.exp().cumsum(dim=-1) - ordered_BV.exp()
-    drop_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(
-        1, order_BV, before_BV >= top_p_B[:, None].clamp(max=1.0)
-    )
-    drop_BV &= top_p_B[:, None] < 1
+    ordered_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
+    mass_BV = ordered_BV.exp()
+    before_BV = mass_BV.cumsum(dim=-1) - mass_BV
+    beyond_BV = (before_BV >= top_p_B[:, None]) & (top_p_B[:, None] < 1)
+    drop_BV = torch.zeros_like(beyond_BV).scatter(1, order_BV, beyond_BV)
     return torch.log_softmax(logprobs_BV.masked_fill(drop_BV, -torch.inf), dim=-1)

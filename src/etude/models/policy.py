@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from etude.core.errors import EngineError, RequestError
+from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
+from etude.models.architecture import max_context
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.source import not_loaded, require_source
 from etude.models.template import ChatTemplate
@@ -47,6 +50,8 @@ class Policy:
         self.version = 0
         self.weights_id = 0
         self.lock = threading.RLock()
+        self.max_context = max_context(model)
+        """Tokens that prompt and completion may have together."""
         self.stop_ids = _stop_ids(model, tokenizer)
         self.template = ChatTemplate(tokenizer, self.stop_ids)
         self._base: dict[str, torch.Tensor] | None = None
@@ -65,17 +70,14 @@ class Policy:
         _silence_progress_bars()
         where = choose_device(device)
         require_source(source)
+        kind, place = choose_dtype(dtype, where), Path(source).expanduser()
+        name = str(place if place.is_dir() else source)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(source))
-            model = AutoModelForCausalLM.from_pretrained(str(source), dtype=choose_dtype(dtype, where))
-        except (OSError, ValueError) as error:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=kind)
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise not_loaded(source, error) from error
-        return cls(model.to(where), tokenizer, str(source), where)
-
-    @property
-    def max_context(self) -> int:
-        """Tokens that prompt and completion may have together."""
-        return int(getattr(self.model.config, "max_position_embeddings", 4096))
+        return cls(model.to(where), tokenizer, name, where)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that training changes, by name."""
@@ -108,7 +110,7 @@ class Policy:
     def keep_base(self) -> None:
         """Remember the trainable tensors of version 0, so that the policy can go back to it."""
         if self._base is None:
-            self._base = {name: value.detach().clone() for name, value in self.trainable().items()}
+            self._base = self.copy_tensors()
 
     def base_tensors(self) -> Mapping[str, torch.Tensor]:
         """The trainable tensors as they were at version 0; `keep_base` must have been called."""
@@ -118,25 +120,27 @@ class Policy:
 
     def digest(self) -> str:
         """Hash of the tensors that training changes, as they are now."""
-        if self.weights_id not in self._digests:
-            with self.lock:
+        with self.lock:
+            if self.weights_id not in self._digests:
                 self._digests = {self.weights_id: digest(self.trainable())}
-        return self._digests[self.weights_id]
+            return self._digests[self.weights_id]
 
     def mark_changed(self, version: int) -> None:
         """Say that the weights in memory are now those of `version`."""
-        self.version = version
-        self.weights_id += 1
+        with self.lock:
+            self.version = version
+            self.weights_id += 1
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
         """Within the block the weights in memory are those of version 0: the reference model."""
-        now = {name: value.detach().clone() for name, value in self.trainable().items()}
-        self.load_tensors(self.base_tensors())
-        try:
-            yield
-        finally:
-            self.load_tensors(now)
+        with self.lock:
+            now = self.copy_tensors()
+            self.load_tensors(self.base_tensors())
+            try:
+                yield
+            finally:
+                self.load_tensors(now)
 
     def save_version(self, folder: Path, number: int) -> ModelVersion:
         """Write the trained tensors of the weights in memory into `folder`, as version `number`."""
@@ -145,44 +149,61 @@ class Policy:
         return ModelVersion(number=number, location=str(folder), digest=digest(self.trainable()))
 
     def adopt(self, version: ModelVersion) -> None:
-        """Make `version` the weights in memory. Raises EngineError when its digest does not match."""
+        """Make `version` the weights in memory.
+
+        Raises StoreError when they cannot be read, and EngineError when they are not those of the
+        version; the weights in memory are then what they were.
+        """
         with self.lock:
             if self.version == version.number and self.digest() == version.digest:
                 return
-            tensors = (
-                self.base_tensors()
-                if version.number == 0
-                else load_tensors(Path(version.location) / WEIGHTS_FILE)
-            )
-            self.load_tensors(tensors)
-            self.mark_changed(version.number)
-            if self.digest() != version.digest:
+            tensors = self._tensors_of(version)
+            found = digest(tensors)
+            if found != version.digest:
                 raise EngineError(
                     f"the weights in {version.location} are not those of version {version.number}: "
-                    f"their digest is {self.digest()}, expected {version.digest}"
+                    f"their digest is {found}, expected {version.digest}"
                 )
+            self.load_tensors(tensors)
+            self.mark_changed(version.number)
+
+    def _tensors_of(self, version: ModelVersion) -> Mapping[str, torch.Tensor]:
+        if version.number:
+            return load_tensors(Path(version.location) / WEIGHTS_FILE)
+        # Before any training, what is in memory is the base, whoever asks for it.
+        return self.trainable() if self._base is None else self._base
+
+    def copy_tensors(self) -> dict[str, torch.Tensor]:
+        """A copy of the trainable tensors as they are now."""
+        return {name: value.detach().clone() for name, value in self.trainable().items()}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy tensors into the trainable parameters. Raises EngineError when names differ."""
+        """Copy tensors into the trainable parameters. Raises EngineError when names or shapes differ."""
         parameters = self.trainable()
-        if parameters.keys() != tensors.keys():
-            odd = sorted(parameters.keys() ^ tensors.keys())[:3]
-            raise EngineError(f"the saved weights belong to another model or LoRA setting; differing: {odd}")
+        odd = sorted(parameters.keys() ^ tensors.keys())
+        odd += [name for name in parameters if not odd and parameters[name].shape != tensors[name].shape]
+        if odd:
+            raise EngineError(
+                f"the saved weights belong to another model or LoRA setting; differing: {odd[:3]}"
+            )
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(tensors[name])
 
     def export(self, folder: Path, *, merge: bool = True) -> None:
-        """Write a folder that `transformers` loads: merged weights, or LoRA weights alone."""
+        """Write a folder that `transformers` loads: merged weights, or LoRA weights alone.
+
+        Raises StoreError when the disk refuses.
+        """
         _silence_progress_bars()
         with self.lock:
-            model = self.model
-            if self.is_lora and merge:
-                import copy
-
-                model = copy.deepcopy(model).merge_and_unload()
-            model.save_pretrained(folder, safe_serialization=True)
-            self.tokenizer.save_pretrained(folder)
+            merged = self.is_lora and merge
+            model = copy.deepcopy(self.model).merge_and_unload() if merged else self.model
+            try:
+                model.save_pretrained(folder, safe_serialization=True)
+                self.tokenizer.save_pretrained(folder)
+            except (OSError, SafetensorError) as error:
+                raise StoreError(f"cannot write the model to {folder}: {error}") from error
 
 
 def _silence_progress_bars() -> None:

@@ -11,14 +11,17 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
-from etude.core.call import Call, ChatRequest
+from etude.core.call import Call, ChatRequest, continues
 from etude.core.errors import EngineError, RequestError
-from etude.core.message import Message, Tool
+from etude.core.message import Message, Tool, is_text, text_of
+from etude.models.reply import parse_reply
 
-_TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_KEPT_TEXTS = 1024
+"""Renderings that are remembered: the generations of one example begin with the same prompt."""
+_QUESTION: Message = {"role": "user", "content": "?"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +47,21 @@ class ChatTemplate:
             )
         self.tokenizer = tokenizer
         self._stop_ids = stop_ids
-        self._end_tokens = [str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(stop_ids)]
-        self._rendered = lru_cache(maxsize=4096)(self._render)
-        self._tokenised = lru_cache(maxsize=4096)(self._tokenise)
+        self._end_tokens = {str(tokenizer.convert_ids_to_tokens(token)): token for token in sorted(stop_ids)}
+        self._end_pattern = re.compile("|".join(map(re.escape, self._end_tokens)))
+        self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
+        self._tokenised = lru_cache(maxsize=_KEPT_TEXTS)(self._tokenise)
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """The prompt of a request: an extension of an earlier call's tokens wherever that is possible."""
-        for call in reversed(request.earlier):
-            if not _continues(request.messages, call):
-                continue
-            ids = self._extension(request, call)
-            if ids is not None:
-                return Prompt(ids, drifted=False)
-            return Prompt(self._whole(request), drifted=True)
-        return Prompt(self._whole(request), drifted=False)
+        continued = [call for call in request.earlier if continues(request.messages, call)]
+        # Of calls that the messages continue alike, the last one is what the agent went on from.
+        call = max(reversed(continued), key=lambda call: len(call.request.messages), default=None)
+        extended = self._extension(request, call) if call is not None else None
+        if extended is not None:
+            return Prompt(extended, drifted=False)
+        whole = self._text(request.messages, request.tools, ask=True)
+        return Prompt(self._tokenised(whole), drifted=call is not None)
 
     def transcript(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
@@ -69,77 +73,96 @@ class ChatTemplate:
         """
         ids: list[int] = []
         sampled: list[bool] = []
-        done = ""
+        done, end = "", None
         for index, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
             asked = self._text(messages[:index], tools, ask=True)
             closed = self._text(messages[: index + 1], tools, ask=False)
-            end = self._end_of_turn(closed, len(asked))
+            given = self._following(asked[len(done) :], end)
+            following = messages[index + 1] if index + 1 < len(messages) else _QUESTION
+            whole = self._text_or_none([*messages[: index + 1], following], tools) or closed
+            # How it goes on shows what ends a turn: some templates also end the whole conversation.
+            end = self._end_of_turn(asked, closed, whole) or self._end_of_turn(asked, closed, closed)
             if not asked.startswith(done) or not closed.startswith(asked) or end is None:
                 raise RequestError(
                     f"the chat template cannot extend a conversation at message {index + 1}; train on "
                     "single turns instead"
                 )
-            stop = end.position + len(end.token)
-            given, spoken = self._tokenised(asked[len(done) :]), self._tokenised(closed[len(asked) : stop])
+            done = closed[: end.position + len(end.token)]
+            spoken = self._tokenised(done[len(asked) :])
             ids += [*given, *spoken]
             sampled += [False] * len(given) + [True] * len(spoken)
-            done = closed[:stop]
         return tuple(ids), tuple(sampled)
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of an answer that was written and not sampled, its end of turn included."""
-        return self._tokenise(text + self._end_tokens[0])
+        return self._tokenised(text + self._closing)
 
-    def parse(self, text: str, tools: Sequence[Tool]) -> Message:
-        """The assistant message that sampled text (without its end-of-turn token) stands for.
+    def parse(
+        self, text: str, tools: Sequence[Tool], *, prompt_ids: Sequence[int] = (), first_call: int = 0
+    ) -> Message:
+        """The assistant message that sampled text stands for. See `parse_reply`."""
+        has_own = getattr(self.tokenizer, "response_template", None)
+        prompt = self.decode(prompt_ids) if has_own and prompt_ids else ""
+        return parse_reply(self.tokenizer, text, tools, prompt, first_call)
 
-        The model's own response template is used where its tokenizer has one; otherwise
-        `<tool_call>{"name": …, "arguments": …}</tool_call>`, which most templates write. A tool call
-        that does not parse stays in the content, where the agent can see it.
-        """
-        if getattr(self.tokenizer, "response_template", None):
-            try:
-                parsed = dict(self.tokenizer.parse_response(text, prefix="", tools=list(tools) or None))
-            except ValueError:
-                return {"role": "assistant", "content": text}
-            return _with_wire_tool_calls({"role": "assistant", "content": None} | parsed)
-        return _parse_tool_calls(text) if tools else {"role": "assistant", "content": text}
-
-    def _whole(self, request: ChatRequest) -> tuple[int, ...]:
-        return self._tokenised(self._text(request.messages, request.tools, ask=True))
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included, exactly as it stands."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _extension(self, request: ChatRequest, call: Call) -> tuple[int, ...] | None:
         """The earlier tokens plus those of the new messages; None where the template cannot extend."""
-        if (
-            call.completion is None
-            or call.completion.prompt_ids is None
-            or not call.completion.completion_ids
-        ):
+        before = call.completion
+        if before is None or before.prompt_ids is None or not before.completion_ids:
             return None
         spoken = request.messages[: len(call.request.messages) + 1]
-        closed = self._text(spoken, request.tools, ask=False)
+        # With the tools of the earlier call: its tokens were made with them, and other tools may show.
+        asked = self._text(spoken[:-1], call.request.tools, ask=True)
+        closed = self._text(spoken, call.request.tools, ask=False)
         whole = self._text(request.messages, request.tools, ask=True)
-        asked = self._text(spoken[:-1], request.tools, ask=True)
-        if not whole.startswith(closed) or not closed.startswith(asked):
+        end = self._end_of_turn(asked, closed, whole)
+        if end is None or not closed.startswith(asked):
             return None
-        end = self._end_of_turn(closed, len(asked))
-        if end is None:
-            return None
-        sampled = call.completion.completion_ids
-        ended = sampled[-1] in self._stop_ids
-        tail = whole[end.position + len(end.token) if ended else end.position :]
-        return call.completion.prompt_ids + sampled + self._tokenised(tail)
+        if before.completion_ids[-1] in self._stop_ids:
+            tail = self._following(whole[end.position + len(end.token) :], end)
+        else:
+            tail = self._tokenised(whole[end.position :])
+        return before.prompt_ids + before.completion_ids + tail
 
-    def _end_of_turn(self, closed: str, start: int) -> _End | None:
-        """Where the end-of-turn token of the last message stands in its rendering."""
-        found = [
-            _End(position, token)
-            for token in self._end_tokens
-            if (position := closed.rfind(token, start)) >= 0
+    def _following(self, text: str, end: _End | None) -> tuple[int, ...]:
+        """Token ids of what follows an end-of-turn token: some tokenizers look at what stands before."""
+        if end is None:
+            return self._tokenised(text)
+        ids = self._tokenised(end.token + text)
+        return ids[1:] if ids[:1] == (self._end_tokens[end.token],) else self._tokenised(text)
+
+    def _end_of_turn(self, asked: str, closed: str, whole: str) -> _End | None:
+        """The last end-of-turn token of the assistant's turn up to which `whole` repeats `closed`.
+
+        `asked` is the rendering before the turn, `closed` that after it, `whole` one that goes on.
+        """
+        ends = [
+            _End(found.start(), found.group())
+            for found in self._end_pattern.finditer(closed, len(asked))
+            if whole.startswith(closed[: found.end()])
         ]
-        return max(found, key=lambda end: end.position, default=None)
+        return ends[-1] if ends else None
+
+    @cached_property
+    def _closing(self) -> str:
+        """The end-of-turn token that the template writes; a model may stop at others too."""
+        talk = [_QUESTION, {"role": "assistant", "content": "!"}, _QUESTION]
+        asked, closed = self._text(talk[:1], (), ask=True), self._text(talk[:2], (), ask=False)
+        end = self._end_of_turn(asked, closed, self._text_or_none(talk, ()) or closed)
+        return str(self.tokenizer.eos_token or next(iter(self._end_tokens))) if end is None else end.token
+
+    def _text_or_none(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str | None:
+        """A rendering that is only a hint; None where the template refuses the messages."""
+        try:
+            return self._text(messages, tools, ask=False)
+        except EngineError:
+            return None
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool) -> str:
         return self._rendered(json.dumps([messages, tools]), ask)
@@ -172,70 +195,21 @@ class _End:
     token: str
 
 
-def _continues(messages: Sequence[Message], call: Call) -> bool:
-    """Whether `messages` are those of `call`, then its reply, then something new."""
-    count = len(call.request.messages)
-    return (
-        call.completion is not None
-        and len(messages) > count
-        and tuple(messages[:count]) == tuple(call.request.messages)
-        and _meaning(messages[count]) == _meaning(call.completion.message)
-    )
-
-
-def _meaning(message: Message) -> tuple[Any, ...]:
-    calls = message.get("tool_calls") or ()
-    functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
-    return message.get("role"), message.get("content") or "", tuple(functions)
-
-
 def _for_template(message: Message) -> Message:
-    """Templates expect tool arguments as an object, where OpenAI's format has them as JSON text."""
-    if not message.get("tool_calls"):
-        return message
-    calls = []
-    for call in message["tool_calls"]:
-        arguments = call["function"]["arguments"]
-        with contextlib.suppress(json.JSONDecodeError):
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
-    return {**message, "content": message.get("content") or "", "tool_calls": calls}
-
-
-def _parse_tool_calls(text: str) -> Message:
-    calls: list[dict[str, Any]] = []
-    for match in _TOOL_CALL.finditer(text):
-        try:
-            call = json.loads(match.group(1))
-        except json.JSONDecodeError:
-            return {"role": "assistant", "content": text}
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return {"role": "assistant", "content": text}
-        calls.append(
-            {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
+    """Templates expect text, and tool arguments as an object where OpenAI's format has JSON text."""
+    if not is_text(message):
+        raise EngineError(
+            f"the model takes text only, and a message of the role {message.get('role')!r} has other parts"
         )
-    if not calls:
-        return {"role": "assistant", "content": text}
-    content = _TOOL_CALL.sub("", text).strip() or None
-    return _with_wire_tool_calls({"role": "assistant", "content": content, "tool_calls": calls})
+    plain = {**message, "content": text_of(message)}
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
+    return plain
 
 
-def _with_wire_tool_calls(message: Message) -> Message:
-    """Number the tool calls and write their arguments as JSON text, as OpenAI does."""
-    if not message.get("tool_calls"):
-        return message
-    calls = []
-    for index, call in enumerate(message["tool_calls"]):
-        function = call.get("function", call)
-        arguments = function.get("arguments", {})
-        calls.append(
-            {
-                "id": f"call_{index}",
-                "type": "function",
-                "function": {
-                    "name": function["name"],
-                    "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
-                },
-            }
-        )
-    return {**message, "tool_calls": calls}
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments")
+    with contextlib.suppress(ValueError):
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return {**call, "function": {**function, "arguments": arguments}}

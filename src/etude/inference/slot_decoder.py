@@ -1,0 +1,208 @@
+"""Continuous batching over key-value slots: each token is read once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import torch
+
+from etude.inference.kv_slots import KvSlots, StepPlan, span_for
+from etude.inference.row import Row
+from etude.inference.sampler import append_samples
+from etude.inference.slot_table import SlotTable
+from etude.inference.step_attention import step_attention
+from etude.models.architecture import SLIDING, layer_kinds, text_config
+from etude.models.policy import Policy
+
+_CHUNK = 256
+"""Tokens of one row that a step reads at most. Fixed, so that a prompt is cut the same every time."""
+_STEP_TOKENS = 8192
+"""Tokens of all rows together that a step reads at most."""
+_PATIENCE = 8
+"""Steps that a prompt waits for others before it is read alone."""
+_FIXED_ROWS = 32
+"""Deterministic: rows of every step that adds single tokens."""
+_FIXED_TOKENS = 512
+"""Deterministic: tokens of every step that reads prompts, padding included."""
+
+
+class SlotDecoder:
+    """Keeps keys and values per conversation, and reads only what is new.
+
+    With `deterministic`, a row's numbers do not depend on its neighbours. The shape of every forward
+    pass then follows from the row alone (matrix products of another shape differ in the last bits):
+    rows of like shape go together, filled up to a fixed number. And nothing is carried over to a
+    conversation's next turn, since a token read in a prompt and one read alone differ as well.
+    """
+
+    def __init__(self, policy: Policy, *, slots: int, deterministic: bool) -> None:
+        """`slots` conversations keep what they have read between two turns."""
+        self._policy = policy
+        self._deterministic = deterministic
+        self._kinds = layer_kinds(policy.model)
+        self._window = getattr(text_config(policy.model), "sliding_window", None)
+        self._dtype = next(policy.model.parameters()).dtype
+        self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
+        self._kv = KvSlots(len(self._kinds), len(self._table))
+        self._postponed = 0
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row]) -> list[Row]:
+        """See `Decoder.step`. Reading prompts and adding single tokens are separate steps."""
+        for row in rows:
+            if row.slot < 0:
+                self._table.place(row, reuse=not self._deterministic)
+        self._kv.reserve(len(self._table), 0)
+        grown: list[Row] = []
+        for batch in self._batches(rows):
+            logits_BV = self._forward(batch)
+            whole = [index for index, row in enumerate(batch) if row.pending == 0]
+            if whole:
+                ready = [batch[index] for index in whole]
+                append_samples(ready, logits_BV if len(ready) == len(batch) else logits_BV[whole])
+                grown += ready
+        return grown
+
+    def release(self, row: Row) -> None:
+        """See `Decoder.release`."""
+        self._table.release(row)
+
+    def forget(self) -> None:
+        """See `Decoder.forget`."""
+        self._table.forget()
+
+    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """The rows of this step's forward passes.
+
+        Prompts wait for company (reading one costs as much as reading many), but not for long.
+        """
+        reading = [row for row in rows if row.pending > 1]
+        speaking = [row for row in rows if row.pending == 1] if len(reading) < len(rows) else []
+        if reading and (len(reading) * 4 >= len(speaking) or self._postponed >= _PATIENCE):
+            self._postponed = 0
+            chosen = _within_budget(reading)
+        else:
+            self._postponed += 1
+            chosen = speaking
+        if not self._deterministic:
+            yield self._gathered(chosen) if chosen is speaking else chosen
+            return
+        alike = defaultdict(list)
+        for row in chosen:
+            alike[_fixed_shape(row)].append(row)
+        for (width, _), group in sorted(alike.items()):
+            size = _fixed_rows(width)
+            yield from (group[start : start + size] for start in range(0, len(group), size))
+
+    def _gathered(self, rows: list[Row]) -> list[Row]:
+        """The rows in slot order, their slots brought to the front: attention then reads them in place."""
+        count = len(rows)
+        outside = [row for row in rows if row.slot >= count]
+        if outside:
+            inside = {row.slot for row in rows}
+            for row, slot in zip(
+                outside, (slot for slot in range(count) if slot not in inside), strict=False
+            ):
+                self._kv.swap(row.slot, slot)
+                self._table.swap(row.slot, slot)
+        return sorted(rows, key=lambda row: row.slot)
+
+    def _forward(self, rows: list[Row]) -> torch.Tensor:
+        """Logits [B, V] after each row's last token read; marks those tokens as cached."""
+        counts = [min(row.pending, _CHUNK) for row in rows]
+        if self._deterministic:
+            width, span = _fixed_shape(rows[0])
+            fill = _fixed_rows(width) - len(rows)
+        else:
+            width, fill = max(counts), 0
+            span = span_for(max(row.cached + count for row, count in zip(rows, counts, strict=True)))
+        self._kv.reserve(len(self._table), span)
+        ids_BT, position_BT, column_BT = self._inputs(rows, counts, width, fill)
+        self._kv.plan = self._plan(rows, fill, column_BT, span)
+        with step_attention(self._policy.model, alone=width == 1 and not self._deterministic):
+            output = self._policy.model(
+                input_ids=ids_BT,
+                position_ids=position_BT,
+                attention_mask=self._masks(position_BT, span),
+                past_key_values=self._kv,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        for row, count in zip(rows, counts, strict=True):
+            row.cached += count
+        logits_BV: torch.Tensor = output.logits[: len(rows), -1]
+        return logits_BV
+
+    def _inputs(
+        self, rows: list[Row], counts: list[int], width: int, fill: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Token ids, positions and columns [B, T], padded on the left and with `fill` rows of padding."""
+        waste, device = self._kv.waste, self._policy.device
+        if width == 1 and not fill:
+            pair = [[row.ids[-1] for row in rows], [row.cached for row in rows]]
+            ids_B, position_B = torch.tensor(pair, device=device)
+            return ids_B[:, None], position_B[:, None], position_B[:, None]
+        ids, positions, columns = [], [], []
+        for row, count in zip(rows, counts, strict=True):
+            padding, end = width - count, row.cached + count
+            here = range(row.cached, end)
+            ids.append([0] * padding + row.ids[row.cached : end])
+            positions.append([*[0] * padding, *here])
+            columns.append([*[waste] * padding, *here])
+        ids += [[0] * width] * fill
+        positions += [[0] * width] * fill
+        columns += [[waste] * width] * fill
+        ids_BT, position_BT, column_BT = torch.tensor([ids, positions, columns], device=device)
+        return ids_BT, position_BT, column_BT
+
+    def _plan(self, rows: list[Row], fill: int, column_BT: torch.Tensor, span: int) -> StepPlan:
+        slots = [row.slot for row in rows]
+        taken = set(slots)
+        # Rows of padding write to the waste bin of slots that others own, and harm nothing there.
+        slots += islice((slot for slot in range(len(self._table)) if slot not in taken), fill)
+        # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
+        leading = not self._deterministic and slots == list(range(len(slots)))
+        return StepPlan(torch.tensor(slots, device=self._policy.device), column_BT, span, leading)
+
+    def _masks(self, position_BT: torch.Tensor, span: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Additive masks [B, 1, T, span]: one, or one per kind of layer where the model has several."""
+        masks = {
+            kind: _additive_mask(position_BT, span, self._window if kind == SLIDING else None, self._dtype)
+            for kind in set(self._kinds)
+        }
+        return masks if len(masks) > 1 else masks[self._kinds[0]]
+
+
+def _within_budget(rows: list[Row]) -> list[Row]:
+    """As many rows as a step may read, the longest waiting first."""
+    width = 0
+    for index, row in enumerate(rows):
+        width = max(width, min(row.pending, _CHUNK))
+        if index and width * (index + 1) > _STEP_TOKENS:
+            return rows[:index]
+    return rows
+
+
+def _fixed_shape(row: Row) -> tuple[int, int]:
+    """Width and span of the forward pass that reads the row next, whatever its company."""
+    count = min(row.pending, _CHUNK)
+    width = 1 if count == 1 else max(16, 1 << (count - 1).bit_length())
+    return width, span_for(1 << (row.cached + count - 1).bit_length())
+
+
+def _fixed_rows(width: int) -> int:
+    return _FIXED_ROWS if width == 1 else _FIXED_TOKENS // width
+
+
+def _additive_mask(
+    position_BT: torch.Tensor, span: int, window: int | None, dtype: torch.dtype
+) -> torch.Tensor:
+    column_S = torch.arange(span, device=position_BT.device)
+    seen_BTS = column_S <= position_BT[..., None]
+    if window is not None and window < span:
+        seen_BTS &= column_S > position_BT[..., None] - window
+    shown = torch.zeros((), dtype=dtype, device=position_BT.device)
+    hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=position_BT.device)
+    return torch.where(seen_BTS, shown, hidden)[:, None]

@@ -1,0 +1,157 @@
+"""Whatever the architecture and the company, a row is sampled from what the model itself says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from etude.core.call import Sampling
+from etude.inference.decoder import RecomputeDecoder, Row, SlotDecoder, make_decoder
+from etude.inference.sampler import uniforms
+from tests.models.tiny_models import family, policy, true_logprobs
+
+SLIDING = {"sliding_window": 16, "head_dim": 8}
+
+IN_SLOTS = {
+    "llama": lambda: family("LlamaConfig", num_key_value_heads=4),
+    "qwen2": lambda: family("Qwen2Config", use_sliding_window=True, max_window_layers=1, sliding_window=16),
+    "qwen3": lambda: family("Qwen3Config", head_dim=8),
+    "gemma2": lambda: family("Gemma2Config", **SLIDING, query_pre_attn_scalar=8, attn_logit_softcapping=5.0),
+    "gemma3": lambda: family(
+        "Gemma3TextConfig", **SLIDING, query_pre_attn_scalar=8, sliding_window_pattern=2
+    ),
+    "mistral": lambda: family("MistralConfig", **SLIDING),
+    "gpt2": lambda: family("GPT2Config", n_positions=512, n_head=4),
+}
+RECOMPUTED = {
+    "mamba": lambda: family("MambaConfig", state_size=4),
+    "linear attention and full": lambda: family("Lfm2Config", full_attn_idxs=[1]),
+    "positions in the mask": lambda: family("BloomConfig", n_head=4),
+    "masks of its own": lambda: family(
+        "GPTNeoConfig", num_heads=4, attention_types=[[["global", "local"], 1]], window_size=16
+    ),
+}
+
+
+def rows_of_many_lengths(count, *, tokens=12, seed=0):
+    """Rows with prompts of 2 to 70 tokens, and how long each is to become."""
+    choose = random.Random(seed)
+    rows = []
+    for number in range(count):
+        ids = [choose.randrange(7, 300) for _ in range(choose.choice([2, 3, 9, 20, 70]))]
+        rows.append(Row(str(number), ids, Sampling(), uniforms(number)))
+    return rows, {row: len(row.ids) + choose.randrange(1, tokens) for row in rows}
+
+
+def run(decoder, rows, until, *, start=None):
+    """Sample all rows, of which those after `start` join one by one."""
+    waiting = list(rows[start:]) if start is not None else []
+    active = list(rows[: len(rows) - len(waiting)])
+    while active or waiting:
+        if waiting:
+            active.append(waiting.pop(0))
+        decoder.step(active)
+        for row in [row for row in active if len(row.ids) >= until[row]]:
+            decoder.release(row)
+            active.remove(row)
+
+
+def assert_right(of, rows, tolerance=1e-5):
+    for row in rows:
+        prompt, sampled = row.ids[: -len(row.logprobs)], row.ids[-len(row.logprobs) :]
+        assert row.logprobs == pytest.approx(true_logprobs(of, prompt, sampled), abs=tolerance)
+
+
+@pytest.mark.parametrize("name", IN_SLOTS)
+def test_slots_give_the_models_own_logprobs(name):
+    of = IN_SLOTS[name]()
+    decoder = make_decoder(of, slots=8, deterministic=False)
+    assert isinstance(decoder, SlotDecoder)
+    rows, until = rows_of_many_lengths(35, tokens=8)
+    run(decoder, rows, until, start=33)
+    assert_right(of, rows)
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_models_that_hold_more_than_keys_and_values_are_recomputed(name):
+    of = RECOMPUTED[name]()
+    decoder = make_decoder(of, slots=8, deterministic=False)
+    assert isinstance(decoder, RecomputeDecoder)
+    rows, until = rows_of_many_lengths(6)
+    run(decoder, rows, until, start=4)
+    assert_right(of, rows)
+
+
+def test_prompts_longer_than_a_chunk_are_read_in_pieces():
+    of = policy(max_context=1024)
+    choose = random.Random(3)
+    rows = [
+        Row(str(n), [choose.randrange(7, 300) for _ in range(n)], Sampling(), uniforms(n))
+        for n in (255, 256, 257, 600)
+    ]
+    run(make_decoder(of, slots=8, deterministic=False), rows, {row: len(row.ids) + 3 for row in rows})
+    assert_right(of, rows)
+
+
+def test_forgetting_in_the_middle_reads_again_and_goes_on():
+    of = policy()
+    decoder = make_decoder(of, slots=8, deterministic=False)
+    rows, _ = rows_of_many_lengths(5)
+    for step in range(8):
+        if step == 4:
+            decoder.forget()
+            assert {row.cached for row in rows} == {0}
+        decoder.step(rows)
+    assert_right(of, rows)
+
+
+def test_a_prompt_waits_for_company_but_not_for_long():
+    decoder = make_decoder(policy(), slots=8, deterministic=False)
+    speaking = [Row(str(n), [9, 10], Sampling(), uniforms(n)) for n in range(9)]
+    decoder.step(speaking)
+    late = Row("late", [11, 12, 13], Sampling(), uniforms(99))
+    for _ in range(9):
+        decoder.step([*speaking, late])
+    assert late.logprobs
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_a_deterministic_decoder_gives_the_same_bits_whatever_the_company(name):
+    of = IN_SLOTS[name]()
+
+    def mine(length, company, start, seed=0):
+        choose = random.Random(length)
+        row = Row("mine", [choose.randrange(7, 300) for _ in range(length)], Sampling(), uniforms(length))
+        others, until = rows_of_many_lengths(company, seed=seed)
+        rows = [*others[: company // 2], row, *others[company // 2 :]]
+        run(make_decoder(of, slots=8, deterministic=True), rows, until | {row: length + 8}, start=start)
+        return row
+
+    for length in (3, 40, 300):
+        alone = mine(length, 0, None)
+        assert_right(of, [alone])
+        for company, start in ((63, None), (5, 2)):
+            among = mine(length, company, start, seed=length)
+            assert (among.ids, among.logprobs) == (alone.ids, alone.logprobs)
+
+
+def test_a_deterministic_recomputing_decoder_gives_the_same_bits_whatever_the_company():
+    of = RECOMPUTED["mamba"]()
+
+    def mine(company):
+        rows = [Row(str(n), list(range(10, 13 + n % 5)), Sampling(), uniforms(n)) for n in range(company + 1)]
+        run(make_decoder(of, slots=8, deterministic=True), rows, {row: len(row.ids) + 5 for row in rows})
+        return rows[0].ids, rows[0].logprobs
+
+    assert mine(0) == mine(6)
+
+
+def test_the_model_attends_as_usual_between_steps():
+    of = policy()
+    usual = of.model.config._attn_implementation
+    rows, until = rows_of_many_lengths(40)
+    run(make_decoder(of, slots=8, deterministic=False), rows, until)
+    assert of.model.config._attn_implementation == usual
+    assert not torch.is_inference_mode_enabled()

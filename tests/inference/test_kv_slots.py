@@ -1,0 +1,59 @@
+"""Slots hold the keys and values of conversations of different lengths, and grow without losing any."""
+
+from __future__ import annotations
+
+import torch
+
+from etude.inference.kv_slots import KvSlots, StepPlan, span_for
+
+
+def write(kv, rows, columns, value, span=64):
+    """Write one token to each row; what attention is then given."""
+    kv.plan = StepPlan(
+        torch.tensor(rows), torch.tensor(columns)[:, None], span, leading=rows == list(range(len(rows)))
+    )
+    new = torch.full((len(rows), 2, 1, 4), float(value))
+    return kv.update(new, -new, 0)
+
+
+def test_a_step_writes_to_its_own_columns_and_reads_its_span():
+    kv = KvSlots(layers=1, slots=4)
+    write(kv, [0, 1], [3, 5], 1.0)
+    keys, values = write(kv, [1, 3], [6, 0], 2.0)
+    assert keys.shape == (2, 2, 64, 4)
+    assert keys[0, 0, :, 0].nonzero().flatten().tolist() == [5, 6]
+    assert keys[1, 0, :, 0].nonzero().flatten().tolist() == [0]
+    assert torch.equal(values, -keys)
+
+
+def test_growing_keeps_what_is_held():
+    kv = KvSlots(layers=1, slots=2)
+    write(kv, [0, 1], [3, 5], 1.0)
+    kv.reserve(7, 200)
+    keys, _ = write(kv, [0, 6], [150, 199], 2.0, span=256)
+    assert (kv.slots, kv.columns, kv.waste) == (7, 257, 256)
+    assert keys[0, 0, :, 0].nonzero().flatten().tolist() == [3, 150]
+    assert keys[1, 0, :, 0].nonzero().flatten().tolist() == [199]
+
+
+def test_the_waste_bin_is_never_read():
+    kv = KvSlots(layers=1, slots=2)
+    keys, _ = write(kv, [0, 1], [kv.waste, 0], 1.0)
+    assert not keys[0].any()
+    kv.reserve(2, 65)
+    keys, _ = write(kv, [0, 1], [kv.waste, 1], 1.0, span=128)
+    assert not keys[0].any()
+
+
+def test_swapped_slots_take_their_contents_along():
+    kv = KvSlots(layers=1, slots=3)
+    write(kv, [0, 2], [1, 2], 1.0)
+    kv.swap(0, 2)
+    kv.swap(1, 1)
+    keys, _ = write(kv, [0, 2], [10, 10], 2.0)
+    assert keys[0, 0, :, 0].nonzero().flatten().tolist() == [2, 10]
+    assert keys[1, 0, :, 0].nonzero().flatten().tolist() == [1, 10]
+
+
+def test_spans_are_multiples_of_a_step():
+    assert [span_for(length) for length in (0, 1, 64, 65, 500)] == [64, 64, 64, 128, 512]

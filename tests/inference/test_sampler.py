@@ -1,0 +1,115 @@
+"""Tokens are drawn from the distribution that their logprobs tell of."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.core.call import Sampling
+from etude.core.errors import EngineError
+from etude.inference.row import Row
+from etude.inference.sampler import append_samples, sample, uniforms
+
+LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -4.0]
+DRAWS = 20_000
+
+
+def draw(logits, *, temperature=1.0, top_p=1.0, uniform):
+    count = len(uniform)
+    return sample(
+        torch.tensor([logits] * count),
+        torch.full((count,), temperature),
+        torch.full((count,), top_p),
+        torch.tensor(uniform),
+    )
+
+
+def softmax(logits, temperature=1.0):
+    weights = [math.exp(logit / temperature) for logit in logits]
+    return [weight / sum(weights) for weight in weights]
+
+
+def nucleus(probabilities, top_p):
+    """The smallest set of tokens with mass top_p, by hand."""
+    order = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])
+    kept, mass = [], 0.0
+    for token in order:
+        if mass >= top_p:
+            break
+        kept.append(token)
+        mass += probabilities[token]
+    return [probabilities[token] / mass if token in kept else 0.0 for token in range(len(probabilities))]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.8, 0.3])
+def test_draws_follow_temperature_and_nucleus(temperature, top_p):
+    expected = nucleus(softmax(LOGITS, temperature), top_p) if top_p < 1 else softmax(LOGITS, temperature)
+    stream = uniforms(7)
+    ids, logprobs = draw(
+        LOGITS, temperature=temperature, top_p=top_p, uniform=[next(stream) for _ in range(DRAWS)]
+    )
+    counts = torch.bincount(ids, minlength=len(LOGITS)).tolist()
+    possible = [token for token, share in enumerate(expected) if share > 0]
+    assert sum(counts[token] for token in possible) == DRAWS
+    chi_square = sum((counts[t] - DRAWS * expected[t]) ** 2 / (DRAWS * expected[t]) for t in possible)
+    assert chi_square < 20.5  # The 99.9 % quantile for five degrees of freedom.
+    for token in possible:
+        if counts[token]:
+            assert logprobs[ids == token][0].item() == pytest.approx(math.log(expected[token]), abs=1e-5)
+
+
+def test_temperature_zero_takes_the_best_token_and_tells_its_logprob_under_the_model():
+    ids, logprobs = draw(LOGITS, temperature=0.0, top_p=0.1, uniform=[0.0, 0.5, 0.999])
+    assert ids.tolist() == [0, 0, 0]
+    assert logprobs.tolist() == pytest.approx([math.log(softmax(LOGITS)[0])] * 3, abs=1e-6)
+
+
+def test_greedy_and_sampled_rows_share_a_step():
+    ids, logprobs = sample(
+        torch.tensor([LOGITS, LOGITS]),
+        torch.tensor([0.0, 0.5]),
+        torch.tensor([1.0, 1.0]),
+        torch.tensor([0.999, 0.999]),
+    )
+    assert ids[0] == 0
+    assert ids[1] > 0
+    assert logprobs[1].item() == pytest.approx(math.log(softmax(LOGITS, 0.5)[ids[1]]), abs=1e-5)
+
+
+@given(
+    st.lists(st.floats(-30, 30), min_size=1, max_size=8),
+    st.sampled_from([0.3, 1.0, 3.0]),
+    st.sampled_from([1.0, 0.9, 0.1]),
+    st.sampled_from([0.0, 1e-9, 0.5, 1 - 2**-24, 1 - 2**-53]),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_drawn_token_always_has_probability(logits, temperature, top_p, uniform):
+    ids, logprobs = draw(logits, temperature=temperature, top_p=top_p, uniform=[uniform])
+    assert 0 <= ids[0] < len(logits)
+    assert math.isfinite(logprobs[0])
+
+
+def test_equal_tokens_stay_in_the_nucleus_by_their_order():
+    ids, _ = draw([0.0] * 4, top_p=0.5, uniform=[0.0, 0.3, 0.6, 0.99])
+    assert set(ids.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_an_error(bad):
+    with pytest.raises(EngineError, match="not finite"):
+        draw([0.0, bad, 1.0], uniform=[0.5])
+
+
+def test_a_rows_draws_depend_on_its_key_alone():
+    def sampled(company):
+        rows = [Row("", [1], Sampling(), uniforms(key)) for key in (5, *range(100, 100 + company))]
+        for _ in range(20):
+            append_samples(rows, torch.tensor([LOGITS] * len(rows)))
+        return rows[0].ids, rows[0].logprobs
+
+    assert sampled(0) == sampled(3) == sampled(17)

@@ -1,0 +1,114 @@
+"""Sampled text to a message, with tool calls as OpenAI's clients know them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from etude.models.reply import parse_reply
+from tests.models.tiny_models import CALCULATOR, tokenizer
+
+TAGGED = '<tool_call>{"name": "calculator", "arguments": {"a": 1}}</tool_call>'
+
+
+def parse(text, tools=(CALCULATOR,), words=None, prompt="", first_call=0):
+    return parse_reply(words or tokenizer(), text, tools, prompt, first_call)
+
+
+def call(name, arguments, number=0):
+    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": f"call{number:05d}", "type": "function", "function": function}
+
+
+def test_plain_text_is_the_content():
+    assert parse("it is 3.") == {"role": "assistant", "content": "it is 3."}
+    assert parse("") == {"role": "assistant", "content": ""}
+
+
+def test_a_tool_call_has_its_arguments_as_json_text():
+    assert parse(TAGGED) == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call("calculator", {"a": 1})],
+    }
+
+
+def test_several_calls_and_text_are_kept_apart_and_calls_are_numbered_through_the_conversation():
+    found = parse(f"let me see {TAGGED}\n{TAGGED.replace('1', '2')}", first_call=3)
+    assert found["content"] == "let me see"
+    assert found["tool_calls"] == [call("calculator", {"a": 1}, 3), call("calculator", {"a": 2}, 4)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>{not json}</tool_call>",
+        '<tool_call>{"name": "calculator", "arguments": {}',
+        "<tool_call>[1]</tool_call>",
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"name": 3}</tool_call>',
+        f"{TAGGED}<tool_call>broken</tool_call>",
+    ],
+)
+def test_a_malformed_call_stays_in_the_content_where_the_agent_can_see_it(text):
+    assert parse(text) == {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wire"),
+    [('"{oops"', "{oops"), ("[1]", "[1]"), ('{"é": "ü"}', '{"é": "ü"}'), ("null", "null")],
+)
+def test_arguments_of_any_kind_are_handed_on(arguments, wire):
+    found = parse(f'<tool_call>{{"name": "calculator", "arguments": {arguments}}}</tool_call>')
+    assert found["tool_calls"][0]["function"]["arguments"] == wire
+
+
+def test_arguments_may_be_left_out():
+    found = parse('<tool_call>{"name": "calculator"}</tool_call>')
+    assert found["tool_calls"] == [call("calculator", {})]
+
+
+def test_without_tools_nothing_is_a_call():
+    assert parse(TAGGED, tools=()) == {"role": "assistant", "content": TAGGED}
+
+
+@pytest.fixture
+def with_response_template():
+    words = tokenizer("{{ messages }}")
+    words.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "reasoning_content": {"open": "<think>", "close": "</think>"},
+            "tool_calls": {
+                "open": "[CALL]",
+                "close": "[/CALL]",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {"close": "<|im_end|>"},
+        },
+    }
+    yield words
+    words.response_template = None
+
+
+def test_a_tokenizers_own_response_template_is_used(with_response_template):
+    text = 'so [CALL]{"name": "calculator", "arguments": {"a": 1}}[/CALL]'
+    found = parse(text, words=with_response_template)
+    assert found["tool_calls"] == [call("calculator", {"a": 1})]
+    assert found["role"] == "assistant"
+    assert found["content"].strip() == "so"
+
+
+def test_a_response_template_sees_what_the_prompt_wrote_of_the_answer(with_response_template):
+    prompt = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>"
+    found = parse("hm</think>it is 3.", words=with_response_template, prompt=prompt)
+    assert found == {"role": "assistant", "content": "it is 3.", "reasoning_content": "hm"}
+
+
+def test_what_a_response_template_cannot_parse_stays_in_the_content(with_response_template):
+    for text in ("[CALL]{broken[/CALL]", '[CALL]{"nobody": 1}[/CALL]', "[CALL]3[/CALL]"):
+        assert parse(text, words=with_response_template) == {"role": "assistant", "content": text}
