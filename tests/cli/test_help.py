@@ -10,7 +10,10 @@ import pytest
 
 from tests.cli.projects import etude
 
-COMMANDS = ["init", "demo", "check", "doctor", "train", "resume", "evaluate", "runs", "jobs", "export"]
+COMMANDS = [
+    *("init", "demo", "check", "doctor", "train", "resume", "evaluate"),
+    *("runs", "jobs", "transcripts", "export"),
+]
 
 HEAVY = {"torch", "transformers", "numpy", "openai", "pydantic", "matplotlib", "sqlalchemy", "rich", "yaml"}
 

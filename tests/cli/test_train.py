@@ -19,7 +19,7 @@ def test_a_config_becomes_a_trained_run(local):
     assert (run / "reward_plot.png").stat().st_size > 1000
     assert "reward before" in result.stdout
     assert "runs/first/reward_plot.png" in result.stdout
-    assert result.stdout.rstrip().splitlines()[-2].startswith("next: etude export runs/first")
+    assert result.stdout.rstrip().splitlines()[-1].startswith("next: etude export runs/first")
 
 
 def test_overrides_may_be_one_word_or_two(project):

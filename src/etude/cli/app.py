@@ -21,6 +21,7 @@ from etude.cli import (
     resume,
     runs,
     train,
+    transcripts,
 )
 from etude.cli.errors import DEBUG, reported
 
@@ -85,6 +86,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     resume.resume,
     evaluate.evaluate,
     jobs.jobs,
+    transcripts.transcripts,
     export.export,
 )
 for _command in _COMMANDS:

@@ -173,9 +173,14 @@ def _requested(
     changed = load_config(config, [*overrides, *model_overrides(settings, model, wanted)])
     if wanted is None:
         return changed, EvaluationRequest(repeat=repeat, greedy=greedy)
-    return changed, EvaluationRequest(
-        run=str(wanted.run), version=wanted.number, repeat=repeat, greedy=greedy
+    request = EvaluationRequest(
+        run=str(wanted.run),
+        version=wanted.number,
+        target=wanted.target,
+        repeat=repeat,
+        greedy=greedy,
     )
+    return changed, request
 
 
 def _refuse_with_rescore(**given: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,17 +47,19 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
 @reported
 def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Show a run: its facts, epochs and validations."""
-    from etude.stored.facts import facts_of, history_of
+    from etude.stored.facts import facts_of, histories_of
     from etude.stored.find import find_run
 
     path = find_run(run, output_dir)
-    history = history_of(path)
+    histories = histories_of(path)
     facts = facts_of(path)
     if as_json:
-        emit({**facts.as_json(), "history": history.model_dump(mode="json")})
+        told = {name: history.model_dump(mode="json") for name, history in histories.items()}
+        emit({**facts.as_json(), **({"history": told[None]} if None in told else {"histories": told})})
         return
     _show_facts(facts)
-    _show_history(history)
+    for name, history in histories.items():
+        _show_history(name, history)
     shown = path_shown(path)
     if facts.state == "unfinished":
         next_step(f"etude resume {shown}")
@@ -76,14 +79,14 @@ def compare(
     """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
     from etude.core.errors import RequestError
     from etude.stored.comparison import differing_settings, paired_difference
-    from etude.stored.facts import facts_of, history_of
+    from etude.stored.facts import facts_of, histories_of
     from etude.stored.find import find_run
 
     if len(runs) < 2:
         raise RequestError("name two runs or more: etude runs compare RUN RUN")
     paths = [find_run(run, output_dir) for run in runs]
     for path in paths:
-        history_of(path)
+        histories_of(path)  # What cannot be read is an error here.
     facts, settings = [facts_of(path) for path in paths], differing_settings(paths)
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
     if as_json:
@@ -121,19 +124,26 @@ def _show_facts(facts: RunFacts) -> None:
             say(f"{name:<15} {_interval(scores['mean'], scores['low'], scores['high'])}  n={scores['n']}")
         return
     say(f"epochs          {_epochs(facts)}")
-    before, after = _ends(facts)
-    say(f"before          {before or '–'}  ({facts.summary.get('measured_on')})")
-    say(f"after           {after or '–'}")
-    for key in ("best_version", "last_version"):
-        version = facts.summary.get(key)
-        if version:
-            say(f"{key.replace('_', ' '):<15} v{version['number']}  {version['location']}")
+    for name, summary in (facts.summary.get("targets") or {None: facts.summary}).items():
+        _show_summary(name, summary)
     plot = facts.path / "reward_plot.png"
     if plot.exists():
         say(f"plot            {path_shown(plot)}")
 
 
-def _show_history(history: History) -> None:
+def _show_summary(target: str | None, summary: Mapping[str, Any]) -> None:
+    if target is not None:
+        say(f"target          {target}")
+    before, after = (_reward(summary.get(key)) for key in ("before", "after"))
+    say(f"before          {before or '–'}  ({summary.get('measured_on')})")
+    say(f"after           {after or '–'}")
+    for key in ("best_version", "last_version"):
+        version = summary.get(key)
+        if version:
+            say(f"{key.replace('_', ' '):<15} v{version['number']}  {version['location']}")
+
+
+def _show_history(target: str | None, history: History) -> None:
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     rows = [
         (
@@ -144,13 +154,13 @@ def _show_history(history: History) -> None:
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
             (validations.get(entry.epoch + 1) or {}).get("avg_reward"),
-            entry.skipped,
+            entry.skipped or entry.resting,
         )
         for entry in history.epochs
     ]
     if rows:
         columns = ("epoch", "reward", "episodes", "failed", "trained on", "version", "validation", "skipped")
-        table(columns, rows)
+        table(columns, rows, title=target)
 
 
 def _state(facts: RunFacts) -> str:
@@ -171,9 +181,24 @@ def _ends(facts: RunFacts) -> tuple[str | None, str | None]:
         result = facts.result or {}
         scores = (result.get("scores") or {}).get(result.get("reward")) or {}
         return None, _interval(scores.get("mean"), scores.get("low"), scores.get("high"))
-    ends = [facts.summary.get(key) or {} for key in ("before", "after")]
-    shown = [_interval(end.get("avg_reward"), end.get("reward_low"), end.get("reward_high")) for end in ends]
-    return shown[0], shown[1]
+    targets = facts.summary.get("targets")
+    if not targets:
+        return _reward(facts.summary.get("before")), _reward(facts.summary.get("after"))
+    before, after = (
+        ", ".join(f"{name} {_mean(summary.get(key))}" for name, summary in targets.items())
+        for key in ("before", "after")
+    )
+    return before, after
+
+
+def _mean(end: Mapping[str, Any] | None) -> str:
+    reward = (end or {}).get("avg_reward")
+    return "–" if reward is None else f"{reward:.3f}"
+
+
+def _reward(end: Mapping[str, Any] | None) -> str | None:
+    end = end or {}
+    return _interval(end.get("avg_reward"), end.get("reward_low"), end.get("reward_high"))
 
 
 def _interval(mean: float | None, low: float | None, high: float | None) -> str | None:

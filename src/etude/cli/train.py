@@ -76,7 +76,7 @@ def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> dict[str, An
         outcome = run_async(finetune(settings, run, progress=progress))
     if not as_json:
         _tell(outcome.summary, run)
-        next_step(f"etude export {shown}   (the trained model as a folder)\n      etude runs show {shown}")
+        next_step(f"etude export {shown}   (the trained model as a folder)")
     return outcome.summary
 
 

@@ -133,10 +133,10 @@ async def _runtime_of(
     config: Config, run: RunFolder, version: RunVersion, progress: Progress
 ) -> AsyncIterator[Runtime]:
     """A runtime whose agent samples from a version of the trained model."""
-    engine = await engine_of(config, version)
+    model = str(config.finetuning.target_model)
+    engine = await engine_of(config, model, version)
     try:
-        engines = {str(config.finetuning.target_model): engine}
-        async with open_runtime(config, run, progress=progress, engines=engines) as runtime:
+        async with open_runtime(config, run, progress=progress, engines={model: engine}) as runtime:
             yield runtime
     finally:
         await engine.close()

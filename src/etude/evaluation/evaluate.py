@@ -24,6 +24,7 @@ from etude.store.run_folder import RunFolder
 from etude.stored.phases import EVALUATION
 from etude.stored.request import RESULT, EvaluationRequest
 from etude.stored.versions import RunVersion, choose_version
+from etude.stored.wished_model import replaced_model
 
 
 async def measure(
@@ -75,15 +76,15 @@ async def evaluate(
     async with AsyncExitStack() as exits:
         engines: dict[str, Engine] = {}
         wanted = wanted_version(request)
-        target = config.finetuning.target_model
+        target = replaced_model(config, wanted)
         if wanted is not None and target is not None and isinstance(config.llms[target], LocalLlmConfig):
-            engines[target] = await engine_of(config, wanted)
+            engines[target] = await engine_of(config, target, wanted)
             exits.push_async_callback(engines[target].close)
         runtime = await exits.enter_async_context(
             open_runtime(config, run, progress=progress, engines=engines)
         )
         if wanted is not None and not engines and wanted.version is not None:
-            await runtime.engines[runtime.target_model].adopt(wanted.version)
+            await runtime.engines[target or runtime.target_model].adopt(wanted.version)
         evaluation = await measure(
             runtime,
             runtime.validation_examples or runtime.examples,
@@ -99,16 +100,17 @@ def wanted_version(request: EvaluationRequest) -> RunVersion | None:
     """The stored version that a request is about; None when the config's own model is meant."""
     if request.run is None:
         return None
-    return choose_version(Path(request.run), f"v{request.version or 0}")
+    whose = "" if request.target is None else f"{request.target}:"
+    return choose_version(Path(request.run), f"{whose}v{request.version or 0}")
 
 
-async def engine_of(config: Config, wanted: RunVersion) -> Engine:
-    """An engine with stored weights, that samples as the config says."""
+async def engine_of(config: Config, model: str, wanted: RunVersion) -> Engine:
+    """An engine with stored weights, that samples as the entry `model` of the config says."""
     from etude.inference.embedded import EmbeddedEngine
     from etude.stored.policy import load_version
 
     policy = await asyncio.to_thread(load_version, wanted)
-    llm = config.llms[str(config.finetuning.target_model)]
+    llm = config.llms[model]
     assert isinstance(llm, LocalLlmConfig)
     return EmbeddedEngine(
         policy,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.history import History, ValidationEntry
-from etude.stored.facts import facts_of, history_of
-from etude.stored.stored_config import CONFIG
+from etude.stored.facts import facts_of, histories_of
+from etude.stored.stored_config import CONFIG, stored_data, trained_parts
 from etude.stored.versions import RunVersion
 
 _PACKAGES = ("etude", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers")
@@ -21,7 +21,7 @@ def model_card(wanted: RunVersion, *, lora_only: bool = False) -> str:
         [
             *_front_matter(wanted, lora_only),
             *_introduction(wanted, lora_only),
-            *_results(history_of(wanted.run), wanted),
+            *_results(histories_of(wanted.run)[wanted.target], wanted),
             *_use(lora_only),
             *_making(wanted),
         ]
@@ -29,33 +29,40 @@ def model_card(wanted: RunVersion, *, lora_only: bool = False) -> str:
 
 
 def _front_matter(wanted: RunVersion, lora_only: bool) -> Iterator[str]:
-    facts = facts_of(wanted.run)
+    parts = _parts(wanted)
     yield "---"
     yield f"library_name: {'peft' if lora_only else 'transformers'}"
     yield "pipeline_tag: text-generation"
     # A folder of this machine means nothing to anybody else.
-    if facts.base is not None and not Path(facts.base).is_absolute():
-        yield f"base_model: {json.dumps(facts.base)}"
-    yield f"tags: [etude{f', {facts.method}' if facts.method else ''}]"
+    if parts["base"] is not None and not Path(parts["base"]).is_absolute():
+        yield f"base_model: {json.dumps(parts['base'])}"
+    yield f"tags: [etude{', ' + parts['method'] if parts['method'] else ''}]"
     yield "---\n"
 
 
 def _introduction(wanted: RunVersion, lora_only: bool) -> Iterator[str]:
-    facts = facts_of(wanted.run)
+    facts, parts = facts_of(wanted.run), _parts(wanted)
     what = "LoRA weights" if lora_only else "Weights"
     version = f"version {wanted.number}" if wanted.number else "the base model"
-    yield f"# {facts.name}, {version}\n"
+    whose = "" if wanted.target is None else f", {wanted.target}"
+    yield f"# {facts.name}{whose}, {version}\n"
     yield f"{what} of an agent's model, trained with Etude from the agent's own runs.\n"
-    base = Path(facts.base).name if facts.base and Path(facts.base).is_absolute() else facts.base
+    base = parts["base"] and (
+        Path(parts["base"]).name if Path(parts["base"]).is_absolute() else parts["base"]
+    )
     rows = {
-        "base model": base,
-        "trajectory builder": facts.method,
-        "trained by": facts.backend,
+        "base model": Path(base).name if base and Path(base).is_absolute() else base,
+        "trajectory builder": parts["method"],
+        "trained by": parts["backend"],
         "epochs of the run": f"{facts.epochs_done} of {facts.num_epochs}",
         "version": str(wanted.number),
         "digest of the trained weights": wanted.version.digest if wanted.version else None,
     }
     yield from _table(("", ""), [(key, value) for key, value in rows.items() if value is not None])
+
+
+def _parts(wanted: RunVersion) -> dict[str, Any]:
+    return trained_parts(stored_data(wanted.run), wanted.target)
 
 
 def _results(history: History, wanted: RunVersion) -> Iterator[str]:

@@ -19,7 +19,7 @@ from etude.export.draft import draft_of
 from etude.export.trajectories import PhaseTrajectories
 from etude.rollout.archive import read_episode
 from etude.store.run_folder import RunFolder
-from etude.stored.stored_config import stored_data
+from etude.stored.stored_config import stored_data, trained_parts
 
 SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one reply on each side"
 
@@ -128,11 +128,10 @@ def _written_pair(pair: DPOItem) -> _Pair:
 
 def require_openai_method(run: Path, method: str | None) -> None:
     """Raise RequestError when a run's own trajectories are for a method without such rows."""
-    if method is None:
-        data = stored_data(run)
-        name = (data.get("finetuning") or {}).get("trajectory_builder")
-        method = ((data.get("trajectory_builders") or {}).get(name) or {}).get("_type")
-    if method == "grpo":
+    data = stored_data(run)
+    targets: list[str | None] = [*((data.get("finetuning") or {}).get("targets") or {})] or [None]
+    made = [method] if method is not None else [trained_parts(data, name)["method"] for name in targets]
+    if "grpo" in made:
         raise RequestError(
             "OpenAI's rows are for supervised and dpo training, and these trajectories are for grpo; "
             "add --method supervised (the best episodes) or --method dpo (better against worse)"

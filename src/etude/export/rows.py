@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 async def write_jsonl(path: Path, run: str, phases: AsyncIterator[PhaseTrajectories]) -> int:
-    """A line for each trajectory: `run`, `phase`, `group`, `method`, and the trajectory's own fields.
+    """A line for each trajectory: `run`, `phase`, `target` (where there are several), `group`, `method`,
+    and the trajectory's own fields.
 
     Returns the number of lines. Raises StoreError; the file is there whole or not at all.
     """
@@ -53,7 +54,13 @@ async def write_parquet(path: Path, run: str, phases: AsyncIterator[PhaseTraject
 
 def _numbered(run: str, phase: PhaseTrajectories) -> Iterator[tuple[dict[str, Any], Trajectory]]:
     for number, group in enumerate(phase.collection.trajectories):
-        head = {"run": run, "phase": phase.phase, "group": number, "method": phase.collection.method}
+        head: dict[str, Any] = {
+            "run": run,
+            "phase": phase.phase,
+            "target": phase.target,
+            "group": number,
+            "method": phase.collection.method,
+        }
         for trajectory in group:
             yield head, trajectory
 
@@ -108,7 +115,7 @@ def _schema(pa: Any) -> pa.Schema:
             "metadata": pa.string(),
         }
     )
-    texts = dict.fromkeys(("run", "phase", "method", "id", "metadata"), pa.string())
+    texts = dict.fromkeys(("run", "phase", "target", "method", "id", "metadata"), pa.string())
     pair = dict.fromkeys(("prompt", "chosen_response", "rejected_response"), pa.string())
     pair |= dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), ids)
     pair |= dict.fromkeys(("chosen_logprobs", "rejected_logprobs"), numbers)

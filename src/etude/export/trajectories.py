@@ -32,6 +32,8 @@ class PhaseTrajectories:
     target_functions: tuple[str, ...]
     target_model: str | None
     """Whose calls the trajectories are made of."""
+    target: str | None = None
+    """The target's name, in a run that trains several models."""
 
 
 async def trajectories_of(run: RunFolder, method: Method | None = None) -> AsyncIterator[PhaseTrajectories]:
@@ -42,18 +44,21 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
     episodes.
     """
     data = stored_data(run.path)
-    config = _config(data, method)
     evaluators = list((data.get("eval") or {}).get("evaluators") or {})
-    async with Builder(config, run) as builder:
-        name = next(iter(config.trajectory_builders))
-        trajectory_builder = await builder.get_trajectory_builder(name)
-        for number, phase in enumerate(_phases(run)):
-            evaluation = StoredEvaluation(run.journal, phase, evaluators)
-            runtime = Runtime(config, run, builder, evaluation, (), {}, config.finetuning.target_model or "")
-            collection = await _build(trajectory_builder, runtime, number)
-            targets = tuple(config.finetuning.target_functions)
-            yield PhaseTrajectories(phase, collection, targets, config.finetuning.target_model)
-        await trajectory_builder.cleanup()
+    targets: list[str | None] = [*((data.get("finetuning") or {}).get("targets") or {})] or [None]
+    for target in targets:
+        config = _config(data, method, target)
+        finetuning = config.finetuning
+        async with Builder(config, run) as builder:
+            name = next(iter(config.trajectory_builders))
+            trajectory_builder = await builder.get_trajectory_builder(name)
+            for number, phase in enumerate(_phases(run)):
+                evaluation = StoredEvaluation(run.journal, phase, evaluators)
+                runtime = Runtime(config, run, builder, evaluation, (), {}, finetuning.target_model or "")
+                collection = await _build(trajectory_builder, runtime, number)
+                functions = tuple(finetuning.target_functions)
+                yield PhaseTrajectories(phase, collection, functions, finetuning.target_model, target)
+            await trajectory_builder.cleanup()
 
 
 async def _build(builder: TrajectoryBuilder, runtime: Runtime, number: int) -> TrajectoryCollection:
@@ -72,11 +77,13 @@ def _phases(run: RunFolder) -> list[str]:
     return [phase for phase in reversed(found) if phase.startswith("train/")] or found
 
 
-def _config(data: dict[str, Any], method: Method | None) -> Config:
+def _config(data: dict[str, Any], method: Method | None, target: str | None) -> Config:
     """As much of the run's config as builders need: its agent and its models need not be there."""
     finetuning = data.get("finetuning") or {}
+    # A target's block has all that it is trained with; the run's own has the model under another name.
+    block = finetuning | ((finetuning.get("targets") or {}).get(target) or {})
     builders = without_secrets(data.get("trajectory_builders") or {})
-    name = str(finetuning.get("trajectory_builder"))
+    name = str(block.get("trajectory_builder"))
     chosen = builders.get(name) or {}
     if method is not None and chosen.get("_type") != BUILDERS[method]:
         chosen = {"_type": BUILDERS[method], "num_generations": chosen.get("num_generations", 8)}
@@ -85,15 +92,15 @@ def _config(data: dict[str, Any], method: Method | None) -> Config:
         {
             "trajectory_builders": {name: chosen},
             "finetuning": {
-                "target_functions": finetuning.get("target_functions", ["<workflow>"]),
+                "target_functions": block.get("target_functions") or ["<workflow>"],
                 "run_configuration": {"config_file": settings.get("config_file")},
             },
         }
     )
-    reward = (finetuning.get("reward_function") or {}).get("name")
+    reward = (block.get("reward_function") or {}).get("name")
     if reward is None:
         raise RequestError("the run's config names no reward function, so its episodes have no rewards")
     # Set afterwards: the entries that they name are not part of this config.
     config.finetuning.reward_function = RewardFunctionConfig(name=reward)
-    config.finetuning.target_model = finetuning.get("target_model")
+    config.finetuning.target_model = block.get("target_model") if target is None else block.get("model")
     return config

@@ -43,7 +43,7 @@ def paired_difference(first: Path, second: Path) -> Estimate | None:
 
 def measured(run: Path) -> dict[str, float]:
     """The mean reward of each example in a run's evaluation, or else its last validation."""
-    reward = _reward(run)
+    reward = reward_name(run)
     with RunFolder.read(run) as folder:
         phases = [phase for phase in phases_of(folder.journal) if not phase.startswith("train/")]
         if reward is None or not phases:
@@ -70,7 +70,8 @@ def _means(journal: Journal, phase: str, reward: str) -> dict[str, float]:
     return {name: math.fsum(values) / len(values) for name, values in scores.items()}
 
 
-def _reward(run: Path) -> str | None:
+def reward_name(run: Path) -> str | None:
+    """The evaluator whose score is the reward in a run; None where there is no single one."""
     if not (run / CONFIG).is_file():
         return None
     finetuning = stored_data(run).get("finetuning") or {}

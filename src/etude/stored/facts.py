@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from etude.core.errors import EtudeError
 from etude.core.history import History
-from etude.epochs.log import EpochLog
+from etude.epochs.log import EpochLog, histories
 from etude.epochs.summary import summary_in
 from etude.store.lock import locked_by
 from etude.store.run_folder import LOCK, RunFolder
 from etude.stored.request import RESULT, read_request
-from etude.stored.stored_config import CONFIG, stored_data
+from etude.stored.stored_config import CONFIG, stored_data, trained_parts
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
 
@@ -57,10 +57,14 @@ class RunFacts:
         return int(self.summary.get("epochs_trained", 0)) + int(self.summary.get("epochs_skipped", 0))
 
 
-def history_of(path: Path) -> History:
-    """All epochs and validations of a run. Raises StoreError when its database cannot be read."""
+def histories_of(path: Path) -> dict[str | None, History]:
+    """All epochs and validations of a run, by target; by None where it trains one model.
+
+    Raises StoreError when its database cannot be read.
+    """
     with RunFolder.read(path) as run:
-        return EpochLog(run.journal).history(run.name)
+        by_target = histories(run.journal, run.name)
+        return dict(by_target.items()) or {None: EpochLog(run.journal).history(run.name)}
 
 
 def facts_of(path: Path) -> RunFacts:
@@ -87,23 +91,7 @@ def facts_of(path: Path) -> RunFacts:
         state=state,
         in_use_by=in_use_by,
         num_epochs=finetuning.get("num_epochs"),
-        method=_type_of(settings, "trajectory_builders", finetuning.get("trajectory_builder")),
-        backend=_type_of(settings, "trainer_adapters", finetuning.get("trainer_adapter")),
-        base=_base(settings, finetuning.get("target_model")),
+        **trained_parts(settings),
         summary=summary,
         result=result,
     )
-
-
-def _entry(settings: Mapping[str, Any], section: str, name: Any) -> Mapping[str, Any]:
-    entry = (settings.get(section) or {}).get(name)
-    return entry if isinstance(entry, dict) else {}
-
-
-def _type_of(settings: Mapping[str, Any], section: str, name: Any) -> str | None:
-    return _entry(settings, section, name).get("_type")
-
-
-def _base(settings: Mapping[str, Any], target: Any) -> str | None:
-    entry = _entry(settings, "llms", target)
-    return entry.get("model") or entry.get("model_name")

@@ -21,7 +21,7 @@ def load_version(wanted: RunVersion) -> Policy:
     Raises RequestError when the run's model is not local, MissingExtraError without torch, EngineError
     when the weights are not those that the run recorded.
     """
-    config = model_config(wanted.run)
+    config = model_config(wanted.run, wanted.target)
     llm = local_model(config, wanted)
     require_local_extra()
     from etude.models.policy import LoraOptions, Policy

@@ -24,6 +24,8 @@ class EvaluationRequest(BaseModel):
     """The folder of the training run whose weights are evaluated; None for those that the config names."""
     version: int | None = None
     """Which of its versions; 0 is the base model."""
+    target: str | None = None
+    """Which of its models, where it trains several."""
     repeat: int = Field(default=1, ge=1)
     """Episodes for each example."""
     greedy: bool = False

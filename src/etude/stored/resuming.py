@@ -16,7 +16,7 @@ from etude.config.schema import Config
 from etude.config.sections import components_in
 from etude.config.slots import slot_at
 from etude.core.errors import RequestError
-from etude.epochs.log import EpochLog
+from etude.epochs.log import EpochLog, histories
 from etude.store.run_folder import RunFolder
 from etude.stored.facts import SUMMARY
 from etude.stored.stored_config import CONFIG, stored_data
@@ -63,7 +63,8 @@ def note_more_epochs(run: RunFolder, config: Config) -> None:
     stored, wanted = stored_data(run.path), config.finetuning.num_epochs
     if dig(stored, _NUM_EPOCHS) == wanted:
         return
-    done = len(EpochLog(run.journal).history(run.name).epochs)
+    past = [*histories(run.journal, run.name).values()] or [EpochLog(run.journal).history(run.name)]
+    done = max(len(history.epochs) for history in past)
     if wanted < done:
         raise RequestError(
             f"-o {dotted(_NUM_EPOCHS)}={wanted}: run {run.name} has done {done} epochs already; "

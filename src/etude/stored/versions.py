@@ -1,8 +1,12 @@
-"""Which version of a run's model is meant: `RUN`, `RUN:v3`, `RUN:best`, `RUN:last`, `RUN:base`."""
+"""Which version of a run's model is meant: `RUN`, `RUN:v3`, `RUN:best`, `RUN:last`, `RUN:base`.
+
+Of a run that trains several models also which of those: `RUN:verifier`, `RUN:verifier:v3`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +14,7 @@ from etude.core.errors import RequestError
 from etude.core.history import History
 from etude.core.job import ModelVersion
 from etude.epochs.versions import best_version, last_version
-from etude.stored.facts import history_of
+from etude.stored.facts import histories_of
 from etude.stored.find import find_run, is_run
 
 BEST, LAST, BASE = "best", "last", "base"
@@ -20,11 +24,13 @@ _NUMBER = re.compile(r"v?(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class RunVersion:
-    """One version of the model that a run trains."""
+    """One version of a model that a run trains."""
 
     run: Path
     version: ModelVersion | None
     """None for the base model."""
+    target: str | None = None
+    """Whose version it is, in a run that trains several models."""
 
     @property
     def number(self) -> int:
@@ -32,7 +38,8 @@ class RunVersion:
         return 0 if self.version is None else self.version.number
 
     def __str__(self) -> str:
-        return f"{self.run.name}:{f'v{self.number}' if self.number else BASE}"
+        whose = "" if self.target is None else f"{self.target}:"
+        return f"{self.run.name}:{whose}{f'v{self.number}' if self.number else BASE}"
 
 
 def run_version(text: str, root: Path) -> RunVersion | None:
@@ -40,11 +47,11 @@ def run_version(text: str, root: Path) -> RunVersion | None:
 
     Raises RequestError when the run has no such version.
     """
-    name, colon, wish = text.rpartition(":")
-    if colon and (is_run(Path(name)) or is_run(root / name)):
-        return choose_version(find_run(name, root), wish)
-    if is_run(Path(text)) or is_run(root / text):
-        return choose_version(find_run(text, root), BEST)
+    parts = text.split(":")
+    for count in range(len(parts), 0, -1):
+        name, wish = ":".join(parts[:count]), ":".join(parts[count:])
+        if is_run(Path(name)) or is_run(root / name):
+            return choose_version(find_run(name, root), wish or BEST)
     return None
 
 
@@ -53,16 +60,18 @@ def choose_version(run: Path, wish: str = BEST) -> RunVersion:
 
     Raises RequestError when there is no such version, or its weights were deleted.
     """
-    history = history_of(run)
+    histories = histories_of(run)
+    target, wish = _target_in(wish, run, histories)
+    history = histories[target]
     known = {
         entry.version.number: entry.version
         for entry in history.epochs
         if entry.version is not None and entry.version.number
     }
     if wish in (BASE, "v0", "0"):
-        return RunVersion(run, None)
+        return RunVersion(run, None, target)
     if wish in (BEST, LAST):
-        return RunVersion(run, _best_or_last(wish, history, run))
+        return RunVersion(run, _best_or_last(wish, history, run), target)
     match = _NUMBER.fullmatch(wish)
     number = int(match[1]) if match else None
     if number is None:
@@ -72,7 +81,21 @@ def choose_version(run: Path, wish: str = BEST) -> RunVersion:
     if number not in known:
         raise RequestError(f"run {run.name} has no version v{number}; it has {_listed(known)}")
     require_kept(run, known[number])
-    return RunVersion(run, known[number])
+    return RunVersion(run, known[number], target)
+
+
+def _target_in(wish: str, run: Path, histories: Iterable[str | None]) -> tuple[str | None, str]:
+    """The target that a wish names, and the rest of it."""
+    targets = [name for name in histories if name is not None]
+    if not targets:
+        return None, wish
+    name, _, rest = wish.partition(":")
+    if name in targets:
+        return name, rest or BEST
+    raise RequestError(
+        f"run {run.name} trains several models; say which and what version: "
+        + ", ".join(f"{target}:{BEST}" for target in targets)
+    )
 
 
 def require_kept(run: Path, version: ModelVersion) -> None:
@@ -108,5 +131,5 @@ def _best_or_last(wish: str, history: History, run: Path) -> ModelVersion | None
     return None
 
 
-def _listed(numbers: object) -> str:
-    return ", ".join(f"v{number}" for number in sorted(numbers)) or "none"  # type: ignore[call-overload]
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(f"v{number}" for number in sorted(numbers)) or "none"

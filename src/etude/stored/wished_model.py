@@ -18,7 +18,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
     For a version it is the model that the run began from; its weights are adopted later. Raises
     RequestError when the config does not say which of its models is meant.
     """
-    target = config.finetuning.target_model
+    target = replaced_model(config, wanted)
     if target is None:
         several = ", ".join(config.llms) or "none"
         raise RequestError(
@@ -26,7 +26,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         )
     llm = config.llms[target]
     if wanted is not None:
-        base = model_config(wanted.run)
+        base = model_config(wanted.run, wanted.target)
         there = base.llms.get(base.finetuning.target_model or "")
         if isinstance(there, LocalLlmConfig) and isinstance(llm, LocalLlmConfig):
             return [_override(target, "model", str(there.model))]
@@ -42,6 +42,14 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
     if "model_name" in type(llm).model_fields:
         return [_override(target, "model_name", text)]
     raise RequestError(f"--model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
+
+
+def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:
+    """The entry of `llms` that a wished-for model takes the place of; None when that is not clear."""
+    targets = config.finetuning.targets
+    if wanted is not None and wanted.target in targets:
+        return targets[wanted.target].model
+    return config.finetuning.target_model
 
 
 def _override(target: str, key: str, value: str) -> tuple[str, str]:

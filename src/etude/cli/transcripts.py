@@ -1,0 +1,56 @@
+"""`etude transcripts RUN`: what was said in the episodes of a run, to be read."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etude.cli.console import emit, next_step, path_shown, say
+from etude.cli.options import RUNS, AsJson, OutputDir, Run
+
+
+class Format(StrEnum):
+    """How transcripts are written."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
+def transcripts(
+    run: Run,
+    phase: Annotated[
+        str | None, typer.Option(help="The episodes: eval, validation/5, train/0; by default the latest.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; by default in the run.")] = None,
+    format: Annotated[Format, typer.Option(help="Of the files.")] = Format.YAML,
+    limit: Annotated[int | None, typer.Option(min=1, help="Write the first episodes only.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Show answers as the models wrote them.")] = False,
+    output_dir: OutputDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Write what was said in the episodes of a run, a file for each."""
+    from etude.store.run_folder import RunFolder
+    from etude.stored.find import find_run
+    from etude.stored.transcripts import write_transcripts
+
+    path = find_run(run, output_dir)
+    with RunFolder.read(path) as folder:
+        written = write_transcripts(folder, phase, folder=out, format=format.value, limit=limit, raw=raw)
+    if as_json:
+        emit(
+            {
+                "folder": str(written.folder),
+                "phase": written.phase,
+                "files": written.files,
+                "failed": written.failed,
+            }
+        )
+        return
+    say(f"wrote           {len(written.files)} transcripts of {written.phase}")
+    if written.failed:
+        say(f"failed          {written.failed} of these episodes")
+    say(f"to              {path_shown(written.folder)}")
+    next_step(f"read {path_shown(written.folder / written.files[0])}")
