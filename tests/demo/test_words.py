@@ -1,0 +1,76 @@
+"""An episode in words."""
+
+from etude.core.call import Call, ChatRequest, Completion
+from etude.core.episode import EpisodeRecord, Failure
+from etude.core.example import Example
+from etude.demo.words import episode_in_words
+from tests.support import tool_call
+
+
+def episode(*turns, output="", failure=None):
+    """Turns of (new messages, reply)."""
+    messages, calls = [], []
+    for index, (new, reply) in enumerate(turns):
+        messages = [*messages, *new]
+        completion = None if reply is None else Completion(reply)
+        error = "the endpoint answered 500" if reply is None else None
+        calls.append(Call(index, "<workflow>", "policy", ChatRequest(tuple(messages)), completion, error))
+        messages = [*messages, *([reply] if reply else [])]
+    return EpisodeRecord("e/1/0", Example("1"), 0, tuple(calls), output=output, failure=failure)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def agent(text):
+    return {"role": "assistant", "content": text}
+
+
+def test_a_tool_is_called():
+    call = tool_call("calculator", {"expression": "1+2"})
+    result = {"role": "tool", "tool_call_id": "call_0", "content": "3"}
+    record = episode(([user("1 plus 2?")], call), ([result], agent("3")), output="3")
+    assert episode_in_words(record, 1.0) == [
+        "user: 1 plus 2?",
+        "agent calls calculator(expression='1+2')",
+        "tool: 3",
+        "agent: 3",
+        "reward 1",
+    ]
+
+
+def test_an_output_that_nobody_said_is_told():
+    record = episode(([user("your move")], agent("b2")), output="loss")
+    assert episode_in_words(record, 0.0)[-2:] == ["outcome: loss", "reward 0"]
+
+
+def test_a_board_stays_readable():
+    record = episode(([user("X__\n_O_\n___")], agent("c3")), output="c3")
+    assert episode_in_words(record, 0.5)[0] == "user: X__ / _O_ / ___"
+
+
+def test_a_long_conversation_is_shortened_in_the_middle():
+    turns = [([user(f"question {n}")], agent(f"answer {n}")) for n in range(20)]
+    lines = episode_in_words(episode(*turns, output="answer 19"), None)
+    assert len(lines) <= 10
+    assert lines[0] == "user: question 0"
+    assert any("more" in line for line in lines)
+    assert lines[-2:] == ["agent: answer 19", "no reward"]
+
+
+def test_failures_say_why():
+    record = episode(([user("hello")], None), failure=Failure("call_failed", "agent.py:3: EngineError"))
+    lines = episode_in_words(record, None)
+    assert "no answer: the endpoint answered 500" in lines
+    assert "failed: agent.py:3: EngineError" in lines
+
+
+def test_arguments_that_are_no_json_are_shown_as_they_are():
+    record = episode(([user("?")], tool_call("look", "{broken")), output="")
+    assert "agent calls look({broken)" in episode_in_words(record, 0.0)
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    record = episode(([user("hi")], agent("\x1b[31mred\x07")), output="")
+    assert not any("\x1b" in line for line in episode_in_words(record, 0.0))
