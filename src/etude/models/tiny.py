@@ -6,12 +6,14 @@ it is to speak, with a chat template that knows tools. Nothing is downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 
+from etude.core.message import Message, Tool
 from etude.models.device import limit_threads
 from etude.models.policy import Policy
 
@@ -41,6 +43,9 @@ class TinyShape:
     heads: int = 4
     intermediate_size: int = 192
     max_context: int = 256
+    initializer_range: float = 0.06
+    """Deviation of the weights at the start. A model as narrow as this learns to copy from its prompt
+    in half the steps that it needs from the usual 0.02."""
 
 
 def build_tokenizer(texts: Iterable[str], *, vocab_size: int = 512, splits: Sequence[str] = ()) -> Any:
@@ -74,6 +79,20 @@ def build_tokenizer(texts: Iterable[str], *, vocab_size: int = 512, splits: Sequ
     )
 
 
+def texts_of(transcripts: Iterable[Sequence[Message]], tools: Sequence[Tool] = ()) -> Iterator[str]:
+    """What is said in conversations, tool calls as `CHAT_TEMPLATE` writes them: for `build_tokenizer`."""
+    for tool in tools:
+        yield tool["function"]["name"]
+    for message in chain.from_iterable(transcripts):
+        if message.get("content"):
+            yield message["content"]
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            yield (
+                f'<tool_call>{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}</tool_call>'
+            )
+
+
 def build_policy(tokenizer: Any, seed: int, shape: TinyShape | None = None) -> Policy:
     """An untrained tiny Llama for `tokenizer`, its weights drawn from `seed`."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -87,6 +106,7 @@ def build_policy(tokenizer: Any, seed: int, shape: TinyShape | None = None) -> P
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
         max_position_embeddings=shape.max_context,
+        initializer_range=shape.initializer_range,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

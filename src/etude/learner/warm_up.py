@@ -1,0 +1,134 @@
+"""Warm-up: a policy learns a task's format by imitation, until a measured value says that it has.
+
+How many steps that takes differs a lot from seed to seed, so it is never a number of steps that ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import TypeVar
+
+from etude.core.errors import TrainingError
+from etude.core.keys import generator
+from etude.core.message import Message, Tool
+from etude.learner.batch import TokenSequence, TrainingBatch
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.sft import Sft
+from etude.models.policy import Policy
+from etude.models.template import ChatTemplate
+
+UnitT = TypeVar("UnitT")
+
+Measure = Callable[[], Awaitable[float]]
+"""Measures the policy as it is now."""
+
+OnCheck = Callable[[str, float], None]
+"""Told of each measurement: the stage's name, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Transcripts to imitate, and the value that ends it."""
+
+    name: str
+    transcripts: Sequence[Sequence[Message]]
+    """Finished conversations in OpenAI's format; gone through again and again, shuffled each time."""
+    measure: Measure | None = None
+    """None takes the loss: nats per token that the assistant said, over the steps since the last check."""
+    at_least: float | None = None
+    """The stage goes on until what is measured has risen to this …"""
+    at_most: float | None = None
+    """… or fallen to this; with both, until it lies between them."""
+    tools: Sequence[Tool] = ()
+    """The tools that the assistant was offered."""
+    options: LearnerOptions = field(default_factory=lambda: LearnerOptions(learning_rate=3e-3, batch_size=32))
+    check_interval: int = 20
+    """Optimiser steps from one check to the next."""
+    max_steps: int = 5000
+    """Steps after which the target counts as out of reach."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a stage that nothing ends, and for one without transcripts."""
+        if self.at_least is None and self.at_most is None:
+            raise ValueError(f"nothing ends warm-up stage '{self.name}'; set at_least or at_most")
+        if not self.transcripts:
+            raise ValueError(f"warm-up stage '{self.name}' has no transcripts")
+
+    def is_over(self, value: float) -> bool:
+        """Whether a measurement ends the stage."""
+        return (self.at_least is None or value >= self.at_least) and (
+            self.at_most is None or value <= self.at_most
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """What a stage took, and what it reached."""
+
+    name: str
+    steps: int
+    value: float
+    """What was measured at the end: `measure`, or the loss."""
+    loss: float
+    """Nats per token over the last steps."""
+    seconds: float
+
+
+async def warm_up(
+    policy: Policy, stages: Sequence[Stage], *, seed: int, on_check: OnCheck = lambda name, value: None
+) -> tuple[StageReport, ...]:
+    """Train `policy` by imitation, stage after stage, each until its target is reached.
+
+    The weights stay version 0: what comes out is a base model. Raises TrainingError when a target is
+    not reached within the stage's `max_steps`, saying what was.
+    """
+    return tuple([await _run(policy, stage, seed, on_check) for stage in stages])
+
+
+async def _run(policy: Policy, stage: Stage, seed: int, on_check: OnCheck) -> StageReport:
+    start = time.monotonic()
+    learner = Learner(policy, stage.options, seed)
+    units = _shuffled_forever(_units(policy.template, stage), seed)
+    size = stage.check_interval * (stage.options.batch_size or len(stage.transcripts))
+    values: list[float] = []
+    while learner.step < stage.max_steps:
+        batch = TrainingBatch(tuple(islice(units, size)))
+        loss = (await asyncio.to_thread(learner.train, batch, Sft()))["nll"]
+        policy.mark_changed(policy.version)
+        values.append(loss if stage.measure is None else await stage.measure())
+        on_check(stage.name, values[-1])
+        if stage.is_over(values[-1]):
+            return StageReport(stage.name, learner.step, values[-1], loss, time.monotonic() - start)
+    raise TrainingError(_why(stage, values[-1]))
+
+
+def _units(template: ChatTemplate, stage: Stage) -> list[tuple[TokenSequence]]:
+    """The transcripts as training data, in which the assistant's tokens count."""
+    units = []
+    for transcript in stage.transcripts:
+        ids, spoken = template.transcript(transcript, stage.tools)
+        weights = tuple(float(token) for token in spoken)
+        units.append((TokenSequence(ids, weights, weights, (0.0,) * len(ids)),))
+    return units
+
+
+def _shuffled_forever(units: Sequence[UnitT], seed: int) -> Iterator[UnitT]:
+    """All units in one order, then in another, and so on."""
+    for number in count():
+        order = list(units)
+        generator(seed, "warm-up", number).shuffle(order)
+        yield from order
+
+
+def _why(stage: Stage, value: float) -> str:
+    what = "the loss" if stage.measure is None else "the measured value"
+    bounds = [("at least", stage.at_least), ("at most", stage.at_most)]
+    wanted = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+    return (
+        f"warm-up stage '{stage.name}' did not get where it should: after {stage.max_steps} steps {what} is "
+        f"{value:.3f}, and should be {wanted}; ask for less, take a larger model, or raise max_steps"
+    )
