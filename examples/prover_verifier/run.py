@@ -1,0 +1,154 @@
+"""Trains a tiny prover and a tiny verifier to play `nip`, and compares the protocols with their optima.
+
+    python examples/prover_verifier/run.py [--algorithm grpo|expert_iteration|malt] [--quick] [--json]
+
+Two models are made from scratch, measured in each protocol on held-out instances, trained in `nip` only,
+and measured again. So the rows of the other protocols say what carries over; nothing was trained on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from base import build_base
+from task import LINES, PROTOCOLS, optimum
+
+from etude.config.import_path import make_importable
+from etude.config.load import load_config
+from etude.config.schema import Config
+from etude.evaluation.evaluate import engine_of, measure
+from etude.finetune import finetune
+from etude.runtime import open_runtime
+from etude.stored.new_run import new_run
+from etude.stored.versions import BASE, LAST, choose_version
+
+HERE = Path(__file__).parent
+MODELS = ("prover", "verifier")
+TRAINED_ON = "nip"
+ALGORITHMS = {"grpo": 40, "expert_iteration": 40, "malt": 40}
+"""Epochs of each."""
+
+
+async def run(folder: Path, algorithm: str, seed: int, *, quick: bool) -> dict[str, Any]:
+    """Everything, written into `folder`: the accuracies by protocol, and how long it took."""
+    started = time.monotonic()
+    make_importable(HERE)
+    await build_base(folder / "base", seed)
+    made = time.monotonic()
+    config = config_of(folder, algorithm, seed, TRAINED_ON, epochs=8 if quick else ALGORITHMS[algorithm])
+    with new_run(config, "training") as training:
+        await finetune(config, training)
+    trained = time.monotonic()
+    protocols: dict[str, Any] = {}
+    for protocol in PROTOCOLS:
+        config = config_of(folder, algorithm, seed, protocol)
+        before, after = [
+            await accuracy(config, training.path, version, protocol, 256 if quick else None)
+            for version in (BASE, LAST)
+        ]
+        protocols[protocol] = {
+            "accuracy_before": before["mean"],
+            "accuracy_after": after["mean"],
+            "ci95_before": [before["low"], before["high"]],
+            "ci95": [after["low"], after["high"]],
+            "n": after["n"],
+            "optimum": optimum(protocol),
+            "trained": protocol == TRAINED_ON,
+        }
+    ended = time.monotonic()
+    seconds = {"bases": made - started, "training": trained - made, "measuring": ended - trained}
+    return {
+        "algorithm": algorithm,
+        "seed": seed,
+        "lines": LINES,
+        "without_prover": optimum(TRAINED_ON, told=False),
+        "protocols": protocols,
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+    }
+
+
+def config_of(folder: Path, algorithm: str, seed: int, protocol: str, epochs: int | None = None) -> Config:
+    """The example's config, with everything that it reads and writes in `folder`."""
+    several = protocol in ("debate", "mnip")
+    provers = ("prover0", "prover1") if several else () if protocol == "solo_verifier" else ("prover",)
+    policies = dict.fromkeys(provers, "prover") | {"verifier": "verifier"}
+    overrides: dict[str, Any] = {
+        "workflow.protocol": protocol,
+        "workflow.arguments": PROTOCOLS[protocol],
+        "workflow.policies": policies,
+        "llms.prover.model": str(folder / "base" / "prover"),
+        "llms.verifier.model": str(folder / "base" / "verifier"),
+        "eval.general.dataset": str(folder / "base" / "train.jsonl"),
+        "finetuning.run_configuration.validation_dataset": str(folder / "base" / "validation.jsonl"),
+        "finetuning.targets.prover.trajectory_builder": algorithm,
+        "finetuning.targets.verifier.trajectory_builder": algorithm,
+        "finetuning.output_dir": str(folder / "runs"),
+        "finetuning.seed": seed,
+    }
+    if epochs is not None:
+        overrides["finetuning.num_epochs"] = epochs
+        overrides["finetuning.run_configuration.validation_interval"] = epochs
+    else:
+        # Who earns what is of no interest here, and not every protocol has both.
+        overrides["eval.evaluators"] = {"accuracy": {"_type": "verdict_accuracy"}}
+        for model in MODELS:
+            overrides[f"finetuning.targets.{model}.reward_function.name"] = "accuracy"
+    return load_config(HERE / "config.yml", [(key, json.dumps(value)) for key, value in overrides.items()])
+
+
+async def accuracy(
+    config: Config, training: Path, version: str, protocol: str, limit: int | None
+) -> dict[str, Any]:
+    """The verifier's accuracy on held-out instances, both models at a version, one play each."""
+    chosen = {model: choose_version(training, f"{model}:{version}") for model in MODELS}
+    engines = {model: await engine_of(config, model, chosen[model]) for model in MODELS}
+    try:
+        with new_run(config, f"{protocol}-{version}") as folder:
+            async with open_runtime(config, folder, engines=engines) as runtime:
+                examples = runtime.validation_examples[:limit]
+                found = await measure(runtime, examples, model=version)
+    finally:
+        for engine in engines.values():
+            await engine.close()
+    return found.scores()["accuracy"]
+
+
+def table(found: dict[str, Any]) -> str:
+    """The accuracies, in words."""
+    lines = [f"{'protocol':14}{'before':>8}{'after':>8}   {'95 %':15}{'optimum':>8}   n"]
+    for name, row in found["protocols"].items():
+        low, high = row["ci95"]
+        lines.append(
+            f"{name:14}{row['accuracy_before']:8.3f}{row['accuracy_after']:8.3f}   "
+            f"{f'[{low:.3f}, {high:.3f}]':15}{row['optimum']:8.3f}   {row['n']}"
+            + ("   trained" if row["trained"] else "")
+        )
+    seconds = ", ".join(f"{name} {value:.0f} s" for name, value in found["seconds"].items())
+    return "\n".join(
+        [*lines, f"nip without a prover to tell where to look: {found['without_prover']:.3f}", seconds]
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default="grpo")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a few epochs only, fewer held-out instances")
+    parser.add_argument("--json", action="store_true", dest="as_json")
+    parser.add_argument("--out", type=Path, help="a folder to keep everything in")
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (wanted.out or Path(temporary)).absolute()
+        found = asyncio.run(run(folder, wanted.algorithm, wanted.seed, quick=wanted.quick))
+    print(json.dumps(found) if wanted.as_json else table(found))
+
+
+if __name__ == "__main__":
+    main()
