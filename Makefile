@@ -31,6 +31,10 @@ lint: $(DEV) ## Style
 
 types: $(DEV) ## Types
 	$(BIN)/mypy
+	@# Each example is a folder of a user's, whose modules are called what they like.
+	for folder in examples/*/; do \
+	  (cd $$folder && "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" \
+	    --no-warn-return-any *.py) || exit 1; done
 
 docs: $(DEV) ## Write docs/config.md anew from the config classes
 	$(BIN)/python -c "from pathlib import Path; from etude.config.reference import render_reference; \

@@ -1,6 +1,7 @@
 """An agent with a calculator: it asks the model, calls the tool if the model wants it, and answers."""
 
 import etude
+
 from task import calculator
 
 
@@ -18,4 +19,4 @@ async def solve(example: etude.Example, episode: etude.Episode) -> str:
 
 @etude.evaluator
 def correct(example: etude.Example, output: str) -> bool:
-    return output == example.expected
+    return output == str(example.expected)

@@ -15,9 +15,6 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from agent import correct, solve
-from task import Question, calculator, draw_questions
-
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Message
@@ -27,6 +24,9 @@ from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
 from etude.rewards.measure import measure
 from etude.rollout.tools import describe_tools
+
+from agent import correct, solve
+from task import Question, calculator, draw_questions
 
 TRAINING, HELD_OUT = 4096, 512
 """Numbers of questions, all different."""
@@ -51,7 +51,6 @@ async def build_base(
     questions = draw_questions(TRAINING + HELD_OUT, generator(seed, "questions"))
     examples = [Example(f"question-{i}", {"question": q.text}, q.answer) for i, q in enumerate(questions)]
     training = examples[:TRAINING]
-    folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "train.jsonl", training)
     _write(folder / "validation.jsonl", examples[TRAINING:])
 
@@ -119,6 +118,7 @@ def _with_wrong_digit(text: str, rng: random.Random) -> str:
 
 
 def _write(path: Path, examples: Iterable[Example]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"id": one.id, **one.inputs, "answer": one.expected} for one in examples]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
