@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -112,8 +113,6 @@ def test_lora_layers_must_exist(local):
 
 
 def test_a_model_must_be_able_to_chat(local, base):
-    import shutil
-
     shutil.copytree(base, local / "mute")
     (local / "mute" / "chat_template.jinja").unlink()
     change(local / "config.yml", llms__policy__model="mute")
@@ -171,3 +170,32 @@ def test_the_doctor_shows_no_secrets(project, monkeypatch):
     shown = etude("doctor")
     assert "OPENAI_API_KEY" in shown.stdout
     assert "sk-secret" not in shown.stdout
+
+
+TEMPLATES = {
+    "its chat template does not show tools": (
+        "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    ),
+    "its chat template rewrites earlier turns": (
+        "{{ messages | length }}{% for message in messages %}<|{{ message.role }}|>"
+        "{{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", TEMPLATES)
+def test_chat_templates_that_are_not_what_agents_need(local, base, text):
+    shutil.copytree(base, local / "other")
+    (local / "other" / "chat_template.jinja").write_text(TEMPLATES[text])
+    change(local / "config.yml", llms__policy__model="other")
+    report = checked("config.yml")[0]
+    assert any(text in one["detail"] for one in report["findings"] if one["status"] == "warning")
+
+
+def test_a_judge_is_built_without_loading_its_model(local):
+    judge = {"_type": "llm_judge", "model": "policy", "prompt": "Is it any good?"}
+    change(local / "config.yml", eval__evaluators__judged=judge, finetuning__reward_function__name="varied")
+    report, code = checked("config.yml")
+    assert code == 0, report["findings"]
+    assert details(report, "ok")["evaluator judged"] == "_type: llm_judge"

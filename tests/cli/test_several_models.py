@@ -74,3 +74,12 @@ def test_trajectories_of_all_models(two):
     assert etude("export", "r", "--trajectories", "t.jsonl").exit_code == 0
     rows = events((two / "t.jsonl").read_text())
     assert {row["target"] for row in rows} == {"left", "second"}
+
+
+def test_each_model_is_checked(two):
+    report = json.loads(etude("check", "config.yml", "--json").stdout)
+    assert report["ready"], report["findings"]
+    found = {finding["what"] for finding in report["findings"]}
+    assert {"model left", "model right", "training left", "training second"} <= found
+    # They share the episodes: one epoch with 4 for each of 8 examples.
+    assert report["estimate"]["training_episodes"] == 32

@@ -44,12 +44,13 @@ def test_memory_has_weights_gradient_moments_and_two_copies():
     assert size(trainable=10).version == 10 * (4 + 8)
 
 
-def test_twice_the_work_takes_twice_as_long():
-    pytest.importorskip("torch")
-    large = size(parameters=10**9)
-    once = seconds_for(large, Work(1000, 1000, 1000, 8))
-    twice = seconds_for(large, Work(2000, 2000, 2000, 8))
-    assert 1.2 < twice / once < 3.5, "the machine's speed is measured each time, and it may be busy"
+def test_time_is_steps_and_operations(monkeypatch):
+    """A machine of 1e12 operations a second, of which a model gets 0.35e12."""
+    monkeypatch.setattr("etude.preflight.speed._operations_per_second", lambda device: 1e12)
+    found = seconds_for(size(parameters=10**9), Work(7000, 800, 3500, batch=8))
+    steps = 100 * (2 * 2.5e-3 + max(2 * 10**9 * 8 / 0.35e12, 4 * 10**9 / 1e10))
+    prompts, training = 2 * 10**9 * 7000 / 0.35e12, 6 * 10**9 * 3500 / 0.35e12
+    assert found == pytest.approx(steps + prompts + training)
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,16 @@ from typing import Any
 from etude.adapters.capabilities import Capabilities, check_method
 from etude.adapters.local_config import LocalAdapterConfig
 from etude.config.builder import Builder
+from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.errors import CapabilityError, EtudeError
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.preflight.dry_builder import DryBuilder
-from etude.preflight.estimate import Estimate, estimate_run
+from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
-from etude.preflight.sizes import ModelSize
+from etude.preflight.sizes import ModelSize, together
 from etude.store.run_folder import RunFolder
 
 _FEW = 50
@@ -73,7 +74,8 @@ async def _look(
         await _check_evaluators(builder, findings)
         size = await _check_models(config, examples, findings)
         if config.finetuning.enabled:
-            await _check_training(builder, findings)
+            for name, block in blocks_of(config.finetuning).items():
+                await _check_training(builder, f"training {name}" if name else "training", block, findings)
         else:
             findings.warn(
                 "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
@@ -153,7 +155,7 @@ async def _check_evaluators(builder: Builder, findings: Findings) -> None:
 
 
 async def _check_models(config: Config, examples: Sequence[Example], findings: Findings) -> ModelSize | None:
-    """Look at all models; the size of the one that is trained, when it is a local one."""
+    """Look at all models; the size of those that are trained here, taken together."""
     sizes: dict[str, ModelSize] = {}
     if not config.llms:
         findings.fail("models", "there are none; add one: `llms: {policy: {_type: local, model: …}}`")
@@ -171,7 +173,8 @@ async def _check_models(config: Config, examples: Sequence[Example], findings: F
                 findings.fail(what, error)
         else:
             _check_remote(what, llm, findings)
-    return sizes.get(config.finetuning.target_model or "")
+    trained = [block.target_model for block in blocks_of(config.finetuning).values()]
+    return together([size for name, size in sizes.items() if name in trained])
 
 
 def _check_remote(what: str, llm: Any, findings: Findings) -> None:
@@ -187,24 +190,24 @@ def _check_remote(what: str, llm: Any, findings: Findings) -> None:
 
 def _adapter_of(config: Config, model: str) -> LocalAdapterConfig | None:
     """The local adapter that is to train a model; None when nothing trains it in this process."""
-    finetuning = config.finetuning
-    adapter = config.trainer_adapters.get(finetuning.trainer_adapter or "")
-    trained = finetuning.enabled and finetuning.target_model == model
-    return adapter if trained and isinstance(adapter, LocalAdapterConfig) else None
+    for block in blocks_of(config.finetuning).values():
+        adapter = config.trainer_adapters.get(block.trainer_adapter or "")
+        if block.enabled and block.target_model == model and isinstance(adapter, LocalAdapterConfig):
+            return adapter
+    return None
 
 
-async def _check_training(builder: Builder, findings: Findings) -> None:
+async def _check_training(builder: Builder, what: str, block: FinetuneConfig, findings: Findings) -> None:
     """Build what trains, and compare what is asked for with what the adapter can do."""
-    finetuning, what = builder.config.finetuning, "training"
     try:
-        trajectory_builder = await builder.get_trajectory_builder(str(finetuning.trajectory_builder))
-        await builder.get_trainer(str(finetuning.trainer))
-        capabilities, kind = await _capabilities(builder)
+        trajectory_builder = await builder.get_trajectory_builder(str(block.trajectory_builder))
+        await builder.get_trainer(str(block.trainer))
+        capabilities, kind = await _capabilities(builder, block)
         made_by = trajectory_builder.trajectory_builder_config.type_name
         check_method(f"'{kind}'", capabilities, trajectory_builder.method, f"'{made_by}'")
-        _check_token_ids(builder.config, capabilities, kind)
+        _check_token_ids(builder.config, str(block.target_model), capabilities, kind)
         # A copy: whatever it writes there, the config stays as it was loaded.
-        await trajectory_builder.initialize(finetuning.model_copy(deep=True))
+        await trajectory_builder.initialize(block.model_copy(deep=True))
         await trajectory_builder.cleanup()
     except EtudeError as error:
         findings.fail(what, error)
@@ -212,9 +215,8 @@ async def _check_training(builder: Builder, findings: Findings) -> None:
         findings.ok(what, f"{made_by} data ({trajectory_builder.method}), trained by {kind}")
 
 
-async def _capabilities(builder: Builder) -> tuple[Capabilities, str]:
-    config = builder.config
-    name, target = str(config.finetuning.trainer_adapter), str(config.finetuning.target_model)
+async def _capabilities(builder: Builder, block: FinetuneConfig) -> tuple[Capabilities, str]:
+    config, name, target = builder.config, str(block.trainer_adapter), str(block.target_model)
     adapter_config = config.trainer_adapters[name]
     if not isinstance(adapter_config, LocalAdapterConfig):
         adapter = await builder.get_trainer_adapter(name)
@@ -229,8 +231,7 @@ async def _capabilities(builder: Builder) -> tuple[Capabilities, str]:
     return LOCAL_CAPABILITIES, adapter_config.type_name
 
 
-def _check_token_ids(config: Config, capabilities: Capabilities, kind: str) -> None:
-    target = str(config.finetuning.target_model)
+def _check_token_ids(config: Config, target: str, capabilities: Capabilities, kind: str) -> None:
     llm = config.llms[target]
     if capabilities.token_ids_required and isinstance(llm, OpenAiLlmConfig) and not llm.return_token_ids:
         raise CapabilityError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from etude.config.schema import Config
 from etude.core.errors import EtudeError
@@ -44,21 +45,17 @@ def earlier_run(config: Config) -> Earlier | None:
     return None
 
 
-def _is_alike(data: dict[str, object], config: Config) -> bool:
-    target = config.finetuning.target_model or ""
-    models, agent = data.get("llms"), config.workflow
-    if not isinstance(models, dict) or target not in models or agent is None:
+def _is_alike(data: dict[str, Any], config: Config) -> bool:
+    """Whether a stored config has the same agent, and the same models under the same names."""
+    agent, models = config.workflow, data.get("llms") or {}
+    if agent is None or set(models) != set(config.llms):
         return False
-    now = {
-        "_type": config.llms[target].type_name,
-        **config.llms[target].model_dump(mode="json", fallback=str),
-    }
-    keys = ("model", "model_name", "max_tokens")
-    same_model = all(models[target].get(key) == now.get(key) for key in keys)
-    return same_model and data.get("workflow") == {
-        "_type": agent.type_name,
-        **agent.model_dump(mode="json", fallback=str),
-    }
+    for name, llm in config.llms.items():
+        now = llm.model_dump(mode="json", fallback=str)
+        if any(models[name].get(key) != now.get(key) for key in _MODEL_KEYS):
+            return False
+    now = {"_type": agent.type_name, **agent.model_dump(mode="json", fallback=str)}
+    return bool(data.get("workflow") == now)
 
 
 def _averages(run: RunFolder) -> Earlier | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig
@@ -84,15 +85,27 @@ def estimate_run(
     )
 
 
+def blocks_of(finetuning: FinetuneConfig) -> dict[str | None, FinetuneConfig]:
+    """The `finetuning` block of each target; the block itself, by None, where it trains one model."""
+    by_target = {name: finetuning.for_target(name) for name in finetuning.targets}
+    return dict(by_target.items()) or {None: finetuning}
+
+
 def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, int]:
     """Episodes for training and for validation, over all epochs, when none stops early."""
     finetuning = config.finetuning
-    builder: Any = config.trajectory_builders.get(finetuning.trajectory_builder or "")
+    # Several targets share the episodes of an epoch.
+    block = next(iter(blocks_of(finetuning).values()))
+    builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
     each = getattr(builder, "examples_per_epoch", None) or examples
     training = finetuning.num_epochs * min(each, examples) * getattr(builder, "num_generations", 1)
     interval = finetuning.run_configuration.validation_interval
     validations = 1 + finetuning.num_epochs // interval + (finetuning.num_epochs % interval != 0)
     return training, validations * held_out
+
+
+def _first_target(config: Config) -> str:
+    return next(iter(blocks_of(config.finetuning).values())).target_model or ""
 
 
 def _per_episode(config: Config, size: ModelSize | None, earlier: Earlier | None) -> _PerEpisode:
@@ -103,7 +116,7 @@ def _per_episode(config: Config, size: ModelSize | None, earlier: Earlier | None
             earlier.completion_tokens,
             f"calls and tokens per episode as in run {earlier.name} ({earlier.calls:.1f} calls)",
         )
-    llm: Any = config.llms.get(config.finetuning.target_model or "")
+    llm: Any = config.llms.get(_first_target(config))
     limit = getattr(llm, "max_tokens", None)
     completion = limit / 2 if limit else _DEFAULT_COMPLETION
     prompt = size.prompt_tokens if size is not None and size.prompt_tokens else _DEFAULT_PROMPT
@@ -121,7 +134,7 @@ def _per_episode(config: Config, size: ModelSize | None, earlier: Earlier | None
 def _local_seconds(
     config: Config, size: ModelSize, each: _PerEpisode, episodes: int, training: int
 ) -> tuple[float, str]:
-    llm = config.llms[str(config.finetuning.target_model)]
+    llm = config.llms.get(_first_target(config))
     batch = config.eval.general.max_concurrency
     if isinstance(llm, LocalLlmConfig):
         batch = min(batch, llm.max_batch)

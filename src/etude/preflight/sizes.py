@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -30,6 +31,20 @@ class ModelSize:
     def version(self) -> int:
         """Bytes that a stored version takes: the trained weights and AdamW's two moments."""
         return self.trainable * (self.bytes_per_parameter + 8)
+
+
+def together(sizes: Sequence[ModelSize]) -> ModelSize | None:
+    """Several models as if they were one; None for none."""
+    if not sizes:
+        return None
+    return ModelSize(
+        parameters=sum(size.parameters for size in sizes),
+        trainable=sum(size.trainable for size in sizes),
+        layers=sum(size.layers for size in sizes),
+        bytes_per_parameter=max(size.bytes_per_parameter for size in sizes),
+        device=sizes[0].device,
+        prompt_tokens=max(size.prompt_tokens for size in sizes),
+    )
 
 
 def shown_bytes(count: float) -> str:

@@ -1,4 +1,4 @@
-"""Episodes of plain workflows as a person reads them: what models were asked and said, and what came of it."""
+"""Episodes of plain workflows as a person reads them: what was asked, what was said, and what came of it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,8 +45,3 @@ def read_request(folder: Path) -> EvaluationRequest | None:
         return None
     except (OSError, ValidationError) as error:
         raise StoreError(f"{path} cannot be read: {error}; start the evaluation anew") from error
-
-
-def as_json(request: EvaluationRequest) -> dict[str, Any]:
-    """The request as JSON."""
-    return request.model_dump(mode="json")

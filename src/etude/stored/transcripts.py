@@ -52,8 +52,9 @@ def write_transcripts(
 ) -> Written:
     """Write the transcripts of a phase, by default the latest, in `folder`, by default in the run's own.
 
-    `limit` is for the first episodes only, in the order of their ids; `raw` shows answers as the models wrote
-    them. Raises RequestError when there are no episodes of the phase, StoreError when a file cannot be written.
+    `limit` is for the first episodes only, in the order of their ids; `raw` shows answers as the models
+    wrote them. Files of the same name are replaced. Raises RequestError when there are no episodes of the
+    phase, StoreError when a file cannot be written.
     """
     chosen = choose_phase(run.journal, phase)
     place = (folder or run.path / "transcripts" / chosen).absolute()
