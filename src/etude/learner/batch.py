@@ -16,18 +16,14 @@ class TokenSequence:
     """How much better than expected the choice of this token was; 1 where the method has none."""
     logprobs: tuple[float, ...]
     """Logprob under the policy that sampled the token; 0 where it was not sampled."""
-    temperature: float = 1.0
-    """Temperature that the tokens were sampled at, which their logprobs are under."""
+    temperatures: tuple[float, ...] = ()
+    """Temperature that each token was sampled at, which its logprob is under; empty: all at 1."""
 
     def __post_init__(self) -> None:
-        lengths = {len(self.ids), len(self.weights), len(self.advantages), len(self.logprobs)}
+        fields = [self.ids, self.weights, self.advantages, self.logprobs, self.temperatures or self.ids]
+        lengths = {len(field) for field in fields}
         if len(lengths) != 1:
             raise ValueError(f"per-token fields differ in length: {sorted(lengths)}")
-
-    @property
-    def first_trained(self) -> int:
-        """Index of the first token with a weight; the length when there is none."""
-        return next((index for index, weight in enumerate(self.weights) if weight), len(self.ids))
 
     @property
     def has_gradient(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etude.core.errors import TrainingError
@@ -26,7 +26,7 @@ def grpo_batch(collection: TrajectoryCollection, scale: AdvantageScale = "std") 
     units = []
     for group in collection.trajectories:
         for trajectory, advantages in zip(group, _advantages(group, scale), strict=True):
-            units.append((_sequence(trajectory, advantages),))
+            units.append((_sequence(trajectory, advantages, needs_logprobs=True),))
     return TrainingBatch(tuple(units))
 
 
@@ -44,8 +44,13 @@ def supervised_batch(collection: TrajectoryCollection, written: Written | None =
     )
 
 
-def dpo_batch(collection: TrajectoryCollection, tokenise: Tokenise) -> TrainingBatch:
-    """Every preference a unit of (chosen, rejected)."""
+def dpo_batch(
+    collection: TrajectoryCollection, tokenise: Tokenise, *, needs_logprobs: bool = False
+) -> TrainingBatch:
+    """Every preference a unit of (chosen, rejected).
+
+    Raises TrainingError for a preference without the sampler's logprobs where `needs_logprobs`.
+    """
     units = []
     for group in collection.trajectories:
         for trajectory in group:
@@ -54,9 +59,7 @@ def dpo_batch(collection: TrajectoryCollection, tokenise: Tokenise) -> TrainingB
                     raise TrainingError(
                         "DPO trains on preferences (DPOItem), and found an episode; use builder dpo"
                     )
-                units.append(
-                    _preference(item, tokenise, float((trajectory.metadata or {}).get("temperature", 1.0)))
-                )
+                units.append(_preference(item, tokenise, _temperature(trajectory.metadata), needs_logprobs))
     return TrainingBatch(tuple(units))
 
 
@@ -90,41 +93,55 @@ def _episode_of(trajectory: Trajectory, index: int) -> Any:
 
 
 def _sequence(
-    trajectory: Trajectory, advantages: Sequence[float], written: Written | None = None
+    trajectory: Trajectory,
+    advantages: Sequence[float],
+    written: Written | None = None,
+    *,
+    needs_logprobs: bool = False,
 ) -> TokenSequence:
     ids: list[int] = []
     weights: list[float] = []
     spread: list[float] = []
     logprobs: list[float] = []
-    temperatures: set[float] = set()
-    for item, advantage in zip(_sampled_items(trajectory), advantages, strict=True):
+    temperatures: list[float] = []
+    items = _sampled_items(trajectory)
+    if len(items) != len(advantages):
+        raise TrainingError(
+            f"{_told(trajectory)} has {len(advantages)} shaped rewards for {len(items)} sampled messages"
+        )
+    for item, advantage in zip(items, advantages, strict=True):
         if written is not None and item.token_ids is None and (item.metadata or {}).get("replaced"):
             tokens = written(item.content)
             item = item.model_copy(update={"token_ids": tokens, "logprobs": (0.0,) * len(tokens)})
         if item.token_ids is None or item.context_ids is None or item.logprobs is None:
-            where = (trajectory.metadata or {}).get("episode", "?")
             raise TrainingError(
-                f"episode {where} has no token ids, which training needs; sample it with an engine that "
+                f"{_told(trajectory)} has no token ids, which training needs; sample it with an engine that "
                 "returns them (llms _type: local, or openai with return_token_ids: true)"
             )
         given, sampled = len(item.context_ids), len(item.token_ids)
+        known = item.logprobs if item.logprobs or needs_logprobs else (0.0,) * sampled
+        if len(known) != sampled:
+            raise TrainingError(f"{_told(trajectory)} has {len(known)} logprobs for {sampled} sampled tokens")
         ids += [*item.context_ids, *item.token_ids]
         weights += [0.0] * given + [1.0] * sampled
         spread += [0.0] * given + [advantage] * sampled
-        logprobs += [0.0] * given + [float(value) for value in item.logprobs]
-        temperatures.add(float((item.metadata or {}).get("temperature", 1.0)) or 1.0)
-    if len(temperatures) > 1:
-        raise TrainingError(f"one trajectory was sampled at several temperatures: {sorted(temperatures)}")
-    return TokenSequence(
-        tuple(ids),
-        tuple(weights),
-        tuple(spread),
-        tuple(logprobs),
-        temperatures.pop() if temperatures else 1.0,
-    )
+        logprobs += [0.0] * given + [float(value) for value in known]
+        temperatures += [_temperature(item.metadata)] * (given + sampled)
+    return TokenSequence(tuple(ids), tuple(weights), tuple(spread), tuple(logprobs), tuple(temperatures))
 
 
-def _preference(item: DPOItem, tokenise: Tokenise, temperature: float) -> tuple[TokenSequence, TokenSequence]:
+def _temperature(facts: Mapping[str, Any] | None) -> float:
+    """The temperature that logprobs are under: greedy samples have those of the model itself."""
+    return float((facts or {}).get("temperature", 1.0)) or 1.0
+
+
+def _told(trajectory: Trajectory) -> str:
+    return f"episode {(trajectory.metadata or {}).get('episode', '?')}"
+
+
+def _preference(
+    item: DPOItem, tokenise: Tokenise, temperature: float, needs_logprobs: bool
+) -> tuple[TokenSequence, TokenSequence]:
     def side(
         response: str,
         ids: tuple[int, ...] | None,
@@ -135,14 +152,21 @@ def _preference(item: DPOItem, tokenise: Tokenise, temperature: float) -> tuple[
         if prompt is None or ids is None:
             prompt, ids = tokenise(item.prompt, response)
             logprobs, mask = None, None
+        if not logprobs and needs_logprobs:
+            raise TrainingError(
+                "a preference has no logprobs of the policy that sampled it, which is DPO's reference; set "
+                "'dpo: {reference: base}' in the trainer adapter"
+            )
         given = (0.0,) * len(prompt)
         chosen = tuple(float(trained) for trained in mask) if mask else (1.0,) * len(ids)
+        if len(chosen) != len(ids) or len(logprobs or ids) != len(ids):
+            raise TrainingError("a preference has a mask or logprobs of another length than its token ids")
         return TokenSequence(
             ids=prompt + ids,
             weights=given + chosen,
             advantages=given + (1.0,) * len(ids),
             logprobs=given + (logprobs or (0.0,) * len(ids)),
-            temperature=temperature or 1.0,
+            temperatures=(temperature,) * (len(prompt) + len(ids)),
         )
 
     return (

@@ -58,10 +58,10 @@ class Grpo:
         gain_BT = torch.minimum(ratio_BT * micro.advantages_BT, clipped_BT * micro.advantages_BT)
         loss = -(micro.weights_BT * gain_BT).sum()
         with torch.no_grad():
-            off_BT = (ratio_BT * micro.advantages_BT > clipped_BT * micro.advantages_BT).float()
+            off_BT = ratio_BT * micro.advantages_BT > clipped_BT * micro.advantages_BT
             metrics = {
-                "clip_fraction": float((micro.weights_BT * off_BT).sum()),
-                "sampled_kl": float((micro.weights_BT * (ratio_BT - 1 - log_ratio_BT)).sum()),
+                "clip_fraction": float(off_BT.sum()) * micro.token_share,
+                "sampled_kl": float((ratio_BT - 1 - log_ratio_BT).sum()) * micro.token_share,
             }
         if self.beta > 0 and micro.reference_BT is not None:
             gap_BT = torch.where(micro.weights_BT > 0, micro.reference_BT - logprobs_BT, 0.0)

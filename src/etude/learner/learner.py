@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,9 +15,9 @@ import torch
 
 from etude.core.errors import StoreError, TrainingError
 from etude.core.keys import generator
-from etude.learner.batch import TokenSequence, TrainingBatch
+from etude.learner.batch import TrainingBatch
 from etude.learner.objective import MicroBatch, Objective
-from etude.learner.padding import micro_batches, token_logprobs
+from etude.learner.padding import Unit, micro_batches, token_logprobs
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
 
@@ -85,24 +87,27 @@ class Learner:
         finite, TrainingCanceled when `canceled` is set.
         """
         units = [unit for unit in batch.units if any(any(sequence.weights) for sequence in unit)]
-        if not any(sequence.has_gradient for unit in units for sequence in unit):
+        if not any(_has_gradient(unit) for unit in units):
             raise TrainingError("there is nothing to learn from: no token has both a weight and an advantage")
-        steps = self._plan(units)
+        steps = self._plan(units, objective)
         reports: list[StepReport] = []
         with self.policy.lock:
-            for index, step_units in enumerate(steps):
-                if canceled is not None and canceled.is_set():
-                    raise TrainingCanceled(f"canceled after {index} of {len(steps)} steps")
-                metrics = self._optimise(step_units, objective)
-                reports.append(StepReport(self.step, len(steps), metrics))
-                on_step(reports[-1])
+            try:
+                for step_units in steps:
+                    metrics = self._optimise(step_units, objective, canceled or threading.Event())
+                    reports.append(StepReport(self.step, len(steps), metrics))
+                    on_step(reports[-1])
+            except TrainingCanceled as error:
+                raise TrainingCanceled(f"canceled after {len(reports)} of {len(steps)} steps") from error
+            finally:
+                self._optimiser.zero_grad(set_to_none=True)
         names = {name for report in reports for name in report.metrics}
         return {
             name: sum(report.metrics.get(name, 0.0) for report in reports) / len(reports)
             for name in sorted(names)
         }
 
-    def _plan(self, units: Sequence[Sequence[TokenSequence]]) -> list[list[Sequence[TokenSequence]]]:
+    def _plan(self, units: Sequence[Unit], objective: Objective) -> list[list[Unit]]:
         """The units of every optimiser step, shuffled anew for every pass."""
         size = self.options.batch_size or len(units)
         steps = []
@@ -111,19 +116,19 @@ class Learner:
             if size < len(units):
                 generator(self._seed, "pass", self.step, number).shuffle(order)
             steps += [[units[i] for i in order[at : at + size]] for at in range(0, len(order), size)]
-        return steps
+        # A step with nothing to learn from would still move weights by the optimiser's momentum.
+        return [step for step in steps if not objective.skips_idle or any(map(_has_gradient, step))]
 
-    def _optimise(self, units: list[Sequence[TokenSequence]], objective: Objective) -> dict[str, float]:
+    def _optimise(
+        self, units: list[Unit], objective: Objective, canceled: threading.Event
+    ) -> dict[str, float]:
         start = time.perf_counter()
-        factors = objective.normalised(units)
-        if objective.skips_idle:
-            live = [index for index, unit in enumerate(units) if any(s.has_gradient for s in unit)]
-            units, factors = [units[i] for i in live], [factors[i] for i in live]
         totals: dict[str, float] = {"loss": 0.0}
         tokens = 0
         self._optimiser.zero_grad(set_to_none=True)
-        for micro in micro_batches(units, factors, self.options.token_budget, self.policy.device):
-            micro = self._with_reference(micro, objective)
+        for micro in self._micro_batches(units, objective):
+            if canceled.is_set():
+                raise TrainingCanceled("canceled")
             loss, metrics = objective.loss(token_logprobs(self.policy.model, micro), micro)
             loss.backward()  # type: ignore[no-untyped-call]
             tokens += int((micro.weights_BT != 0).sum())
@@ -133,16 +138,23 @@ class Learner:
         seconds = max(time.perf_counter() - start, 1e-9)
         return {**totals, "grad_norm": norm, "learning_rate": self._rate(), "tokens_per_s": tokens / seconds}
 
-    def _with_reference(self, micro: MicroBatch, objective: Objective) -> MicroBatch:
+    def _micro_batches(self, units: list[Unit], objective: Objective) -> Iterable[MicroBatch]:
+        """The step's micro-batches, with the reference's logprobs where the objective wants them."""
+        factors, share = objective.normalised(units), 1.0 / len(units)
+        if objective.skips_idle:
+            live = [index for index, unit in enumerate(units) if _has_gradient(unit)]
+            units, factors = [units[i] for i in live], [factors[i] for i in live]
+        micros = micro_batches(units, factors, share, self.options.token_budget, self.policy.device)
         if not objective.needs_reference:
-            return micro
+            return micros
         with self.policy.as_base(), torch.no_grad():
-            return replace(micro, reference_BT=token_logprobs(self.policy.model, micro))
+            model = self.policy.model
+            return [replace(micro, reference_BT=token_logprobs(model, micro)) for micro in micros]
 
     def _apply_gradient(self) -> float:
         parameters = list(self.policy.trainable().values())
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm))
-        if not torch.isfinite(torch.tensor(norm)):
+        if not math.isfinite(norm):
             raise TrainingError(
                 f"the gradient of step {self.step + 1} is not finite; lower learning_rate, or use float32"
             )
@@ -157,26 +169,37 @@ class Learner:
         return self.options.learning_rate * (min(1.0, self.step / warmup) if warmup else 1.0)
 
     def save(self, folder: Path) -> None:
-        """Write optimiser state and step count beside a version's weights."""
+        """Write optimiser state and step count beside a version's weights. Raises StoreError."""
         save_tensors(self._optimiser_tensors(), folder / OPTIMISER_FILE)
-        (folder / STATE_FILE).write_text(json.dumps({"step": self.step}))
+        try:
+            (folder / STATE_FILE).write_text(json.dumps({"step": self.step}), encoding="utf-8")
+        except OSError as error:
+            raise StoreError(f"cannot write {folder / STATE_FILE}: {error}") from error
 
     def restore(self, folder: Path) -> None:
         """Go on from a saved state. Raises StoreError when it is missing or does not fit."""
         try:
-            self.step = int(json.loads((folder / STATE_FILE).read_text())["step"])
+            step = int(json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["step"])
         except (OSError, ValueError, KeyError) as error:
             raise StoreError(f"cannot read {folder / STATE_FILE}: {error}") from error
-        saved = load_tensors(folder / OPTIMISER_FILE)
-        for name, parameter in self.policy.trainable().items():
-            mine = {
-                key.rpartition("/")[2]: value
-                for key, value in saved.items()
-                if key.rpartition("/")[0] == name
-            }
+        state: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for key, value in load_tensors(folder / OPTIMISER_FILE).items():
+            name, _, part = key.rpartition("/")
+            state[name][part] = value
+        parameters = self.policy.trainable()
+        odd = sorted(state.keys() - parameters.keys())
+        if odd:
+            raise StoreError(
+                f"the optimiser's state in {folder} belongs to other weights ({odd[0]}); was the model or "
+                "the LoRA setting changed?"
+            )
+        self.step = step
+        self._optimiser.state.clear()
+        for name, parts in state.items():
+            parameter = parameters[name]
+            # AdamW counts steps on the CPU, wherever the weights are.
             self._optimiser.state[parameter] = {
-                key: value.clone() if key == "step" else value.to(parameter.device)
-                for key, value in mine.items()
+                part: value if part == "step" else value.to(parameter.device) for part, value in parts.items()
             }
 
     def reset(self) -> None:
@@ -190,3 +213,7 @@ class Learner:
             for name, parameter in self.policy.trainable().items()
             for key, value in self._optimiser.state.get(parameter, {}).items()
         }
+
+
+def _has_gradient(unit: Unit) -> bool:
+    return any(sequence.has_gradient for sequence in unit)

@@ -24,9 +24,12 @@ class MicroBatch:
     advantages_BT: torch.Tensor
     sampled_BT: torch.Tensor
     """Logprobs under the policy that sampled."""
-    temperature_B: torch.Tensor
+    temperature_BT: torch.Tensor
+    """Temperature of each token's distribution."""
     unit_share: float
     """One over the units of the optimiser step; a preference is a unit of two neighbouring rows."""
+    token_share: float
+    """One over the trained tokens that the optimiser step computes: for metrics, which are plain means."""
     reference_BT: torch.Tensor | None = None
     """Logprobs under the reference model, where the objective wants them."""
 
@@ -40,7 +43,7 @@ class Objective(Protocol):
 
     @property
     def skips_idle(self) -> bool:
-        """Whether sequences without advantage have no gradient and need not be computed."""
+        """Whether units without advantage have no gradient and need not be computed."""
 
     def normalised(self, units: Sequence[Sequence[TokenSequence]]) -> list[list[float]]:
         """For every sequence of an optimiser step, the factor of its weights."""

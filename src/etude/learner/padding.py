@@ -14,40 +14,51 @@ import torch.nn.functional as F
 
 from etude.learner.batch import TokenSequence
 from etude.learner.objective import MicroBatch
+from etude.models.architecture import logits_after
 
 Unit = Sequence[TokenSequence]
 
 
 def micro_batches(
-    units: Sequence[Unit], factors: Sequence[Sequence[float]], token_budget: int, device: torch.device
+    units: Sequence[Unit],
+    factors: Sequence[Sequence[float]],
+    share: float,
+    token_budget: int,
+    device: torch.device,
 ) -> Iterator[MicroBatch]:
     """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
 
     Units of like length go together. A unit is never split, and one above the budget goes alone.
+    `factors` and `share` are for the whole step; see `Objective.normalised` and `MicroBatch.unit_share`.
     """
+    trained = sum(1 for unit in units for sequence in unit for weight in sequence.weights if weight)
+    shares = share, 1.0 / max(trained, 1)
     order = sorted(range(len(units)), key=lambda index: max(len(s.ids) for s in units[index]))
-    share = 1.0 / max(len(units), 1)
     batch: list[int] = []
+    rows = 0
     for index in order:
         longest = max(len(sequence.ids) for sequence in units[index])
-        rows = sum(len(units[i]) for i in [*batch, index])
+        rows += len(units[index])
         if batch and rows * longest > token_budget:
-            yield _padded([units[i] for i in batch], [factors[i] for i in batch], share, device)
-            batch = []
+            yield _padded([units[i] for i in batch], [factors[i] for i in batch], shares, device)
+            batch, rows = [], len(units[index])
         batch.append(index)
     if batch:
-        yield _padded([units[i] for i in batch], [factors[i] for i in batch], share, device)
+        yield _padded([units[i] for i in batch], [factors[i] for i in batch], shares, device)
 
 
 def _padded(
-    units: Sequence[Unit], factors: Sequence[Sequence[float]], share: float, device: torch.device
+    units: Sequence[Unit],
+    factors: Sequence[Sequence[float]],
+    shares: tuple[float, float],
+    device: torch.device,
 ) -> MicroBatch:
     sequences = [sequence for unit in units for sequence in unit]
     scales = [factor for unit in factors for factor in unit]
     width = max(len(sequence.ids) for sequence in sequences)
 
-    def tensor(field: Callable[[TokenSequence], Sequence[float]]) -> torch.Tensor:
-        rows = [[*field(sequence), *[0] * (width - len(sequence.ids))] for sequence in sequences]
+    def tensor(field: Callable[[TokenSequence], Sequence[float]], padding: float = 0) -> torch.Tensor:
+        rows = [[*field(sequence), *[padding] * (width - len(sequence.ids))] for sequence in sequences]
         return torch.tensor(rows, device=device)
 
     scale_B1 = torch.tensor(scales, device=device)[:, None]
@@ -56,8 +67,9 @@ def _padded(
         weights_BT=tensor(lambda sequence: sequence.weights) * scale_B1,
         advantages_BT=tensor(lambda sequence: sequence.advantages),
         sampled_BT=tensor(lambda sequence: sequence.logprobs),
-        temperature_B=torch.tensor([sequence.temperature for sequence in sequences], device=device),
-        unit_share=share,
+        temperature_BT=tensor(lambda sequence: sequence.temperatures or [1.0] * len(sequence.ids), 1.0),
+        unit_share=shares[0],
+        token_share=shares[1],
     )
 
 
@@ -70,8 +82,8 @@ def token_logprobs(model: Any, micro: MicroBatch) -> torch.Tensor:
     first = max(1, int(trained_T.long().argmax())) if bool(trained_T.any()) else 1
     width = micro.ids_BT.shape[1]
     kept = torch.arange(first - 1, width - 1, device=micro.ids_BT.device)
-    logits_BKV = model(input_ids=micro.ids_BT, use_cache=False, logits_to_keep=kept).logits.float()
-    logits_BKV = logits_BKV / micro.temperature_B[:, None, None]
+    logits_BKV = logits_after(model, micro.ids_BT, kept).float()
+    logits_BKV = logits_BKV / micro.temperature_BT[:, first:, None]
     targets_BK = micro.ids_BT[:, first:]
     nll = F.cross_entropy(logits_BKV.flatten(0, 1), targets_BK.flatten(), reduction="none")
     return F.pad(-nll.view(targets_BK.shape), (first, 0))

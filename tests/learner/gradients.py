@@ -1,0 +1,96 @@
+"""The gradient of one optimiser step, and sequences to take it of."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from etude.learner.batch import TokenSequence, TrainingBatch
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.objective import Objective
+from etude.models.policy import Policy
+from tests.models.tiny_models import true_logprobs
+
+Gradient = dict[str, torch.Tensor]
+
+
+def gradient_of(
+    of: Policy, batch: TrainingBatch, objective: Objective, **options: Any
+) -> tuple[float, Gradient]:
+    """Loss and gradient of one step of the learner, before clipping. The weights stay as they are."""
+    found: Gradient = {}
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(
+            lambda parameter, name=name: found.update({name: parameter.grad.clone()})
+        )
+        for name, parameter in of.trainable().items()
+    ]
+    try:
+        learner = Learner(of, LearnerOptions(**{"learning_rate": 0.0} | options), seed=0)
+        metrics = learner.train(batch, objective)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return metrics["loss"], found
+
+
+def gradient_by_autograd(of: Policy, loss: torch.Tensor) -> tuple[float, Gradient]:
+    """Loss and gradient of a scalar that was made from the policy's parameters."""
+    parameters = of.trainable()
+    grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return float(loss.detach()), {
+        name: torch.zeros_like(parameters[name]) if grad is None else grad
+        for name, grad in zip(parameters, grads, strict=True)
+    }
+
+
+def assert_same(one: tuple[float, Gradient], other: tuple[float, Gradient], tolerance: float = 1e-5) -> None:
+    """Losses and gradients agree, relative to the largest number of the gradient."""
+    assert abs(one[0] - other[0]) <= tolerance * max(abs(other[0]), 1e-3), (one[0], other[0])
+    names = one[1].keys() | other[1].keys()
+    largest = max(float(grad.abs().max()) for grad in other[1].values())
+    assert largest > 0
+    for name in names:
+        mine, theirs = (g.get(name, torch.zeros(())) for g in (one[1], other[1]))
+        assert float((mine - theirs).abs().max()) <= tolerance * largest, name
+
+
+def token_logprob(of: Policy, ids: tuple[int, ...], at: int, temperature: float = 1.0) -> torch.Tensor:
+    """Logprob of one token given those before it, by a forward pass of its own, with gradient."""
+    logits = of.model(input_ids=torch.tensor([ids[:at]]), use_cache=False).logits[0, -1]
+    return torch.log_softmax(logits.float() / temperature, dim=-1)[ids[at]]
+
+
+def sequences(
+    of: Policy, count: int, *, seed: int = 0, temperature: float = 1.0, shift: float = 0.3
+) -> list[TokenSequence]:
+    """Sequences of two turns; their sampled logprobs are off by up to `shift`, as after a few steps."""
+    choose = random.Random(seed)
+    return [_sequence(of, choose, temperature, shift, choose.uniform(-2, 2)) for _ in range(count)]
+
+
+def _sequence(
+    of: Policy, choose: random.Random, temperature: float, shift: float, advantage: float
+) -> TokenSequence:
+    ids: list[int] = []
+    weights: list[float] = []
+    for turn in range(2):
+        given, sampled = choose.randint(1 + (turn == 0), 5), choose.randint(1, 6)
+        ids += [choose.randrange(7, 300) for _ in range(given + sampled)]
+        weights += [0.0] * given + [1.0] * sampled
+    true = [0.0, *true_logprobs(of, ids[:1], ids[1:], temperature)]
+    logprobs = [w * (value + choose.uniform(-shift, shift)) for w, value in zip(weights, true, strict=True)]
+    return TokenSequence(
+        tuple(ids),
+        tuple(weights),
+        tuple(w * advantage for w in weights),
+        tuple(logprobs),
+        (temperature,) * len(ids),
+    )
+
+
+def batch_of(units: Any) -> TrainingBatch:
+    """Sequences, or pairs of them, as a batch."""
+    return TrainingBatch(tuple((one,) if isinstance(one, TokenSequence) else tuple(one) for one in units))

@@ -1,0 +1,186 @@
+"""Steps of the learner: what they depend on, what stops them, and how they are taken up again."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from etude.core.errors import StoreError, TrainingError
+from etude.learner.grpo import Grpo
+from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.learner.sft import Sft
+from etude.models.policy import LoraOptions
+from tests.learner.gradients import batch_of, sequences
+from tests.models.tiny_models import fresh_policy, policy
+
+OPTIONS = LearnerOptions(
+    learning_rate=1e-2, weight_decay=0.1, batch_size=3, passes=2, warmup_steps=4, token_budget=40
+)
+
+
+def jobs(count):
+    return [batch_of(sequences(policy(), 7, seed=seed)) for seed in range(count)]
+
+
+def everything(learner):
+    """All that the next step depends on."""
+    state = learner._optimiser.state_dict()["state"]
+    moments = {(key, name): value.tolist() for key, parts in state.items() for name, value in parts.items()}
+    return learner.step, learner.policy.digest(), moments
+
+
+def train(learner, job):
+    learner.train(job, Grpo())
+    learner.policy.mark_changed(learner.policy.version + 1)
+
+
+def test_a_learner_taken_up_from_the_disk_goes_on_bit_for_bit(tmp_path):
+    first, second, third = jobs(3)
+    whole = Learner(fresh_policy(), OPTIONS, seed=5)
+    for job in (first, second, third):
+        train(whole, job)
+
+    before = Learner(fresh_policy(), OPTIONS, seed=5)
+    train(before, first)
+    version = before.policy.save_version(tmp_path, 1)
+    before.save(tmp_path)
+
+    resumed = Learner(fresh_policy(), OPTIONS, seed=5)
+    resumed.policy.adopt(version)
+    resumed.restore(tmp_path)
+    assert everything(resumed) == everything(before)
+    for job in (second, third):
+        train(resumed, job)
+    assert everything(resumed) == everything(whole)
+
+
+def test_passes_and_batches_are_steps_in_an_order_that_the_seed_decides():
+    (job,) = jobs(1)
+
+    def steps(seed):
+        learner = Learner(fresh_policy(), OPTIONS, seed)
+        reports = []
+        learner.train(job, Grpo(), reports.append)
+        return [(one.step, one.of, one.metrics["learning_rate"]) for one in reports], learner.policy.digest()
+
+    once, weights = steps(1)
+    assert [step for step, _, _ in once] == [1, 2, 3, 4, 5, 6]
+    assert {of for _, of, _ in once} == {6}
+    assert [rate for _, _, rate in once] == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
+    assert steps(1) == (once, weights)
+    assert steps(2)[1] != weights
+
+
+def test_without_a_batch_size_a_pass_is_one_step():
+    learner = Learner(fresh_policy(), LearnerOptions(passes=3), seed=0)
+    assert set(learner.train(jobs(1)[0], Sft())) >= {"loss", "nll", "grad_norm", "tokens_per_s"}
+    assert learner.step == 3
+
+
+def test_training_on_something_makes_it_likelier():
+    of = fresh_policy()
+    learner = Learner(of, LearnerOptions(learning_rate=1e-2, passes=30), seed=0)
+    losses = []
+    learner.train(jobs(1)[0], Sft(), lambda report: losses.append(report.metrics["loss"]))
+    assert losses[-1] < losses[0] / 2
+
+
+def test_a_step_with_nothing_to_learn_from_is_not_taken():
+    some = sequences(policy(), 4)
+    idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in some[1:]]
+    learner = Learner(fresh_policy(), LearnerOptions(batch_size=1), seed=0)
+    learner.train(batch_of([some[0], *idle]), Grpo())
+    assert learner.step == 1
+
+
+@pytest.mark.parametrize("field", ["advantages", "weights"])
+def test_a_job_with_nothing_to_learn_from_is_an_error(field):
+    idle = [replace(one, **{field: (0.0,) * len(one.ids)}) for one in sequences(policy(), 3)]
+    learner = Learner(fresh_policy(), LearnerOptions(), seed=0)
+    with pytest.raises(TrainingError, match="nothing to learn from"):
+        learner.train(batch_of(idle), Grpo())
+    with pytest.raises(TrainingError, match="nothing to learn from"):
+        learner.train(batch_of([]), Sft())
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
+    of = fresh_policy()
+    one = sequences(of, 1)[0]
+    wild = replace(one, advantages=tuple(weight * 1e38 for weight in one.weights))
+    learner = Learner(of, LearnerOptions(), seed=0)
+    weights = of.digest()
+    with pytest.raises(TrainingError, match=r"gradient of step 1 is not finite; lower learning_rate"):
+        learner.train(batch_of([wild, replace(wild, logprobs=tuple(-100 * w for w in one.weights))]), Grpo())
+    of.mark_changed(0)
+    assert of.digest() == weights
+    assert all(parameter.grad is None for parameter in of.trainable().values())
+
+
+def test_a_job_can_be_canceled_between_two_steps_and_within_one():
+    canceled = threading.Event()
+    learner = Learner(fresh_policy(), OPTIONS, seed=0)
+    with pytest.raises(TrainingCanceled, match="canceled after 2 of 6 steps"):
+        learner.train(jobs(1)[0], Grpo(), lambda report: report.step == 2 and canceled.set(), canceled)
+    assert learner.step == 2
+    with pytest.raises(TrainingCanceled, match="after 0 of 1 steps"):
+        Learner(fresh_policy(), LearnerOptions(), 0).train(jobs(1)[0], Grpo(), canceled=canceled)
+
+
+def test_gradients_are_clipped_to_their_norm():
+    plain, clipped = (
+        Learner(fresh_policy(), LearnerOptions(max_grad_norm=norm), seed=0) for norm in (1e9, 1e-3)
+    )
+    norms = [learner.train(jobs(1)[0], Sft())["grad_norm"] for learner in (plain, clipped)]
+    assert norms[0] == pytest.approx(norms[1])
+    moments = [
+        torch.cat([state["exp_avg"].flatten() for state in learner._optimiser.state.values()]).norm()
+        for learner in (plain, clipped)
+    ]
+    assert float(moments[1]) == pytest.approx(1e-3 * 0.1, rel=1e-3)
+    assert float(moments[0]) == pytest.approx(norms[0] * 0.1, rel=1e-3)
+
+
+def test_reset_forgets_all_steps():
+    of = fresh_policy()
+    of.keep_base()
+    learner = Learner(of, OPTIONS, seed=0)
+    train(learner, jobs(1)[0])
+    learner.reset()
+    of.load_tensors(of.base_tensors())
+    of.mark_changed(0)
+    assert everything(learner) == everything(Learner(fresh_policy(), OPTIONS, seed=0))
+
+
+def test_a_state_that_is_missing_damaged_or_anothers_is_an_error(tmp_path):
+    learner = Learner(fresh_policy(), OPTIONS, seed=0)
+    with pytest.raises(StoreError, match=r"cannot read .*learner.json"):
+        learner.restore(tmp_path)
+    train(learner, jobs(1)[0])
+    learner.save(tmp_path)
+    other = fresh_policy()
+    other.use_lora(LoraOptions(r=2), seed=0)
+    with pytest.raises(StoreError, match="belongs to other weights"):
+        Learner(other, OPTIONS, seed=0).restore(tmp_path)
+    (tmp_path / "optimiser.safetensors").write_bytes(b"broken")
+    with pytest.raises(StoreError, match="cannot read weights"):
+        learner.restore(tmp_path)
+    (tmp_path / "learner.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"learner.json"):
+        learner.restore(tmp_path)
+
+
+def test_only_lora_weights_are_trained():
+    of = fresh_policy()
+    of.use_lora(LoraOptions(r=4), seed=0)
+    frozen = {name: value.clone() for name, value in of.model.named_parameters() if not value.requires_grad}
+    lora = of.copy_tensors()
+    learner = Learner(of, LearnerOptions(learning_rate=1e-2, passes=2), seed=0)
+    learner.train(jobs(1)[0], Grpo())
+    assert all("lora_" in name for name in lora)
+    for name, value in of.model.named_parameters():
+        if name in frozen:
+            assert torch.equal(value, frozen[name])
+    assert all(not torch.equal(value, lora[name]) for name, value in of.trainable().items())

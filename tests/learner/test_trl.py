@@ -1,0 +1,107 @@
+"""Losses and gradients against TRL's own trainers, on the same tiny model and data."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+from etude.learner.dpo import Dpo
+from etude.learner.grpo import Grpo
+from etude.learner.sft import Sft
+from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
+from tests.models.tiny_models import fresh_policy
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def padded(rows, padding=0):
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows])
+
+
+def trainer_of(kind, of, folder, rows, *, ref_model=None, **options):
+    """A TRL trainer of the policy's model, in evaluation mode: no dropout, no accumulation."""
+    config = getattr(trl, f"{kind}Config")(
+        output_dir=str(folder), use_cpu=True, report_to="none", per_device_train_batch_size=8,
+        disable_tqdm=True, bf16=False, **options,
+    )  # fmt: skip
+    more = {"ref_model": ref_model} if ref_model is not None else {}
+    more |= {"reward_funcs": lambda completions, **_: [0.0] * len(completions)} if kind == "GRPO" else {}
+    trainer = getattr(trl, f"{kind}Trainer")(
+        model=of.model,
+        args=config,
+        train_dataset=datasets.Dataset.from_dict(rows),
+        processing_class=of.tokenizer,
+        **more,
+    )
+    of.model.eval()
+    return trainer
+
+
+def tensors(units):
+    ids, real = padded([one.ids for one in units]), padded([[1] * len(one.ids) for one in units])
+    return ids, real, padded([[int(weight) for weight in one.weights] for one in units])
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "loss_type"), [("token", "bnpo"), ("sequence", "grpo"), ("constant", "dr_grpo")]
+)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_grpo(aggregation, loss_type, temperature, tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 6, temperature=temperature)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type=loss_type, epsilon=0.2, epsilon_high=0.28,
+        beta=0.0, num_generations=8, max_completion_length=9, temperature=temperature,
+    )  # fmt: skip
+    ids, real, trained = tensors(units)
+    inputs = {
+        "prompt_ids": ids[:, :1],
+        "prompt_mask": real[:, :1],
+        "completion_ids": ids[:, 1:],
+        "completion_mask": real[:, 1:],
+        "tool_mask": trained[:, 1:],
+        "advantages": torch.tensor([max(one.advantages, key=abs) for one in units]),
+        "old_per_token_logps": padded([one.logprobs for one in units], 0.0)[:, 1:],
+    }
+    # TRL averages a sequence's loss over all tokens of its completion that it trains on.
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
+    ours = gradient_of(of, batch_of(units), Grpo(aggregation=aggregation, constant_length=9))
+    assert_same(ours, theirs)
+
+
+def test_dpo(tmp_path):
+    of = fresh_policy()
+    of.keep_base()
+    base = copy.deepcopy(of.model)
+    units = sequences(of, 6)
+    chosen, rejected = units[:3], units[3:]
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.mul_(1.05)
+    rows = {"prompt": ["a"] * 3, "chosen": ["b"] * 3, "rejected": ["c"] * 3}
+    trainer = trainer_of("DPO", of, tmp_path, rows, ref_model=base, beta=0.5)
+    ids, real, trained = tensors([*chosen, *rejected])
+    inputs = {"input_ids": ids, "attention_mask": real, "completion_mask": trained}
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs, False))
+    pairs = list(zip(chosen, rejected, strict=True))
+    assert_same(gradient_of(of, batch_of(pairs), Dpo(beta=0.5, reference="base")), theirs)
+
+
+def test_sft(tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 6)
+    trainer = trainer_of("SFT", of, tmp_path, {"input_ids": [[1, 2, 3]]})
+    ids, real, trained = tensors(units)
+    labels = ids.masked_fill(trained == 0, -100)
+    loss = trainer.compute_loss(of.model, {"input_ids": ids, "attention_mask": real, "labels": labels})
+    theirs = gradient_by_autograd(of, loss)
+    assert_same(gradient_of(of, batch_of(units), Sft()), theirs)
