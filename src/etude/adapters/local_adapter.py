@@ -5,29 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from etude.adapters.capabilities import Capabilities
 from etude.adapters.local_config import LocalAdapterConfig
+from etude.adapters.local_training import batch_of, learner_options, objective_of
 from etude.adapters.trainer_adapter import TrainerAdapter
-from etude.adapters.versions import VersionFolders
+from etude.adapters.versions import FinishedJob, VersionFolders
 from etude.config.finetuning import FinetuneConfig
-from etude.core.call import ChatRequest
-from etude.core.errors import EtudeError, RequestError, TrainingError
+from etude.core.errors import RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
-from etude.core.message import OpenAIMessage
-from etude.core.trajectory import Method, TrajectoryCollection
+from etude.core.trajectory import TrajectoryCollection
 from etude.learner.batch import TrainingBatch
-from etude.learner.collate import dpo_batch, grpo_batch, supervised_batch
-from etude.learner.dpo import Dpo
-from etude.learner.grpo import Grpo
-from etude.learner.learner import Learner, LearnerOptions, StepReport, TrainingCanceled
+from etude.learner.learner import Learner, StepReport, TrainingCanceled
 from etude.learner.objective import Objective
-from etude.learner.sft import Sft
 from etude.models.policy import LoraOptions, Policy
 
 
@@ -35,7 +30,7 @@ from etude.models.policy import LoraOptions, Policy
 class _Job:
     """A job of this process."""
 
-    task: asyncio.Task[ModelVersion]
+    task: asyncio.Task[FinishedJob]
     canceled: threading.Event = field(default_factory=threading.Event)
     progress: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -57,6 +52,8 @@ class LocalAdapter(TrainerAdapter):
         self._seed = seed
         self._newest = 0
         """The highest version so far: a job from the base model makes the one after it."""
+        self._optimiser_of = 0
+        """The version that the optimiser's state belongs to; engines adopt versions on their own."""
         self._jobs: dict[str, _Job] = {}
         self._learner: Learner | None = None
 
@@ -70,8 +67,9 @@ class LocalAdapter(TrainerAdapter):
                 self._policy.use_lora(LoraOptions(lora.r, lora.alpha, modules), fold(self._seed, "lora"))
             except ValueError as error:
                 raise RequestError(f"LoRA weights do not fit this model: {error}") from error
+        self._versions.delete_drafts()
         self._policy.keep_base()
-        self._learner = Learner(self._policy, self._learner_options(), self._seed)
+        self._learner = Learner(self._policy, learner_options(self.adapter_config), self._seed)
 
     def capabilities(self) -> Capabilities:
         """All methods, on token ids."""
@@ -87,31 +85,31 @@ class LocalAdapter(TrainerAdapter):
         ref = TrainingJobRef(run_id=name, backend="local")
         if name in self._jobs or self._versions.of_job(name) is not None:
             return ref
-        batch = self._batch(trajectories)
+        self._require_learner()
+        batch = batch_of(trajectories, self.adapter_config, self._policy.template)
+        objective = objective_of(trajectories.method, self.adapter_config)
         canceled = threading.Event()
-        number = max(self._newest, self._policy.version) + 1
-        task = asyncio.create_task(
-            asyncio.to_thread(self._train, name, number, batch, trajectories.method, canceled)
-        )
+        task = asyncio.create_task(asyncio.to_thread(self._train, name, batch, objective, canceled))
         self._jobs[name] = _Job(task, canceled)
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Where the job stands; jobs that other processes finished are found by their version."""
         job = self._jobs.get(ref.run_id)
-        finished = self._versions.of_job(ref.run_id)
-        if finished is not None and (job is None or job.task.done()):
-            return _status(ref, TrainingStatusEnum.COMPLETED, 100.0, metadata=finished.metadata())
         if job is None:
-            return _status(ref, TrainingStatusEnum.NOT_FOUND, message="no such job in this process or folder")
+            return _stored_status(ref, self._versions.of_job(ref.run_id))
         if not job.task.done():
             return _status(
                 ref, TrainingStatusEnum.RUNNING, job.progress, metadata={"metrics": dict(job.metrics)}
             )
-        error = None if job.task.cancelled() else job.task.exception()
-        if isinstance(error, TrainingCanceled) or job.task.cancelled():
-            return _status(ref, TrainingStatusEnum.CANCELED, message=str(error) if error else None)
-        return _status(ref, TrainingStatusEnum.FAILED, message=str(error))
+        if job.task.cancelled():
+            return _status(ref, TrainingStatusEnum.CANCELED)
+        error = job.task.exception()
+        if error is None:
+            return _stored_status(ref, job.task.result())
+        canceled = isinstance(error, TrainingCanceled)
+        status = TrainingStatusEnum.CANCELED if canceled else TrainingStatusEnum.FAILED
+        return _status(ref, status, message=str(error))
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
@@ -134,21 +132,18 @@ class LocalAdapter(TrainerAdapter):
 
     async def current_version(self) -> ModelVersion:
         """The weights in memory."""
-        number = self._policy.version
-        location = str(self._versions.folder(number)) if number else self._policy.source
-        return ModelVersion(number=number, location=location, digest=self._policy.digest())
+        return await asyncio.to_thread(self._current_version)
 
     async def restore(self, version: ModelVersion) -> None:
         """Go back to `version`, weights and optimiser, so that the next job starts from it."""
-        self._newest = max(self._newest, self._policy.version, version.number)
         await asyncio.to_thread(self._restore, version)
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
-        """Delete the folders of other versions."""
-        self._versions.prune({version.number for version in keep})
+        """Delete the folders of other versions; that of the weights in memory stays, to be gone back to."""
+        self._versions.prune({version.number for version in keep} | {self._policy.version})
 
     async def cancel(self, ref: TrainingJobRef) -> None:
-        """Stop the job before its next step."""
+        """Stop the job before it goes on to more data."""
         job = self._jobs.get(ref.run_id)
         if job is not None:
             job.canceled.set()
@@ -159,36 +154,52 @@ class LocalAdapter(TrainerAdapter):
         for name in list(self._jobs):
             await self.cancel(TrainingJobRef(run_id=name, backend="local"))
 
+    def _current_version(self) -> ModelVersion:
+        with self._policy.lock:
+            number = self._policy.version
+            location = str(self._versions.folder(number)) if number else self._policy.source
+            return ModelVersion(number=number, location=location, digest=self._policy.digest())
+
     def _restore(self, version: ModelVersion) -> None:
-        self._policy.adopt(self._versions.here(version))
-        self._rewind(version.number)
+        with self._policy.lock:
+            self._newest = max(self._newest, self._policy.version, version.number)
+            self._policy.adopt(self._versions.here(version))
+            self._take_optimiser_of(version.number)
 
     def _train(
-        self, name: str, number: int, batch: TrainingBatch, method: Method, canceled: threading.Event
-    ) -> ModelVersion:
-        """In a thread: train, and save the new version. Weights go back to what they were on any error."""
+        self, name: str, batch: TrainingBatch, objective: Objective, canceled: threading.Event
+    ) -> FinishedJob:
+        """In a thread: train, and save the new version. Everything is as it was after any error."""
         learner, policy = self._require_learner(), self._policy
-        start = policy.version
-        before = {key: value.detach().clone() for key, value in policy.trainable().items()}
         with policy.lock:
+            start = policy.version
+            if self._optimiser_of != start:
+                self._take_optimiser_of(start)
+            number, before = max(self._newest, start) + 1, policy.copy_tensors()
             try:
-                metrics = learner.train(batch, self._objective(method), self._on_step(name), canceled)
+                metrics = learner.train(batch, objective, self._on_step(name), canceled)
                 version = self._versions.write(name, number, metrics, policy, learner)
-            except EtudeError:
+            except BaseException as error:
                 policy.load_tensors(before)
-                self._rewind(start)
+                self._take_optimiser_of(start)
+                if isinstance(error, RuntimeError):
+                    raise TrainingError(
+                        f"training failed: {error}; if memory ran out, lower token_budget of the adapter"
+                    ) from error
                 raise
-            policy.mark_changed(number)
-        return version
+            policy.mark_changed(number, version.digest)
+            self._newest = self._optimiser_of = number
+        return FinishedJob(version, metrics)
 
-    def _rewind(self, number: int) -> None:
-        """Put the optimiser back to where it was at a version."""
+    def _take_optimiser_of(self, number: int) -> None:
+        """Put the optimiser to where it was when a version was made."""
         if number:
             self._require_learner().restore(self._versions.folder(number))
         else:
             self._require_learner().reset()
+        self._optimiser_of = number
 
-    def _on_step(self, name: str) -> Any:
+    def _on_step(self, name: str) -> Callable[[StepReport], None]:
         def report(step: StepReport) -> None:
             job = self._jobs.get(name)
             if job is not None:
@@ -197,50 +208,16 @@ class LocalAdapter(TrainerAdapter):
 
         return report
 
-    def _batch(self, trajectories: TrajectoryCollection) -> TrainingBatch:
-        match trajectories.method:
-            case "grpo":
-                return grpo_batch(trajectories, self.adapter_config.grpo.advantage_scale)
-            case "dpo":
-                return dpo_batch(trajectories, self._tokenise)
-            case "supervised":
-                return supervised_batch(trajectories, self._policy.template.completion_ids)
-
-    def _objective(self, method: Method) -> Objective:
-        grpo, dpo = self.adapter_config.grpo, self.adapter_config.dpo
-        match method:
-            case "grpo":
-                return Grpo(grpo.clip_low, grpo.clip_high, grpo.beta, grpo.aggregation, grpo.constant_length)
-            case "dpo":
-                return Dpo(dpo.beta, dpo.label_smoothing, dpo.reference)
-            case "supervised":
-                return Sft()
-
-    def _tokenise(
-        self, prompt: list[OpenAIMessage] | str, response: str
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        messages = [OpenAIMessage(role="user", content=prompt)] if isinstance(prompt, str) else prompt
-        request = ChatRequest(tuple(message.to_wire() for message in messages))
-        ids = self._policy.template.prompt(request).ids
-        answer = self._policy.template.completion_ids(response)
-        return ids, answer
-
-    def _learner_options(self) -> LearnerOptions:
-        config = self.adapter_config
-        return LearnerOptions(
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            max_grad_norm=config.max_grad_norm,
-            warmup_steps=config.warmup_steps,
-            passes=config.passes,
-            batch_size=config.batch_size,
-            token_budget=config.token_budget,
-        )
-
     def _require_learner(self) -> Learner:
         if self._learner is None:
             raise TrainingError("the local adapter was not initialized; call initialize(run_config) first")
         return self._learner
+
+
+def _stored_status(ref: TrainingJobRef, finished: FinishedJob | None) -> TrainingJobStatus:
+    if finished is None:
+        return _status(ref, TrainingStatusEnum.NOT_FOUND, message="no such job in this process or folder")
+    return _status(ref, TrainingStatusEnum.COMPLETED, 100.0, metadata=finished.metadata())
 
 
 def _status(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from etude.models.policy import Policy
 
 _JOB_FILE = "job.json"
+_DRAFT = ".part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class VersionFolders:
     ) -> ModelVersion:
         """Save the weights and the optimiser in memory as a version. Raises StoreError."""
         final = self.folder(number)
-        draft = final.with_suffix(".part")
+        draft = final.with_suffix(_DRAFT)
         try:
             shutil.rmtree(draft, ignore_errors=True)
             version = policy.save_version(draft, number).model_copy(update={"location": str(final)})
@@ -61,20 +62,22 @@ class VersionFolders:
             # A version that a killed process left behind its journal is of no use: it is made again.
             shutil.rmtree(final, ignore_errors=True)
             draft.rename(final)
-        except OSError as error:
+        except (OSError, StoreError) as error:
+            shutil.rmtree(draft, ignore_errors=True)
             raise StoreError(
-                f"cannot save version {number} in {final}: {error.strerror}; free some space and "
-                "resume the run"
+                f"cannot save version {number} in {final}: {error}; free some space and resume the run"
             ) from error
         return version
 
     def of_job(self, job: str) -> FinishedJob | None:
         """The version that a job made, when it is still there."""
-        for path in self._root.glob(f"v*/{_JOB_FILE}"):
+        for folder in self._folders().values():
+            path = folder / _JOB_FILE
             try:
                 facts = json.loads(path.read_text(encoding="utf-8"))
                 if facts["job"] == job:
-                    return FinishedJob(ModelVersion.model_validate(facts["version"]), facts["metrics"])
+                    version = self.here(ModelVersion.model_validate(facts["version"]))
+                    return FinishedJob(version, facts["metrics"])
             except (OSError, ValueError, KeyError) as error:
                 raise StoreError(
                     f"{path} is damaged ({error}); delete its folder and resume the run"
@@ -82,8 +85,21 @@ class VersionFolders:
         return None
 
     def prune(self, keep: set[int]) -> None:
-        """Delete every version that is not in `keep`, and what killed processes left half done."""
-        for path in self._root.glob("v*"):
-            number = path.name[1:].removesuffix(".part")
-            if path.suffix == ".part" or (number.isdigit() and int(number) not in keep):
-                shutil.rmtree(path, ignore_errors=True)
+        """Delete every version that is not in `keep`."""
+        for number, folder in self._folders().items():
+            if number not in keep:
+                # First out of the way: a version must never be there in part.
+                draft = folder.with_suffix(_DRAFT)
+                shutil.rmtree(draft, ignore_errors=True)
+                folder.rename(draft)
+                shutil.rmtree(draft, ignore_errors=True)
+
+    def delete_drafts(self) -> None:
+        """Delete what killed processes left half done."""
+        for path in self._root.glob(f"v*{_DRAFT}"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _folders(self) -> dict[int, Path]:
+        """The folders of whole versions, by number."""
+        names = {path.name: path for path in self._root.glob("v*")}
+        return {int(name[1:]): path for name, path in names.items() if name[1:].isdecimal()}

@@ -125,11 +125,12 @@ class Policy:
                 self._digests = {self.weights_id: digest(self.trainable())}
             return self._digests[self.weights_id]
 
-    def mark_changed(self, version: int) -> None:
-        """Say that the weights in memory are now those of `version`."""
+    def mark_changed(self, version: int, digest: str | None = None) -> None:
+        """Say that the weights in memory are now those of `version`; `digest` is theirs, if known."""
         with self.lock:
             self.version = version
             self.weights_id += 1
+            self._digests = {} if digest is None else {self.weights_id: digest}
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
@@ -165,7 +166,7 @@ class Policy:
                     f"their digest is {found}, expected {version.digest}"
                 )
             self.load_tensors(tensors)
-            self.mark_changed(version.number)
+            self.mark_changed(version.number, found)
 
     def _tensors_of(self, version: ModelVersion) -> Mapping[str, torch.Tensor]:
         if version.number:

@@ -1,0 +1,60 @@
+"""What the local adapter's config means to the learner: data, objective and options of a job."""
+
+from __future__ import annotations
+
+from etude.adapters.local_config import LocalAdapterConfig
+from etude.core.call import ChatRequest
+from etude.core.message import OpenAIMessage
+from etude.core.trajectory import Method, TrajectoryCollection
+from etude.learner.batch import TrainingBatch
+from etude.learner.collate import dpo_batch, grpo_batch, supervised_batch
+from etude.learner.dpo import Dpo
+from etude.learner.grpo import Grpo
+from etude.learner.learner import LearnerOptions
+from etude.learner.objective import Objective
+from etude.learner.sft import Sft
+from etude.models.template import ChatTemplate
+
+
+def batch_of(
+    collection: TrajectoryCollection, config: LocalAdapterConfig, template: ChatTemplate
+) -> TrainingBatch:
+    """The collection as token sequences. Raises TrainingError for what cannot be trained on."""
+
+    def tokenise(prompt: list[OpenAIMessage] | str, response: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        messages = [OpenAIMessage(role="user", content=prompt)] if isinstance(prompt, str) else prompt
+        request = ChatRequest(tuple(message.to_wire() for message in messages))
+        return template.prompt(request).ids, template.completion_ids(response)
+
+    match collection.method:
+        case "grpo":
+            return grpo_batch(collection, config.grpo.advantage_scale)
+        case "dpo":
+            return dpo_batch(collection, tokenise, needs_logprobs=config.dpo.reference == "sampler")
+        case "supervised":
+            return supervised_batch(collection, template.completion_ids)
+
+
+def objective_of(method: Method, config: LocalAdapterConfig) -> Objective:
+    """The objective of a training method, with the config's options."""
+    grpo, dpo = config.grpo, config.dpo
+    match method:
+        case "grpo":
+            return Grpo(grpo.clip_low, grpo.clip_high, grpo.beta, grpo.aggregation, grpo.constant_length)
+        case "dpo":
+            return Dpo(dpo.beta, dpo.label_smoothing, dpo.reference)
+        case "supervised":
+            return Sft()
+
+
+def learner_options(config: LocalAdapterConfig) -> LearnerOptions:
+    """How the config takes optimiser steps."""
+    return LearnerOptions(
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        warmup_steps=config.warmup_steps,
+        passes=config.passes,
+        batch_size=config.batch_size,
+        token_budget=config.token_budget,
+    )
