@@ -115,7 +115,7 @@ async def build_base(
 
 
 def instances(name: str, count: int, rng: random.Random) -> list[Example]:
-    """As many with a bug as without, the bug at any line."""
+    """Each with a bug or without, as a coin falls; the bug at any line."""
     return [
         Example(f"{name}-{i}", {"bug": rng.randint(1, LINES) if rng.random() < 0.5 else 0})
         for i in range(count)

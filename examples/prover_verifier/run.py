@@ -13,6 +13,7 @@ import asyncio
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,28 @@ from etude.stored.versions import BASE, LAST, choose_version
 HERE = Path(__file__).parent
 MODELS = ("prover", "verifier")
 TRAINED_ON = "nip"
-ALGORITHMS = {"grpo": 40, "expert_iteration": 40, "malt": 40}
-"""Epochs of each."""
+ALGORITHMS = {"grpo": ("one_step", 40), "expert_iteration": ("small_steps", 40), "malt": ("small_steps", 30)}
+"""For each its adapter in the config, and its epochs."""
 
 
-async def run(folder: Path, algorithm: str, seed: int, *, quick: bool) -> dict[str, Any]:
-    """Everything, written into `folder`: the accuracies by protocol, and how long it took."""
+async def run(
+    folder: Path, algorithm: str, seed: int, measured: Sequence[str], *, quick: bool
+) -> dict[str, Any]:
+    """Everything, written into `folder`: the accuracies by protocol, and how long it took.
+
+    Bases that are there already are used again.
+    """
     started = time.monotonic()
     make_importable(HERE)
-    await build_base(folder / "base", seed)
+    if not (folder / "base").exists():
+        await build_base(folder / "base", seed)
     made = time.monotonic()
-    config = config_of(folder, algorithm, seed, TRAINED_ON, epochs=8 if quick else ALGORITHMS[algorithm])
-    with new_run(config, "training") as training:
+    config = config_of(folder, algorithm, seed, TRAINED_ON, epochs=8 if quick else ALGORITHMS[algorithm][1])
+    with new_run(config, algorithm) as training:
         await finetune(config, training)
     trained = time.monotonic()
     protocols: dict[str, Any] = {}
-    for protocol in PROTOCOLS:
+    for protocol in measured:
         config = config_of(folder, algorithm, seed, protocol)
         before, after = [
             await accuracy(config, training.path, version, protocol, 256 if quick else None)
@@ -88,12 +95,15 @@ def config_of(folder: Path, algorithm: str, seed: int, protocol: str, epochs: in
         "finetuning.run_configuration.validation_dataset": str(folder / "base" / "validation.jsonl"),
         "finetuning.targets.prover.trajectory_builder": algorithm,
         "finetuning.targets.verifier.trajectory_builder": algorithm,
+        "finetuning.targets.prover.trainer_adapter": ALGORITHMS[algorithm][0],
+        "finetuning.targets.verifier.trainer_adapter": ALGORITHMS[algorithm][0],
         "finetuning.output_dir": str(folder / "runs"),
         "finetuning.seed": seed,
     }
     if epochs is not None:
         overrides["finetuning.num_epochs"] = epochs
-        overrides["finetuning.run_configuration.validation_interval"] = epochs
+        # The table measures on the held-out instances, before and after: once is enough.
+        overrides["finetuning.run_configuration.validation_dataset"] = None
     else:
         # Who earns what is of no interest here, and not every protocol has both.
         overrides["eval.evaluators"] = {"accuracy": {"_type": "verdict_accuracy"}}
@@ -109,7 +119,7 @@ async def accuracy(
     chosen = {model: choose_version(training, f"{model}:{version}") for model in MODELS}
     engines = {model: await engine_of(config, model, chosen[model]) for model in MODELS}
     try:
-        with new_run(config, f"{protocol}-{version}") as folder:
+        with new_run(config, f"{training.name}-{protocol}-{version}") as folder:
             async with open_runtime(config, folder, engines=engines) as runtime:
                 examples = runtime.validation_examples[:limit]
                 found = await measure(runtime, examples, model=version)
@@ -140,13 +150,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="grpo")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS), help="what to measure"
+    )
     parser.add_argument("--quick", action="store_true", help="a few epochs only, fewer held-out instances")
     parser.add_argument("--json", action="store_true", dest="as_json")
     parser.add_argument("--out", type=Path, help="a folder to keep everything in")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (wanted.out or Path(temporary)).absolute()
-        found = asyncio.run(run(folder, wanted.algorithm, wanted.seed, quick=wanted.quick))
+        found = asyncio.run(run(folder, wanted.algorithm, wanted.seed, wanted.protocols, quick=wanted.quick))
     print(json.dumps(found) if wanted.as_json else table(found))
 
 
