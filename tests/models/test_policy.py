@@ -1,0 +1,222 @@
+"""A policy: loading, versions, the base to go back to, LoRA weights, export."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from etude.core.call import ChatRequest
+from etude.core.errors import EngineError, RequestError, StoreError
+from etude.core.job import ModelVersion
+from etude.models.device import choose_device, choose_dtype
+from etude.models.policy import LoraOptions, Policy
+from etude.models.weights import digest, load_tensors, save_tensors
+from tests.models.tiny_models import chatml_policy, fresh_policy, policy, said, user
+
+IDS = torch.tensor([[9, 10, 11, 12, 13]])
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def shift(of, by=0.1):
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.add_(by)
+
+
+def test_an_exported_policy_is_loaded_as_it_was(tmp_path):
+    of = chatml_policy()
+    of.export(tmp_path / "model")
+    loaded = Policy.load(tmp_path / "model", device="cpu")
+    assert torch.equal(logits(loaded.model), logits(of.model))
+    assert loaded.stop_ids == of.stop_ids
+    assert len(loaded.stop_ids) == 2
+    assert loaded.max_context == 512
+    request = ChatRequest((user("what is 1 plus 2?"), said("3"), user("plus 4?")))
+    assert loaded.template.prompt(request) == of.template.prompt(request)
+
+
+def test_lora_weights_start_as_the_identity_and_alone_are_trained():
+    of = fresh_policy()
+    before = logits(of.model)
+    of.use_lora(LoraOptions(r=4), seed=0)
+    assert torch.equal(logits(of.model), before)
+    assert of.is_lora
+    assert all("lora_" in name for name in of.trainable())
+    again = fresh_policy()
+    again.use_lora(LoraOptions(r=4), seed=0)
+    other = fresh_policy()
+    other.use_lora(LoraOptions(r=4), seed=1)
+    assert again.digest() == of.digest() != other.digest()
+    weights = of.weights_id
+    of.use_lora(LoraOptions(r=8), seed=0)
+    assert of.weights_id == weights
+
+
+def test_the_global_generator_is_left_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    fresh_policy().use_lora(LoraOptions(r=2), seed=0)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_merged_lora_weights_say_the_same_and_need_only_transformers(tmp_path):
+    of = fresh_policy()
+    of.use_lora(LoraOptions(r=4), seed=0)
+    shift(of)
+    trained = logits(of.model)
+    assert not torch.allclose(trained, logits(policy().model), atol=1e-3)
+    of.export(tmp_path / "merged")
+    assert "peft" not in type(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")).__module__
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(merged), trained, atol=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == of.tokenizer.chat_template
+    assert torch.equal(logits(of.model), trained)
+    of.export(tmp_path / "alone", merge=False)
+    assert (tmp_path / "alone" / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "alone" / "model.safetensors").exists()
+
+
+def test_export_to_where_nothing_can_be_written_is_a_store_error(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(StoreError, match="cannot write the model to"):
+        policy().export(tmp_path / "taken" / "model")
+
+
+def test_within_as_base_the_weights_are_the_bases_and_then_exactly_what_they_were():
+    of = fresh_policy()
+    of.keep_base()
+    base = of.digest()
+    shift(of)
+    of.mark_changed(1)
+    trained = of.digest()
+    with pytest.raises(KeyError), of.as_base():
+        assert digest(of.trainable()) == base
+        raise KeyError
+    assert digest(of.trainable()) == trained
+    assert of.version == 1
+
+
+def test_the_base_is_kept_once():
+    of = fresh_policy()
+    of.keep_base()
+    base = of.digest()
+    shift(of)
+    of.keep_base()
+    assert digest(of.base_tensors()) == base
+
+
+def test_without_a_kept_base_there_is_none():
+    with pytest.raises(RuntimeError, match="keep_base"):
+        fresh_policy().base_tensors()
+
+
+def test_a_saved_version_is_adopted_and_the_base_as_well(tmp_path):
+    trained, of = fresh_policy(), fresh_policy()
+    of.keep_base()
+    base = ModelVersion(number=0, location="tiny", digest=of.digest())
+    shift(trained)
+    version = trained.save_version(tmp_path, 3)
+    weights = of.weights_id
+    of.adopt(version)
+    assert (of.version, of.digest()) == (3, trained.save_version(tmp_path, 3).digest)
+    assert of.weights_id == weights + 1
+    of.adopt(version)
+    assert of.weights_id == weights + 1
+    of.adopt(base)
+    assert (of.version, of.digest()) == (0, base.digest)
+
+
+def test_a_base_of_other_weights_is_refused():
+    of = fresh_policy()
+    with pytest.raises(EngineError, match="are not those of version 0"):
+        of.adopt(ModelVersion(number=0, location="elsewhere", digest="0" * 32))
+
+
+def test_weights_that_do_not_fit_change_nothing(tmp_path):
+    of = fresh_policy()
+    before = of.digest()
+    names = dict(of.copy_tensors())
+    first = next(iter(names))
+    with pytest.raises(EngineError, match="belong to another model"):
+        of.load_tensors({name: value for name, value in names.items() if name != first})
+    with pytest.raises(EngineError, match="belong to another model"):
+        of.load_tensors(names | {first: torch.zeros(1)})
+    of.mark_changed(0)
+    assert of.digest() == before
+
+
+def test_a_digest_tells_names_and_values_apart():
+    one = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
+    assert digest(one) == digest(dict(reversed(one.items())))
+    assert digest(one) != digest({"a": one["a"], "c": one["b"]})
+    assert digest(one) != digest(one | {"b": torch.tensor([4.0])})
+    assert len(digest({"a": torch.zeros(2, dtype=torch.bfloat16)})) == 32
+
+
+def test_tensors_on_the_disk_are_what_they_were_or_an_error(tmp_path):
+    tensors = {"a": torch.arange(6.0).reshape(2, 3).T}
+    save_tensors(tensors, tmp_path / "t.safetensors")
+    assert torch.equal(load_tensors(tmp_path / "t.safetensors")["a"], tensors["a"])
+    with pytest.raises(StoreError, match="cannot write"):
+        save_tensors(tensors, tmp_path / "nowhere" / "t.safetensors")
+    with pytest.raises(StoreError, match="cannot read weights"):
+        load_tensors(tmp_path / "missing.safetensors")
+
+
+def test_the_lock_keeps_the_digest_waiting_for_whoever_changes_weights():
+    of = fresh_policy()
+    seen = []
+    with of.lock:
+        reader = threading.Thread(target=lambda: seen.append(of.digest()))
+        reader.start()
+        shift(of)
+        of.mark_changed(1)
+        assert not seen
+    reader.join()
+    assert seen == [of.digest()]
+
+
+def test_a_model_that_is_not_there_or_cannot_be_used_is_a_wrong_request(tmp_path):
+    with pytest.raises(RequestError, match="the folder does not exist"):
+        Policy.load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RequestError, match="cannot load the model"):
+        Policy.load(tmp_path / "empty")
+    policy().export(tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(RequestError, match="cannot load the model"):
+        Policy.load(tmp_path / "broken", device="cpu")
+
+
+def test_a_model_without_an_end_of_turn_is_refused():
+    of = fresh_policy()
+    of.model.config.eos_token_id = of.model.generation_config.eos_token_id = None
+    words = of.tokenizer
+    end, words.eos_token = words.eos_token, None
+    try:
+        with pytest.raises(RequestError, match="names no end-of-turn token"):
+            Policy(of.model, words, "tiny", of.device)
+    finally:
+        words.eos_token = end
+
+
+def test_devices_and_types_that_are_not_there_are_a_wrong_request():
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(RequestError, match="is not known; use auto"):
+        choose_device("quantum")
+    if not torch.cuda.is_available():
+        with pytest.raises(RequestError, match="is not available on this machine"):
+            choose_device("cuda:1")
+    assert choose_dtype("auto", torch.device("cpu")) is torch.float32
+    assert choose_dtype("auto", torch.device("cuda")) is torch.bfloat16
+    assert choose_dtype("float16", torch.device("cpu")) is torch.float16
+    with pytest.raises(RequestError, match="dtype 'int8' is not known"):
+        choose_dtype("int8", torch.device("cpu"))
