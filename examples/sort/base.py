@@ -14,8 +14,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from agent import in_place, sort
-
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Message
@@ -23,6 +21,8 @@ from etude.inference.embedded import EmbeddedEngine
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import build_policy, build_tokenizer
 from etude.rewards.measure import measure
+
+from agent import in_place, sort
 
 ALPHABET, COUNT = "abcdefghijkl", 6
 TRAIN, HELD_OUT, TRANSCRIPTS = 4096, 512, 20_000
@@ -50,7 +50,7 @@ async def build_base(
     async def reward() -> float:
         return (await measure(sort, in_place, engine, train[:MEASURED], seed=seed)).mean
 
-    stage = Stage("careless transcripts", transcripts, REWARD, reward)
+    stage = Stage("careless transcripts", transcripts, at_least=REWARD, measure=reward)
     try:
         reports = await warm_up(policy, [stage], seed=seed, on_check=progress)
     finally:

@@ -1,6 +1,7 @@
 """An agent that plays tic-tac-toe: it is shown the board, answers with a move, until the game is over."""
 
 import etude
+
 from task import Opponent, agent_moves, opponent_moves, show
 
 

@@ -15,9 +15,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from agent import play, points
-from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, say, show
-
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Message
@@ -26,6 +23,9 @@ from etude.learner.learner import LearnerOptions
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import build_policy, build_tokenizer
 from etude.rewards.measure import measure
+
+from agent import play, points
+from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, say, show
 
 TRAIN, HELD_OUT = 1024, 512
 SINGLE_POSITIONS, GAMES = 20_000, 4_000
@@ -56,10 +56,10 @@ async def build_base(
         Stage(
             "single positions",
             positions,
-            PERCEPTION,
+            at_most=PERCEPTION,
             options=LearnerOptions(learning_rate=3e-3, batch_size=64),
         ),
-        Stage("careless games", games, REWARD, reward),
+        Stage("careless games", games, at_least=REWARD, measure=reward),
     ]
     try:
         reports = await warm_up(policy, stages, seed=seed, on_check=progress)
