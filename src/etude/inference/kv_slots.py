@@ -115,6 +115,9 @@ class KvSlots(Cache):  # type: ignore[misc]
         columns = span_for(length) + 1
         if slots <= self.slots and columns <= self.columns:
             return
+        if columns > self.columns:
+            # Growing copies everything: a long conversation must not make it happen every few tokens.
+            columns = max(columns, span_for(self.columns * 5 // 4) + 1)
         self.slots, self.columns = max(slots, self.slots), max(columns, self.columns)
         for layer in self.layers:
             layer.resize(self.slots, self.columns)

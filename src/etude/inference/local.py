@@ -59,6 +59,8 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
 
 def require_local_extra() -> None:
     """Raise MissingExtraError when the packages that run and train models here are not installed."""
-    missing = [name for name in ("torch", "transformers", "peft", "safetensors") if find_spec(name) is None]
+    missing = [
+        name for name in ("torch", "transformers", "peft", "safetensors", "jinja2") if find_spec(name) is None
+    ]
     if missing:
         raise MissingExtraError(f"a model in this process ({', '.join(missing)} not installed)", "local")
