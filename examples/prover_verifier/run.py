@@ -17,9 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from base import build_base
-from task import LINES, PROTOCOLS, optimum
-
 from etude.config.import_path import make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
@@ -28,6 +25,9 @@ from etude.finetune import finetune
 from etude.runtime import open_runtime
 from etude.stored.new_run import new_run
 from etude.stored.versions import BASE, LAST, choose_version
+
+from base import build_base
+from task import LINES, PROTOCOLS, optimum
 
 HERE = Path(__file__).parent
 MODELS = ("prover", "verifier")

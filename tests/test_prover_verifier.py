@@ -1,0 +1,83 @@
+"""The example prover_verifier: its game has the optima that it states, and its config is sound."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from etude.core.keys import generator
+from etude.protocols import Widths, find_protocol
+from etude.protocols.growing import Play, grow
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "prover_verifier"
+MODULES = ("task", "base", "run")
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+    """Its modules; other examples have some of the same name."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    try:
+        yield {name: importlib.import_module(name) for name in MODULES}
+    finally:
+        for name in MODULES:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
+
+
+async def accuracy(base: ModuleType, name: str, agents: dict[str, float], count: int = 600) -> float:
+    """Of scripted agents in a protocol."""
+    rng = generator(0, "test", name)
+    protocol = find_protocol(name, base.PROTOCOLS[name])
+    right = 0
+    for number, instance in enumerate(base.instances("test", count, rng)):
+        scripted = base.Agents(rng, **agents)
+        tree = await grow(Play(protocol, base.SCENARIO, instance, Widths.of(1), key=number), scripted)
+        (leaf,) = tree.leaves()
+        assert leaf.malformed is None
+        right += (leaf.verdict == 1) == bool(tree.truth)
+    return right / count
+
+
+@pytest.mark.parametrize("name", ["solo_verifier", "adp", "debate", "nip", "mnip"])
+async def test_careful_agents_reach_the_optimum(example, name):
+    optimum = example["task"].optimum(name)
+    found = await accuracy(example["base"], name, example["base"].CAREFUL)
+    # Where there is nothing to look at they toss a coin: four deviations of 600 tosses are 0.08.
+    assert found == 1.0 if optimum == 1.0 else abs(found - optimum) < 0.08
+
+
+async def test_without_being_told_where_to_look_there_is_little_to_gain(example):
+    deaf = {"names": 1.0, "follows": 0.0, "believes": 1.0}
+    bound = example["task"].optimum("nip", told=False)
+    assert bound == 0.5625
+    assert abs(await accuracy(example["base"], "nip", deaf) - bound) < 0.08
+
+
+async def test_careless_agents_hardly_beat_a_coin(example):
+    assert 0.45 < await accuracy(example["base"], "nip", example["base"].CARELESS) < 0.65
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "expert_iteration", "malt"])
+def test_both_models_are_trained_by_each_algorithm(example, tmp_path, algorithm):
+    config = example["run"].config_of(tmp_path, algorithm, 0, "nip", epochs=3)
+    targets = config.finetuning.targets
+    assert {name: target.trajectory_builder for name, target in targets.items()} == dict.fromkeys(
+        ("prover", "verifier"), algorithm
+    )
+    assert [targets[name].reward_function.name for name in ("prover", "verifier")] == [
+        "earned_by_prover",
+        "earned_by_verifier",
+    ]
+
+
+def test_the_config_is_sound_as_it_is(example):
+    from etude.config.load import load_config
+
+    assert load_config(EXAMPLE / "config.yml").finetuning.num_epochs == 40
