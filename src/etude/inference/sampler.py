@@ -56,7 +56,7 @@ def sample(
             "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
         )
     # Below the total even where the product is rounded up to it: past the end there is no token.
-    threshold_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
+    threshold_B = torch.minimum(uniform_B, torch.full_like(uniform_B, 1 - 2**-23)) * total_B
     ids_B = torch.searchsorted(cdf_BV, threshold_B[:, None], right=True).squeeze(1)
     if bool(greedy_B.any()):
         ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), ids_B)
