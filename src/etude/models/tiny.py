@@ -87,10 +87,8 @@ def texts_of(transcripts: Iterable[Sequence[Message]], tools: Sequence[Tool] = (
         if message.get("content"):
             yield message["content"]
         for call in message.get("tool_calls") or ():
-            function = call["function"]
-            yield (
-                f'<tool_call>{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}</tool_call>'
-            )
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            yield f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
 def build_policy(tokenizer: Any, seed: int, shape: TinyShape | None = None) -> Policy:
