@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from etude.core.errors import EpisodeError
 from etude.core.example import Example
 from etude.protocols.act import Act, Malformed
-from etude.protocols.asking import Asker, Question, Said
+from etude.protocols.asking import Question, Said
 from etude.protocols.decision import VERDICTS, Verdict
 from etude.protocols.log import log_of
 from etude.protocols.outcome import Outcome, resolve
@@ -44,7 +45,14 @@ class Play:
         return _verdict("stance", self.scenario.stance(self.example), self.example)
 
 
-async def grow(play: Play, asker: Asker) -> EpisodeTree:
+class Answers(typing.Protocol):
+    """Whatever answers the turns of a play: the agents' models, or a script."""
+
+    async def ask(self, questions: Sequence[Question]) -> list[Said]:
+        """The answers to the questions of a round, in their order."""
+
+
+async def grow(play: Play, asker: Answers) -> EpisodeTree:
     """Play a protocol to its end, along all branches.
 
     All branches take their round together. So the order of the questions does not depend on which model
