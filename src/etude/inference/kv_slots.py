@@ -95,6 +95,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """No maximum: columns grow."""
         return -1
 
+    get_max_cache_shape = get_max_length
+    """As earlier releases of `transformers` call it."""
+
 
 class KvSlots(Cache):  # type: ignore[misc]
     """The slots of all layers. Slots and columns grow on demand and never shrink."""

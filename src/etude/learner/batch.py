@@ -37,13 +37,3 @@ class TrainingBatch:
 
     units: tuple[tuple[TokenSequence, ...], ...]
     """One sequence a unit, or (chosen, rejected) for preferences."""
-
-    @property
-    def sequences(self) -> tuple[TokenSequence, ...]:
-        """All sequences, unit by unit."""
-        return tuple(sequence for unit in self.units for sequence in unit)
-
-    @property
-    def trained_tokens(self) -> int:
-        """Tokens with a weight."""
-        return sum(1 for sequence in self.sequences for weight in sequence.weights if weight)
