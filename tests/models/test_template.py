@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, RequestError
+from etude.core.message import message_key
 from etude.models.template import ChatTemplate
 from tests.models.tiny_models import CALCULATOR, CHATML, FORGETFUL, SEALED, answered, said, tokenizer, user
 
@@ -188,6 +189,28 @@ def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, e
     assert ids == calls[-1].completion.prompt_ids + calls[-1].completion.completion_ids
     spoken = [token for call in calls for token in call.completion.completion_ids]
     assert [token for token, chosen in zip(ids, sampled, strict=True) if chosen] == spoken
+
+
+@STYLES
+def test_a_transcript_with_tools_is_what_prompts_and_completions_make(style):
+    template = template_of(style)
+    call = {"type": "function", "function": {"name": "calculator", "arguments": '{"a": 1}'}}
+    messages = [
+        user("what is 1 plus 2?"),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call00000", "content": "3"},
+        said("it is 3."),
+    ]
+    ids, sampled = template.transcript(messages, [CALCULATOR])
+    edges = [at for at in range(1, len(ids)) if sampled[at] != sampled[at - 1]]
+    start, end, second = edges
+    request = ChatRequest(tuple(messages[:1]), (CALCULATOR,))
+    reply = template.parse(template.decode(ids[start : end - 1]), [CALCULATOR])
+    assert message_key(reply) == message_key(messages[1])
+    one = answered(request, Completion(reply, prompt_ids=ids[:start], completion_ids=ids[start:end]))
+    assert template.prompt(request).ids == ids[:start]
+    following = ChatRequest((messages[0], reply, messages[2]), (CALCULATOR,), earlier=(one,))
+    assert template.prompt(following).ids == ids[:second]
 
 
 def test_a_transcript_that_the_template_would_rewrite_is_refused():
