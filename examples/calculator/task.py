@@ -7,7 +7,7 @@ import operator
 import random
 from dataclasses import dataclass
 
-SIGNS = {"plus": "+", "minus": "-", "times": "*"}
+SIGNS = {"plus": "+", "times": "*"}
 
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 _LONGEST = 40
@@ -78,10 +78,10 @@ class Question:
 
 
 def draw_questions(count: int, rng: random.Random) -> list[Question]:
-    """`count` different questions about numbers of two digits, with answers of at most three."""
+    """`count` different questions about numbers of two digits, with answers of three."""
     questions: dict[Question, None] = {}
     while len(questions) < count:
-        question = Question(rng.randint(10, 99), rng.choice(list(SIGNS)), rng.randint(10, 99))
-        if abs(int(question.answer)) < 1000:
+        question = Question(rng.randint(10, 99), rng.choice([*SIGNS]), rng.randint(10, 99))
+        if 100 <= int(question.answer) < 1000:
             questions[question] = None
     return list(questions)

@@ -46,7 +46,7 @@ async def build_base(
     positions = [single_position(rng) for _ in range(SINGLE_POSITIONS)]
     games = [careless_game(rng) for _ in range(GAMES)]
     texts = [message["content"] for game in games[:500] for message in game]
-    policy = build_policy(build_tokenizer(texts, splits=["[XO_]{3}", "[1-9]"]), seed)
+    policy = build_policy(build_tokenizer(texts, splits=["[123][XO_]{3}", "[123](?=<)"]), seed)
     engine = EmbeddedEngine(policy)
 
     async def reward() -> float:
