@@ -208,6 +208,22 @@ async def test_token_ids_are_asked_for_in_vllms_words_and_taken_from_its_answer(
     assert (asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (-1, 0.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("names", "ids"),
+    [
+        (["token_id:7", "token_id:8", "token_id:2"], (7, 8, 2)),
+        (["token_id:7", "a", "token_id:2"], None),
+        (["token_id:", "token_id:x", "token_id:2"], None),
+    ],
+)
+async def test_token_ids_may_be_the_names_of_the_tokens(remote: Remote, names: list[str], ids: Any) -> None:
+    """As vLLM's `return_tokens_as_token_ids` has it, with which ART's servers run."""
+    remote.script = [answer(logprobs={"content": [{"token": name, "logprob": -0.5} for name in names]})]
+    completion = await outcome(remote, return_token_ids=True)
+    assert (completion.completion_ids, completion.prompt_ids) == (ids, None)
+    assert completion.logprobs == (-0.5, -0.5, -0.5)
+
+
 async def test_the_seed_of_the_sampling_goes_before_the_requests_key(
     remote: Remote, engine: OpenAiEngine
 ) -> None:

@@ -1,7 +1,8 @@
 """OpenAI's chat completions on the wire: requests out, completions and failures in. Pure functions.
 
 Token ids travel in the fields that vLLM added to the protocol: `return_token_ids` in the request,
-`prompt_token_ids` in the answer and `token_ids` in its choice.
+`prompt_token_ids` in the answer and `token_ids` in its choice. Servers that name the tokens of the
+logprobs by their ids instead (`return_tokens_as_token_ids`) are understood as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from etude.inference.openai_failures import Disturbed, Refused, error_text
 
 _SEED_SHIFT = 32
 """Keys have 63 bits; some servers take only 31 for a seed."""
+
+_NAMED = "token_id:"
+"""How vLLM names a token by its id."""
 
 
 def request_fields(request: ChatRequest) -> dict[str, Any]:
@@ -60,6 +64,8 @@ def parse_completion(data: bytes, model_version: int = 0) -> Completion:
         message = _message(choice["message"])
         logprobs = _logprobs(choice.get("logprobs"))
         completion_ids = _ids(choice.get("token_ids"))
+        if completion_ids is None:
+            completion_ids = _named_ids(choice.get("logprobs"))
         if logprobs is not None and completion_ids is not None and len(logprobs) != len(completion_ids):
             raise Disturbed(f"malformed answer: {len(logprobs)} logprobs for {len(completion_ids)} tokens")
         return Completion(
@@ -133,6 +139,15 @@ def _ids(wire: Any) -> tuple[int, ...] | None:
     if not isinstance(wire, list) or not set(map(type, wire)) <= {int}:
         raise TypeError("token ids are not a list of integers")
     return tuple(wire)
+
+
+def _named_ids(wire: Any) -> tuple[int, ...] | None:
+    """The ids in tokens like `token_id:42`; None where the tokens are called by their text."""
+    content = (wire.get("content") if wire is not None else None) or ()
+    named = [str(token.get("token", "")) for token in content]
+    if not named or not all(name.startswith(_NAMED) and name[len(_NAMED) :].isdecimal() for name in named):
+        return None
+    return tuple(int(name[len(_NAMED) :]) for name in named)
 
 
 def _finish_reason(wire: Any, message: Message) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.adapters.capabilities import Capabilities, check_method
+from etude.adapters.capabilities import Capabilities, check_from_base, check_method
 from etude.adapters.local_config import LocalAdapterConfig
 from etude.config.builder import Builder
 from etude.config.finetuning import FinetuneConfig
@@ -28,7 +28,7 @@ from etude.store.run_folder import RunFolder
 _FEW = 50
 """Fewer validation examples than this leave an interval wider than ±0.14."""
 
-LOCAL_CAPABILITIES = Capabilities(token_ids_required=True, versions=True)
+LOCAL_CAPABILITIES = Capabilities(token_ids_required=True, versions=True, from_base=True)
 
 
 @dataclass
@@ -205,6 +205,8 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         capabilities, kind = await _capabilities(builder, block)
         made_by = trajectory_builder.trajectory_builder_config.type_name
         check_method(f"'{kind}'", capabilities, trajectory_builder.method, f"'{made_by}'")
+        if block.fine_tune_from_scratch:
+            check_from_base(f"'{kind}'", capabilities)
         _check_token_ids(builder.config, str(block.target_model), capabilities, kind)
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectory_builder.initialize(block.model_copy(deep=True))

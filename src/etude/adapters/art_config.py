@@ -1,0 +1,167 @@
+"""The config of training on an OpenPipe ART server: `_type: openpipe_art`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from etude.config.finetuning import TrainerAdapterConfig
+
+_CONFIG_KEYS = frozenset({"learning_rate", "beta", "kl_penalty_coef", "trainer_args"})
+"""Keys of `training` that travel in the train request's `config`, or only with the model."""
+
+
+class ArtBackendConfig(BaseModel):
+    """Where the ART server is, and what it calls the model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    base_url: str | None = Field(
+        default=None, description="Address of the training server, in place of `ip` and `port`."
+    )
+    ip: str | None = Field(default=None, min_length=1, description="Host of the training server.")
+    port: int = Field(default=7999, ge=1, le=65535, description="Port of the training server, with `ip`.")
+    name: str = Field(
+        default="trainer_run", min_length=1, description="The server's name for the trained model."
+    )
+    project: str = Field(default="trainer_project", min_length=1, description="The project it belongs to.")
+    base_model: str = Field(
+        default="Qwen/Qwen2.5-7B-Instruct", min_length=1, description="The model that training starts from."
+    )
+    api_key: SecretStr = Field(
+        default=SecretStr("default"),
+        description="Sent to the training server; also to the inference endpoint where the model's entry in "
+        "`llms` has no key.",
+    )
+    delete_old_checkpoints: bool = Field(
+        default=False,
+        description="Delete checkpoints on the server that the trainer does not keep (`keep_checkpoints`).",
+    )
+    init_args: dict[str, Any] | None = Field(
+        default=None, description="ART's `InitArgs`: how the server loads the model."
+    )
+    engine_args: dict[str, Any] | None = Field(
+        default=None, description="ART's `EngineArgs`: vLLM's arguments."
+    )
+    server_config: dict[str, Any] | None = Field(
+        default=None, description="ART's `OpenAIServerConfig`, for the inference endpoint."
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("expected an address like http://localhost:7999")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("expected an address without a password, `?` and `#`; there is `api_key`")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _one_address(self) -> ArtBackendConfig:
+        if (self.base_url is None) == (self.ip is None):
+            raise ValueError("say where the server is: either `base_url`, or `ip` and `port`")
+        return self
+
+    @property
+    def url(self) -> str:
+        """The address of the training server, without a slash at its end."""
+        return self.base_url or f"http://{self.ip}:{self.port}"
+
+
+class ArtTrainingConfig(BaseModel):
+    """Options of a job. What is left out is as the server has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    learning_rate: float = Field(default=5e-6, gt=0, description="Of the server's optimiser.")
+    beta: float = Field(default=0.0, ge=0, description="Weight of the KL to the base model in the loss.")
+    kl_penalty_coef: float | None = Field(
+        default=None, ge=0, description="ART 0.5's KL penalty on the advantages; left out: `beta`."
+    )
+    epsilon: float | None = Field(default=None, gt=0, description="How far the ratio is clipped.")
+    epsilon_high: float | None = Field(default=None, gt=0, description="The same upwards.")
+    ppo: bool | None = Field(default=None, description="PPO's clipped loss in place of CISPO's.")
+    importance_sampling_level: Literal["token", "sequence", "average", "geometric_average"] | None = Field(
+        default=None, description="What ratios are taken over."
+    )
+    truncated_importance_sampling: float | None = Field(
+        default=None, gt=0, description="Ratios of sampler to trainer are cut here."
+    )
+    max_negative_advantage_importance_sampling_weight: float | None = Field(
+        default=None, gt=0, description="Ratios are cut here where the advantage is negative."
+    )
+    mask_prob_ratio: bool | None = Field(
+        default=None, description="Leave tokens beyond the clip out of the loss."
+    )
+    kimi_k2_tau: float | None = Field(default=None, description="Kimi K2's weight of the log-ratio.")
+    advantage_balance: float | None = Field(
+        default=None, ge=-1, le=1, description="-1: only negative advantages; 1: only positive ones."
+    )
+    scale_rewards: bool | None = Field(
+        default=None, description="Divide advantages by the group's deviation."
+    )
+    scale_learning_rate_by_reward_std_dev: bool | None = Field(
+        default=None, description="Lower the learning rate as rewards spread less (ART 0.4)."
+    )
+    num_trajectories_learning_rate_multiplier_power: float | None = Field(
+        default=None, description="The learning rate grows with the count of trajectories to this power."
+    )
+    precalculate_logprobs: bool | None = Field(
+        default=None, description="Have the trainer compute the old logprobs itself."
+    )
+    logprob_calculation_chunk_size: int | None = Field(
+        default=None, ge=1, description="Tokens whose logprobs are computed at a time."
+    )
+    kl_ref_adapter_path: str | None = Field(
+        default=None, description="LoRA weights on the server that the KL is taken to."
+    )
+    trainer_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further `TrainerArgs` of ART, given to the server with the model.",
+    )
+
+    def config(self) -> dict[str, float]:
+        """ART's `TrainConfig`: KL under the name of 0.4 and under that of 0.5, which drop each other's."""
+        return {"learning_rate": self.learning_rate, "beta": self.beta, "kl_penalty_coef": self._kl}
+
+    def dev_config(self) -> dict[str, Any]:
+        """ART's `dev.TrainConfig`: what was given, and the KL penalty, which 0.5's loss reads from here."""
+        given = self.model_dump(exclude_none=True, exclude=set(_CONFIG_KEYS))
+        return {**given, "kl_penalty_coef": self._kl}
+
+    def all_trainer_args(self) -> dict[str, Any]:
+        """ART's `TrainerArgs`, registered with the model."""
+        return {"learning_rate": self.learning_rate, "beta": self.beta} | self.trainer_args
+
+    @property
+    def _kl(self) -> float:
+        return self.beta if self.kl_penalty_coef is None else self.kl_penalty_coef
+
+
+class ArtAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
+    """Train on an OpenPipe ART server (`art run`, releases 0.4.11 to 0.5.17), over HTTP."""
+
+    backend: ArtBackendConfig = Field(description="The server and the model.")
+    training: ArtTrainingConfig = Field(default_factory=ArtTrainingConfig, description="Options of the jobs.")
+    request_timeout: float = Field(default=60.0, gt=0, description="Seconds for a request but the two below.")
+    prepare_timeout: float = Field(
+        default=600.0, gt=0, description="Seconds in which the server loads the model and starts inference."
+    )
+    silence_timeout: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Seconds without a word after which a job has failed.",
+    )
+    job_timeout: float = Field(
+        default=86400.0, gt=0, description="Seconds for a whole job; then it is cancelled."
+    )
+    recover_wait: float = Field(
+        default=30.0,
+        ge=0,
+        description="Seconds in which a job whose connection was lost may still turn out to be done.",
+    )

@@ -1,0 +1,155 @@
+"""Whole runs on an ART server: `etude check`, `train`, `resume` and `jobs`, over real sockets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.adapters.art_stand_in import KEY, StandIn, running
+from tests.cli.projects import change, etude, finished, process
+
+
+@pytest.fixture
+def server() -> Any:
+    with running(StandIn()) as found:
+        yield found
+
+
+@pytest.fixture
+def art(project: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a config that trains on the server."""
+    monkeypatch.setenv("ART_API_KEY", KEY)
+    change(
+        project / "config.yml",
+        llms={
+            "policy": {
+                "_type": "openai",
+                "model_name": "agent",
+                "base_url": f"{server.url}/v1",
+                "return_token_ids": True,
+            }
+        },
+        trainer_adapters={
+            "art": {
+                "_type": "openpipe_art",
+                "backend": {"base_url": server.url, "name": "agent", "api_key": "${ART_API_KEY}"},
+                "training": {"learning_rate": 1e-4, "beta": 0.1},
+                "recover_wait": 0,
+            }
+        },
+        finetuning__run_configuration__validation_interval=1,
+    )
+    return project
+
+
+def test_a_config_is_checked_without_asking_the_server(art: Path, server: StandIn):
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 0, shown.stdout
+    assert "grpo data (grpo), trained by openpipe_art" in shown.stdout
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"trajectory_builders": {"b": {"_type": "dpo"}}}, "openpipe_art' can do: grpo"),
+        ({"trajectory_builders": {"b": {"_type": "grpo", "credit": "turn"}}}, "has 'credit: turn'"),
+        ({"llms__policy__return_token_ids": False}, "'return_token_ids: true' in llms.policy"),
+        ({"llms__policy__logprobs": False}, "set 'logprobs: true'"),
+        ({"llms__policy__base_url": None}, "has no 'base_url'"),
+        ({"llms": {"policy": {"_type": "tests.cli.parts:scripted"}}}, "is `_type: scripted`"),
+        ({"finetuning__fine_tune_from_scratch": True}, "always goes on from the last version"),
+        ({"trainer_adapters__art__training__learning_rat": 1}, "did you mean 'learning_rate'"),
+        ({"trainer_adapters__art__backend": {"name": "a"}}, "say where the server is"),
+    ],
+)
+def test_what_art_cannot_do_is_refused_before_anything_is_sampled(
+    art: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], told: str
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    change(art / "config.yml", **keys)
+    shown = etude("check", "config.yml")
+    assert shown.exit_code != 0
+    assert told in " ".join((shown.stdout + shown.stderr).split())
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("release", ["0.4", "0.5"])
+def test_a_run_trains_on_the_server_and_samples_what_it_trained(art: Path, server: StandIn, release: str):
+    with running(StandIn(release=release)) as chosen:
+        change(
+            art / "config.yml",
+            llms__policy__base_url=f"{chosen.url}/v1",
+            trainer_adapters__art__backend__base_url=chosen.url,
+        )
+        result = finished("train", "config.yml", "--name", "r", "--json", folder=art)
+        assert result.returncode == 0, result.stderr
+    run = art / "runs" / "r"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["epochs_trained"], len(chosen.jobs)) == (2, 2)
+    assert [json.loads(line)["model_version"] for line in (run / "training_metrics.jsonl").open()] == [1, 2]
+    validations = json.loads((run / "validation_history.json").read_text())
+    assert validations[-1]["avg_reward"] > validations[0]["avg_reward"]
+    if release == "0.5":
+        # 8 examples × 4 generations for each epoch; 6 held-out examples before, between and after; the probe.
+        assert chosen.sampled == {"agent@0": 32 + 6 + 1, "agent@1": 32 + 6, "agent@2": 6}
+    assert all(job["config"]["learning_rate"] == 1e-4 for job in chosen.jobs)
+    assert KEY not in "".join(path.read_text(errors="replace") for path in run.rglob("*") if path.is_file())
+
+
+def test_a_run_that_was_killed_while_the_server_trained_goes_on(art: Path, server: StandIn):
+    server.pause = 600
+    running_process = process("train", "config.yml", "--name", "r", "--json", folder=art)
+    assert server.begun.wait(60)
+    running_process.kill()
+    running_process.communicate()
+    server.steps["agent"] += 1
+    server.pause = 0
+    result = finished("resume", "runs/r", "--json", folder=art)
+    assert result.returncode == 0, result.stderr
+    # The first job was done on the server, and is not made again.
+    assert (len(server.jobs), server.steps["agent"]) == (2, 2)
+    assert server.sampled["agent@0"] < 2 * 32
+    shown = json.loads(etude("jobs", "runs/r", "--json").stdout)
+    assert [job["status"] for job in shown] == ["completed", "completed"]
+
+
+def test_a_failed_job_fails_the_run_and_a_resume_submits_it_anew(art: Path, server: StandIn):
+    server.training = "refused"
+    result = finished("train", "config.yml", "--name", "r", folder=art)
+    assert result.returncode == 1
+    assert "Out of memory" in result.stderr
+    sampled = server.sampled["agent@0"]
+    server.training = "well"
+    result = finished("resume", "runs/r", folder=art)
+    assert result.returncode == 0, result.stderr
+    # One more call of the untrained model: the probe at the start.
+    assert server.sampled["agent@0"] == sampled + 1
+
+
+def test_two_models_of_one_server_are_trained_in_one_run(art: Path, server: StandIn):
+    config = yaml.safe_load((art / "config.yml").read_text())
+    llm, adapter = config["llms"]["policy"], config["trainer_adapters"]["art"]
+    (art / "agent.py").write_text(
+        (art / "agent.py")
+        .read_text()
+        .replace(
+            "    reply = await episode.chat(",
+            '    await episode.chat([{"role": "user", "content": "plan"}], model="other")\n'
+            '    reply = await episode.chat(model="policy", messages=',
+        )
+    )
+    change(
+        art / "config.yml",
+        llms__other=llm | {"model_name": "second"},
+        trainer_adapters__second=adapter | {"backend": adapter["backend"] | {"name": "second"}},
+        finetuning__targets={"policy": {"trainer_adapter": "art"}, "other": {"trainer_adapter": "second"}},
+    )
+    result = finished("train", "config.yml", "--name", "r", folder=art)
+    assert result.returncode == 0, result.stderr
+    assert server.steps == {"agent": 2, "second": 2}
+    assert {"agent@1", "second@1"} <= set(server.sampled)
