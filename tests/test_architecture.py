@@ -43,6 +43,7 @@ ROOMS = [
     "components",
     "preflight",
     "starter",
+    "importing",
     "demo",
     "cli",
     "__main__",

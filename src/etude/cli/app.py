@@ -16,6 +16,7 @@ from etude.cli import (
     doctor,
     evaluate,
     export,
+    import_nat,
     init,
     jobs,
     resume,
@@ -79,6 +80,7 @@ def etude(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     init.init,
+    import_nat.import_nat,
     demo.demo,
     check.check,
     doctor.doctor,

@@ -1,0 +1,1 @@
+"""Taking over the configs of other harnesses."""
