@@ -45,7 +45,7 @@ def serve_by_art(llm: Json, adapter: Json) -> Json:
 
 def run_here(llm: Json, model: str | None) -> Json:
     """The model as one of this process, which the adapter `local` can train; `model` goes before its name."""
-    kept = {name: llm[name] for name in ("temperature", "top_p", "max_tokens") if name in llm}
+    kept: Json = {name: llm[name] for name in ("temperature", "top_p", "max_tokens") if name in llm}
     return {"_type": "local", "model": model or llm["model_name"], **kept}
 
 
