@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from fastapi import Body, Depends, FastAPI, Request
+from fastapi import Body, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam, ChatCompletionToolParam
 from openai.types.chat.chat_completion import Choice
@@ -79,6 +79,8 @@ class StandIn:
         """How logprobs name tokens: `ids`, or `texts` without any ids; `none`: no logprobs."""
         self.serves = True
         self.keys: set[str] = set()
+        self.silent_steps = 0
+        """How many questions for the step after a job are answered with an error."""
         self.pause = 0.0
         """Seconds before the first line of a training stream."""
         self.begun = threading.Event()
@@ -123,6 +125,9 @@ class StandIn:
         self.models[model.name] = body
 
     async def _get_step(self, model: Model) -> int:
+        if self.jobs and self.silent_steps:
+            self.silent_steps -= 1
+            raise HTTPException(503, "busy")
         return self.steps[model.name]
 
     async def _prepare(self, model: Model, config: dict[str, Any] | None = Body(None)) -> tuple[str, str]:  # noqa: B008
@@ -135,7 +140,7 @@ class StandIn:
         body = await request.json()
         self.jobs.append(body)
         if self.training == "refused":
-            return JSONResponse({"detail": "Out of memory"}, 500)
+            return JSONResponse({"detail": f"Out of memory, {request.headers['authorization']}"}, 500)
         name = Model.model_validate(body["model"]).name
         groups = [Group.model_validate(group) for group in body["trajectory_groups"]]
         for group in groups:

@@ -189,6 +189,32 @@ async def test_a_lost_connection_is_no_failure_when_the_step_was_made(server, ba
     assert "did not answer" in status.message
 
 
+async def test_a_server_that_is_busy_after_a_job_is_asked_again(server, backend):
+    server.silent_steps = 1
+    status = await trained(await backend(recover_wait=60.0))
+    assert status.status is TrainingStatusEnum.COMPLETED
+
+
+async def test_a_key_that_the_server_repeats_is_not_passed_on(server, backend):
+    server.training = "refused"
+    status = await trained(await backend())
+    assert "Out of memory, Bearer ***" in status.message
+    assert KEY not in status.message
+
+
+async def test_a_job_that_counted_as_canceled_and_was_done_is_told_with_the_next(server, backend):
+    server.pause = 30
+    adapter = await backend()
+    ref = await adapter.submit(batch())
+    assert await asyncio.to_thread(server.begun.wait, 30)
+    await adapter.cancel(ref)
+    server.steps["agent"] += 1
+    server.pause = 0
+    status = await trained(adapter, "run-epoch-0-retry-1")
+    assert status.metadata["model_version"]["number"] == 2
+    assert status.message == "sampled at step 0, trained from step 1: an earlier job was done after all"
+
+
 async def test_a_server_of_0_4_that_skips_a_batch_says_nothing_and_is_found_out(server, backend):
     with running(StandIn(release="0.4")) as old:
         server.url, old.training = old.url, "nothing"

@@ -1,5 +1,7 @@
 """Configs of the NeMo Agent Toolkit, taken over: what is mapped, what is said of the rest."""
 
+import contextlib
+import copy
 import json
 import re
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from etude.core.errors import ConfigError, RequestError
+from etude.core.errors import ConfigError, EtudeError, RequestError
 from etude.importing.agent_file import agent_file, function_names
 from etude.importing.nat import import_nat, write_project
 from tests.cli.projects import etude
@@ -320,6 +322,32 @@ def test_models_and_components_of_other_kinds_are_named(folder):
 def test_a_file_that_is_no_such_config_is_refused(folder, text, error, told):
     with pytest.raises(error, match=told):
         taken_over(text)
+
+
+JUNK = [None, -1.5, "x", [1], {1: 2}]
+
+
+def paths(data, path=()):
+    for key, value in data.items() if isinstance(data, dict) else ():
+        yield (*path, key)
+        yield from paths(value, (*path, key))
+
+
+@pytest.mark.parametrize("text", [RL, DPO], ids=["rl", "dpo"])
+def test_whatever_a_key_holds_is_taken_over_or_refused(folder, text):
+    """Every key of the file with every kind of wrong value."""
+    whole = yaml.safe_load(text)
+    for path in paths(whole):
+        for junk in JUNK:
+            *parents, last = path
+            data = node = copy.deepcopy(whole)
+            for key in parents:
+                node = node[key]
+            node[last] = junk
+            with contextlib.suppress(EtudeError):
+                imported = taken_over(yaml.safe_dump(data, sort_keys=False))
+                assert set(imported.config) >= {"llms", "workflow", "eval"}, path
+                compile(imported.agent or "", "agent.py", "exec")
 
 
 def test_nothing_is_overwritten(folder):

@@ -26,6 +26,7 @@ from etude.inference.engine import Engine
 T = TypeVar("T")
 
 BACKEND = "openpipe_art"
+_SERVER_ERRORS = 500
 _POLL = 0.5
 """Seconds between two questions after something that is about to be there."""
 
@@ -112,7 +113,7 @@ class ArtAdapter(TrainerAdapter):
         if known is not None and known.status is TrainingStatusEnum.COMPLETED:
             return ref
         progress = ArtProgress(groups_of(trajectories))
-        job = ArtJob(before=await self._client.step())
+        job = self._next_job(await self._client.step())
         jobs.put(name, job)
         task = asyncio.create_task(self._follow(name, job, progress), name=f"train {name}")
         self._streams[name] = _Stream(task, progress)
@@ -200,6 +201,14 @@ class ArtAdapter(TrainerAdapter):
         await self._client.close()
         await self._inference.close()
 
+    def _next_job(self, step: int) -> ArtJob:
+        """The job from `step` on; told where that is not the step that is sampled from."""
+        sampled = None if self._version is None else self._version.number
+        if sampled in (None, step):
+            return ArtJob(before=step)
+        told = f"sampled at step {sampled}, trained from step {step}: an earlier job was done after all"
+        return ArtJob(before=step, message=told)
+
     async def _follow(self, name: str, job: ArtJob, progress: ArtProgress) -> None:
         """Read the job's stream to its end, and write down what became of it."""
         seconds = self.adapter_config.job_timeout
@@ -219,7 +228,8 @@ class ArtAdapter(TrainerAdapter):
             step = await self._step_after(job.before, wait)
             problem = _problem(job, step, progress, error)
             if problem is None:
-                await self._complete(name, step, progress.metrics, None if error is None else str(error))
+                told = job.message if error is None else str(error)
+                await self._complete(name, step, progress.metrics, told)
             else:
                 self._end(name, TrainingStatusEnum.FAILED, problem)
         except ArtError as failure:
@@ -235,7 +245,8 @@ class ArtAdapter(TrainerAdapter):
 
     async def _step_after(self, before: int, seconds: float) -> int:
         """The model's step, once it is higher than `before`, or after so many seconds."""
-        return await _within(seconds, self._client.step, lambda step: step > before)
+        patience = self.adapter_config.recover_wait
+        return await _within(seconds, patience, self._client.step, lambda step: step > before)
 
     async def _complete(self, name: str, step: int, metrics: dict[str, float], message: str | None) -> None:
         version = await self._served(step, name)
@@ -260,8 +271,9 @@ class ArtAdapter(TrainerAdapter):
         name = self.adapter_config.backend.name
         wanted = (f"{name}@{step}", name)
 
+        patience = self.adapter_config.recover_wait
         served = await _within(
-            self.adapter_config.recover_wait, self._inference.models, lambda names: bool({*names} & {*wanted})
+            patience, patience, self._inference.models, lambda names: bool({*names} & {*wanted})
         )
         for candidate in wanted:
             if candidate in served:
@@ -287,15 +299,25 @@ class ArtAdapter(TrainerAdapter):
         return self._jobs
 
 
-async def _within(seconds: float, ask: Callable[[], Awaitable[T]], is_there: Callable[[T], bool]) -> T:
-    """The answer, asked for again until it is what is waited for, or the time is over."""
+async def _within(
+    seconds: float, patience: float, ask: Callable[[], Awaitable[T]], is_there: Callable[[T], bool]
+) -> T:
+    """The answer, asked for again until it is what is waited for, or `seconds` are over.
+
+    For `patience` seconds, no answer or a server's error is not the end of it. Raises ArtError.
+    """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
+    began = loop.time()
     while True:
-        answer = await ask()
-        if is_there(answer) or loop.time() >= deadline:
-            return answer
-        await asyncio.sleep(min(_POLL, seconds))
+        try:
+            answer = await ask()
+            if is_there(answer) or loop.time() >= began + seconds:
+                return answer
+        except ArtError as error:
+            refused = error.status is not None and error.status < _SERVER_ERRORS
+            if refused or loop.time() >= began + patience:
+                raise
+        await asyncio.sleep(_POLL)
 
 
 def _problem(job: ArtJob, step: int, progress: ArtProgress, error: ArtError | None) -> str | None:

@@ -23,6 +23,8 @@ _RETRIES = 2
 
 _NOT_THERE = {404, 405}
 
+_NO_SECRET = "default"
+
 
 class ArtError(TrainingError):
     """An ART server did not do what it was asked; `status` is that of its answer, where there was one."""
@@ -151,8 +153,9 @@ class ArtClient:
         )
 
     def _refused(self, what: str, status: int, content: bytes) -> ArtError:
+        secret = self._config.backend.api_key.get_secret_value()
         return ArtError(
-            f"the ART server {self.url} answered {what} with HTTP {status}{_said(content)}", status
+            f"the ART server {self.url} answered {what} with HTTP {status}{_said(content, secret)}", status
         )
 
 
@@ -162,6 +165,7 @@ class ArtInference:
     def __init__(self, base_url: str, api_key: str, timeout: float) -> None:
         """`base_url` is the one that the agents sample from."""
         self.base_url = base_url.rstrip("/")
+        self._secret = api_key
         self._http = httpx.AsyncClient(
             timeout=timeout,
             headers={"authorization": f"Bearer {api_key}"},
@@ -214,17 +218,19 @@ class ArtInference:
         if response.status_code != 200:
             raise ArtError(
                 f"the inference endpoint {self.base_url} answered {method} {path} with HTTP "
-                f"{response.status_code}{_said(response.content)}",
+                f"{response.status_code}{_said(response.content, self._secret)}",
                 response.status_code,
             )
         return response.content
 
 
-def _said(content: bytes) -> str:
-    """What an error's body says, in one line."""
+def _said(content: bytes, secret: str) -> str:
+    """What an error's body says, in one line and without the key."""
     try:
         body = json.loads(content)
     except ValueError:
         body = content.decode(errors="replace")
     text = error_text(body)
+    # The key that the reference has by default is a word, and no secret.
+    text = text.replace(secret, "***") if secret and secret != _NO_SECRET else text
     return f": {text}" if text else ""

@@ -32,7 +32,11 @@ async def openpipe_art(config: ArtAdapterConfig, builder: Builder) -> AsyncItera
     _check_builder(builder)
     key = llm.api_key or config.backend.api_key
     inference = ArtInference(str(llm.base_url), key.get_secret_value(), config.request_timeout)
-    yield ArtAdapter(config, await builder.get_llm(target), inference, builder.checkpoints)
+    adapter = ArtAdapter(config, await builder.get_llm(target), inference, builder.checkpoints)
+    try:
+        yield adapter
+    finally:
+        await adapter.cleanup()
 
 
 def _check_model(target: str, builder: Builder) -> OpenAiLlmConfig:

@@ -49,7 +49,7 @@ def import_nat(path: Path, *, workflow: str | None = None, model: str | None = N
     notes = Notes(read_document(path))
     if not notes.block("llms"):
         raise RequestError(f"{path} has no `llms`: there is no model to sample from")
-    names = function_names(notes.block("eval", "evaluators"))
+    names = function_names(map(str, notes.block("eval", "evaluators")))
     _note_workflow(workflow, notes)
     llms = llms_of(notes)
     folder = path.absolute().parent
@@ -110,7 +110,7 @@ def _note_workflow(workflow: str | None, notes: Notes) -> None:
 def _runs(notes: Notes) -> int | None:
     """How often the Customizer's trainer collects, in place of `num_epochs`."""
     trainers = notes.block("trainers")
-    name = notes.block("finetuning").get("trainer") or next(iter(trainers), None)
+    name = notes.name("finetuning", "trainer") or next(iter(trainers), None)
     data = notes.block("trainers", str(name)) if name in trainers else {}
     if str(data.get("_type")).endswith("nemo_customizer_trainer"):
         return int(notes.number("trainers", str(name), "num_runs") or 1)
@@ -121,7 +121,7 @@ def _fit_target(config: Json, model: str | None, notes: Notes) -> None:
     """Have the model that is trained sampled from where it is trained."""
     llms, finetuning = config["llms"], config["finetuning"]
     adapters = config.get("trainer_adapters", {})
-    adapter = adapters.get(finetuning.get("trainer_adapter") or next(iter(adapters), None))
+    adapter = adapters.get(notes.name("finetuning", "trainer_adapter") or next(iter(adapters), None))
     name = finetuning.get("target_model") or next(iter(llms))
     if "target_model" not in finetuning and len(llms) > 1:
         finetuning["target_model"] = name

@@ -28,11 +28,12 @@ def eval_of(functions: dict[str, str], folder: Path, notes: Notes) -> Json:
     notes.unmapped(path, general, ["max_concurrency", "output_dir", "dataset"])
     notes.unmapped(("eval",), data, ["general", "evaluators"])
     for name, evaluator in notes.block("eval", "evaluators").items():
+        function = functions[str(name)]
         kind = evaluator.get("_type") if isinstance(evaluator, dict) else evaluator
         notes.add(
             ("eval", "evaluators", name),
-            f"the evaluator `{kind}` is code of the toolkit: write it as the function {functions[name]}, "
-            "which for now compares the output with the expected answer",
+            f"the evaluator `{kind}` is code of the toolkit: write it as the function {function}, which "
+            "for now compares the output with the expected answer",
         )
     return {"general": found, "evaluators": dict(functions)}
 

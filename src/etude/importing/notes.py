@@ -53,6 +53,13 @@ class Notes:
             raise self._wrong(path, f"expected a number, found {found!r:.80}")
         return found
 
+    def name(self, *path: str) -> str | None:
+        """The text at a path; None where there is nothing. Raises ConfigError for anything else."""
+        found = dig(self.document.data, path)
+        if found is not None and not isinstance(found, str):
+            raise self._wrong(path, f"expected a name, found {found!r:.80}")
+        return found or None
+
     def _wrong(self, path: KeyPath, what: str) -> ConfigError:
         file, line, column = self.document.place(path)
         return ConfigError(f"{dotted(path)}: {what}", path=file, line=line, column=column)
