@@ -117,6 +117,26 @@ def batch():
     return collection(*pairs)
 
 
+@pytest.mark.skipif(not OLD, reason="releases after 0.4 have no client")
+async def test_the_stand_in_answers_the_real_client():
+    with running(StandIn(release="0.4")) as server:
+        backend = art.Backend(base_url=server.url)
+        model = art.TrainableModel(name="agent", project="p", base_model="base")
+        await model.register(backend)
+        assert model.inference_base_url == f"{server.url}/v1"
+        choice = Choice.model_validate(
+            groups_of(batch()).groups[0]["trajectories"][0]["messages_and_choices"][1]
+        )
+        messages = [{"role": "user", "content": "q"}, choice]
+        group = art.TrajectoryGroup(
+            [art.Trajectory(messages_and_choices=messages, reward=reward) for reward in (1.0, 0.0)]
+        )
+        await model.train([group], config=art.TrainConfig(learning_rate=1e-5))
+        assert await model.get_step() == 1
+        (job,) = server.jobs
+        assert job["config"] == {"learning_rate": 1e-5, "beta": 0.0}
+
+
 async def test_the_real_server_takes_what_the_adapter_sends(art_run, inference, tmp_path):
     config = ArtAdapterConfig(
         backend={"base_url": art_run.url, "name": "agent", "delete_old_checkpoints": not OLD},
