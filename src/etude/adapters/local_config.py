@@ -71,7 +71,11 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     token_budget: int = Field(
         default=16384,
         ge=1,
-        description="Padded tokens that go through the model at a time: memory for speed.",
+        description="Tokens that go through the model at a time: memory for speed.",
+    )
+    packing: Literal["tree", "padded"] = Field(
+        default="tree",
+        description="Compute tokens that trajectories share once (`tree`), or for each of them (`padded`).",
     )
     lora: LoraConfig | None = Field(default=None, description="Train LoRA weights; left out: all weights.")
     grpo: GrpoConfig = Field(default_factory=GrpoConfig, description="Options of the method `grpo`.")

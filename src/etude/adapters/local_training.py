@@ -57,4 +57,5 @@ def learner_options(config: LocalAdapterConfig) -> LearnerOptions:
         passes=config.passes,
         batch_size=config.batch_size,
         token_budget=config.token_budget,
+        packing=config.packing,
     )
