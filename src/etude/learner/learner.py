@@ -134,22 +134,32 @@ class Learner:
         self, units: list[Unit], objective: Objective, canceled: threading.Event
     ) -> dict[str, float]:
         start = time.perf_counter()
+        self._optimiser.zero_grad(set_to_none=True)
+        metrics, tokens = self.add_gradient(units, objective, canceled)
+        norm = self._apply_gradient()
+        seconds = max(time.perf_counter() - start, 1e-9)
+        return {**metrics, "grad_norm": norm, "learning_rate": self._rate(), "tokens_per_s": tokens / seconds}
+
+    def add_gradient(
+        self, units: Sequence[Unit], objective: Objective, canceled: threading.Event | None = None
+    ) -> tuple[dict[str, float], int]:
+        """Add the gradient of an optimiser step to the parameters'; gives its metrics and trained tokens.
+
+        For those who take no step themselves: `train` does all of it. Raises TrainingCanceled.
+        """
         totals: dict[str, float] = {"loss": 0.0}
         tokens = 0
-        self._optimiser.zero_grad(set_to_none=True)
         for one in self._passes(units, objective):
-            if canceled.is_set():
+            if canceled is not None and canceled.is_set():
                 raise TrainingCanceled("canceled")
             loss, metrics = objective.loss(one.logprobs(self.policy.model), one.micro)
             loss.backward()  # type: ignore[no-untyped-call]
             tokens += int((one.micro.weights_BT != 0).sum())
             for name, value in {"loss": float(loss.detach()), **metrics}.items():
                 totals[name] = totals.get(name, 0.0) + value
-        norm = self._apply_gradient()
-        seconds = max(time.perf_counter() - start, 1e-9)
-        return {**totals, "grad_norm": norm, "learning_rate": self._rate(), "tokens_per_s": tokens / seconds}
+        return totals, tokens
 
-    def _passes(self, units: list[Unit], objective: Objective) -> Iterable[Pass]:
+    def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass]:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""
         factors, share = objective.normalised(units), 1.0 / len(units)
         if objective.skips_idle:
@@ -161,7 +171,7 @@ class Learner:
         with self.policy.as_base(), torch.no_grad():
             return [self._with_reference(one) for one in passes]
 
-    def _cut(self, units: list[Unit], factors: Sequence[Sequence[float]], share: float) -> Iterator[Pass]:
+    def _cut(self, units: Sequence[Unit], factors: Sequence[Sequence[float]], share: float) -> Iterator[Pass]:
         """As token trees where sequences begin alike and the model takes them, or else padded."""
         budget, device = self.options.token_budget, self.policy.device
         if self.options.packing == "tree":
