@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from etude.learner.batch import TokenSequence
 from etude.learner.objective import MicroBatch, Pass
 from etude.learner.packing import packs
-from etude.learner.padding import Unit, token_share
+from etude.learner.padding import Unit
 from etude.learner.selective import selective_logprobs
-from etude.learner.tree import Places, token_tree
+from etude.learner.tree import TokenTree, token_tree
 from etude.learner.tree_layout import TreeLayout
 from etude.learner.tree_model import head_logits, tree_hidden
 from etude.models.architecture import text_config
@@ -25,26 +25,28 @@ _PAYS = 0.8
 """Share of the tokens that a tree must be left with to be faster than padding, on a CPU."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Row:
     """A sequence, as far as it is trained on."""
 
-    sequence: TokenSequence
-    trained: Places
-    """Positions of the tokens with a weight."""
-
-    @classmethod
-    def of(cls, sequence: TokenSequence) -> _Row:
-        return cls(sequence, np.flatnonzero(np.asarray(sequence.weights)))
+    def __init__(self, sequence: TokenSequence) -> None:
+        self.sequence = sequence
+        self.trained = np.flatnonzero(np.asarray(sequence.weights[1:])) + 1
+        """Positions of the tokens with a weight; the first of all is not chosen after anything."""
+        self._reach = slice(0, 0) if not len(self.trained) else slice(self.trained[0], self.trained[-1] + 1)
 
     @property
     def ids(self) -> tuple[int, ...]:
         """What the model has to read: nothing that comes after the last choice, nor that itself."""
-        return self.sequence.ids[: int(self.trained[-1]) if len(self.trained) else 0]
+        return self.sequence.ids[: max(self._reach.stop - 1, 0)]
 
     def values(self, field: Sequence[float]) -> np.ndarray:
         """A field's values of the trained tokens."""
-        return np.asarray(field, dtype=np.float64)[self.trained]
+        return np.asarray(field[self._reach], dtype=np.float64)[self.trained - self._reach.start]
+
+    def temperatures(self) -> np.ndarray:
+        """Those of the trained tokens."""
+        given = self.sequence.temperatures
+        return self.values(given) if given else np.ones(len(self.trained))
 
 
 class PackedStep:
@@ -52,7 +54,7 @@ class PackedStep:
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = units
-        self._rows = [[_Row.of(sequence) for sequence in unit] for unit in units]
+        self._rows = [[_Row(sequence) for sequence in unit] for unit in units]
         self._tree = token_tree([row.ids for unit in self._rows for row in unit])
 
     @property
@@ -67,15 +69,17 @@ class PackedStep:
         """Packs of at most `token_budget` tokens of the tree. See `padding.padded_passes`."""
         paths = iter(self._tree.paths)
         unit_paths = [[next(paths) for _ in unit] for unit in self._rows]
-        shares = share, token_share(self._units)
+        shares = share, 1.0 / max(sum(len(row.trained) for unit in self._rows for row in unit), 1)
         packed = packs(self._tree, unit_paths, token_budget)
         for pack in packed:
             rows = [row for index in pack for row in self._rows[index]]
             scales = [factor for index in pack for factor in factors[index]]
-            yield _pass(rows, scales, shares, device)
+            tree = self._tree if len(packed) == 1 else token_tree([row.ids for row in rows])
+            yield _pass(tree, rows, scales, shares, device)
 
 
 def _pass(
+    tree: TokenTree,
     rows: Sequence[_Row],
     scales: Sequence[float],
     shares: tuple[float, float],
@@ -96,7 +100,7 @@ def _pass(
         unit_share=shares[0],
         token_share=shares[1],
     )
-    return Pass(micro, partial(_logprobs, _Forward.of(rows, width, device)))
+    return Pass(micro, partial(_logprobs, _Forward.of(tree, rows, width, device)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,39 +115,28 @@ class _Forward:
     """The token that was chosen."""
     temperatures_E: torch.Tensor
     choices_BK: torch.Tensor
-    """Which of the choices each entry is, and E for none: a first token, and padding."""
+    """Which of the choices each entry is, and E for padding."""
 
     @classmethod
-    def of(cls, rows: Sequence[_Row], width: int, device: torch.device) -> _Forward:
+    def of(cls, tree: TokenTree, rows: Sequence[_Row], width: int, device: torch.device) -> _Forward:
         """The rows' choices; those of the same token in the same place at the same temperature are one."""
-        tree = token_tree([row.ids for row in rows])
-        trained = [row.trained[row.trained > 0] for row in rows]
-        places = [path[at - 1] for path, at in zip(tree.paths, trained, strict=True)]
-        found = np.concatenate(
-            [
-                np.stack([place, np.asarray(row.sequence.ids)[at], _temperatures(row.sequence)[at]])
-                for place, at, row in zip(places, trained, rows, strict=True)
-            ],
-            axis=1,
-        )
-        distinct, inverse = np.unique(found, axis=1, return_inverse=True)
-        choices = np.full((len(rows), width), distinct.shape[1])
-        start = 0
-        for number, (row, at) in enumerate(zip(rows, trained, strict=True)):
-            choices[number, len(row.trained) - len(at) : len(row.trained)] = inverse[start : start + len(at)]
-            start += len(at)
+        along = zip(tree.paths, rows, strict=True)
+        places = np.concatenate([path[row.trained - 1] for path, row in along])
+        targets = np.concatenate([row.values(row.sequence.ids) for row in rows]).astype(np.int64)
+        temperatures = np.concatenate([row.temperatures() for row in rows])
+        degrees, degree = np.unique(temperatures, return_inverse=True)
+        names = (places * (targets.max() + 1) + targets) * len(degrees) + degree
+        _, first, choice = np.unique(names, return_index=True, return_inverse=True)
+        choices = np.full((len(rows), width), len(first))
+        choices[np.arange(width) < np.array([len(row.trained) for row in rows])[:, None]] = choice
         return cls(
             ids_N=torch.from_numpy(tree.ids).to(device),
             layout=TreeLayout.of(tree, device),
-            places_E=torch.from_numpy(distinct[0].astype(np.int64)).to(device),
-            targets_E=torch.from_numpy(distinct[1].astype(np.int64)).to(device),
-            temperatures_E=torch.from_numpy(distinct[2].astype(np.float32)).to(device),
+            places_E=torch.from_numpy(places[first]).to(device),
+            targets_E=torch.from_numpy(targets[first]).to(device),
+            temperatures_E=torch.from_numpy(temperatures[first].astype(np.float32)).to(device),
             choices_BK=torch.from_numpy(choices).to(device),
         )
-
-
-def _temperatures(sequence: TokenSequence) -> np.ndarray:
-    return np.asarray(sequence.temperatures or np.ones(len(sequence.ids)), dtype=np.float64)
 
 
 def _logprobs(forward: _Forward, model: Any) -> torch.Tensor:
