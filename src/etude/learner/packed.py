@@ -58,6 +58,11 @@ class PackedStep:
         self._tree = token_tree([row.ids for unit in self._rows for row in unit])
 
     @property
+    def size(self) -> int:
+        """Tokens that go through the model."""
+        return len(self._tree)
+
+    @property
     def pays(self) -> bool:
         """Whether sequences have so much in common that a tree is faster than padding."""
         tokens = sum(len(sequence.ids) for unit in self._units for sequence in unit)
