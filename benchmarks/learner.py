@@ -1,8 +1,8 @@
 """What a learner's step costs: tokens that sequences share once, against padding and against TRL.
 
-Loss and gradient only, from the same sequences on the same model in float32 with one thread. The padded loop
-is Etude's own with `packing: padded`. Each peer has several settings, of which its fastest counts. CPU time is
-that of this process, and the ways take turns.
+Loss and gradient only, from the same sequences on the same model in float32 with one thread. The padded
+loop is Etude's own with `packing: padded`. Each peer has several settings, of which its fastest counts. CPU
+time is that of this process, and the ways take turns.
 """
 
 from __future__ import annotations
@@ -73,9 +73,12 @@ class Cost:
 
 
 def settings(quick: bool) -> list[Setting]:
-    """Quick: GRPO on the first model."""
-    models, methods = (MODELS, METHODS) if not quick else ([HEADLINE], ["grpo"])
-    return [Setting(name, method, shape) for name in models for method in methods for shape in SHAPES]
+    """GRPO on both models, and the other methods on the first; quick: GRPO on the first."""
+    pairs = [(HEADLINE, "grpo")]
+    if not quick:
+        pairs += [(HEADLINE, method) for method in METHODS if method != "grpo"]
+        pairs += [(name, "grpo") for name in MODELS if name != HEADLINE]
+    return [Setting(name, method, shape) for name, method in pairs for shape in SHAPES]
 
 
 def units_of(method: str, sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
@@ -100,12 +103,10 @@ def measure(setting: Setting, repeats: int) -> Cost:
     """Medians of all ways on one setting, each at its fastest."""
     policy, sequences = model(setting.model), SHAPES[setting.shape](random.Random(0))
     units = units_of(setting.method, sequences)
-    padded = {
-        str(b): own_step(policy, setting, units, packing="padded", token_budget=b) for b in PADDED_BUDGETS
-    }
+    padded = [own_step(policy, setting, units, packing="padded", token_budget=b) for b in PADDED_BUDGETS]
     ways = {
         "tree": own_step(policy, setting, units),
-        "padded": fastest(padded.values()),
+        "padded": fastest(padded),
         "trl": fastest(steps(setting.method, policy, sequences).values()),
     }
     found: dict[str, list[float]] = {name: [] for name in ways}
@@ -154,9 +155,8 @@ def peak_mb(step: Step) -> float:
 def gradient(policy: Policy, step: Step) -> torch.Tensor:
     """All gradients of a step of Etude's, as one vector."""
     step()
-    return torch.cat(
-        [value.grad.flatten() for value in policy.trainable().values() if value.grad is not None]
-    )
+    grads = [value.grad for value in policy.trainable().values()]
+    return torch.cat([grad.flatten() for grad in grads if grad is not None])
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -222,21 +222,14 @@ def print_results(costs: dict[Setting, Cost]) -> None:
                 *(f"{mb[name]:.0f}" for name in ("tree", "padded", "trl")),
             ]
         )
-    columns = [
-        "model, method, shape",
-        "tokens",
-        "CPU ms: tree",
-        "padded",
-        "TRL",
-        "times padded (goal)",
-        "times TRL",
-    ]
+    columns = ["", "tokens", "tree ms", "padded", "TRL", "x padded", "x TRL", "tree MB", "padded", "TRL"]
     error = max(cost.gradient_error for cost in costs.values())
     print_table(
         "Loss and gradient of one optimiser step",
-        [*columns, "MB: tree", "padded", "TRL"],
+        columns,
         rows,
         [
+            "ms: CPU time; x: how many times as long a peer takes (the goal); MB: torch's peak memory",
             f"gradients of tree and padding differ by {error:.1g} of the largest number at most",
             ", ".join(f"{name} {number}" for name, number in versions().items()),
         ],

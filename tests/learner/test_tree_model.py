@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
@@ -82,7 +83,7 @@ def test_trying_a_model_leaves_it_as_it_was():
 def test_blocks_and_tiles_are_the_same_attention(window, softcap):
     """FlexAttention runs forwards on a CPU, which shows that its mask is right."""
     tree = token_tree([one.ids for one in forest(3, 40)])
-    layout = TreeLayout.of(tree, torch.device("cpu"))
+    layout = TreeLayout.of(tree, torch.device("cpu"), np.arange(len(tree)), tile=16)
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, heads, len(tree), 16, generator=draw) for heads in (4, 2, 2))
 
@@ -91,6 +92,15 @@ def test_blocks_and_tiles_are_the_same_attention(window, softcap):
 
     blocks = layout.block_mask(layout.binding(window))
     theirs = flex_attention(query, key, value, score_mod=capped, block_mask=blocks, enable_gqa=True)
-    ours, _ = _attend(None, query, key, value, None, tree=layout, sliding_window=window, softcap=softcap)
+    ours, _ = _attend(
+        fresh_policy().model.model.layers[0].self_attn,
+        query,
+        key,
+        value,
+        None,
+        tree=layout,
+        sliding_window=window,
+        softcap=softcap,
+    )
     assert torch.allclose(ours, theirs.transpose(1, 2), atol=1e-5)
-    assert len(layout.tiles) > 2
+    assert len(layout.runs) > 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from etude.learner.tree_layout import Tile, TreeLayout
+from etude.learner.tree_layout import Run, TreeLayout
 from etude.models.architecture import text_config
 
 _NAME = "etude_tree"
@@ -65,10 +65,12 @@ def _attend(
     query_GRND = query[0].view(groups, -1, *query.shape[2:])
     key_GRND, value_GRND = (x[0].unsqueeze(1).expand(-1, query_GRND.shape[1], -1, -1) for x in (key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    last = getattr(module, "layer_idx", None) == text_config(module).num_hidden_layers - 1
+    runs = tree.last_runs if last else tree.runs
     if softcap is None and query.device.type == "cpu":
-        out_GRND = _attend_by_tiles(query_GRND, key_GRND, value_GRND, tree, window, scale)
+        out_GRND = _attend_by_tiles(query_GRND, key_GRND, value_GRND, tree, runs, window, scale)
     else:
-        out_GRND = _plainly(query_GRND, key_GRND, value_GRND, tree, window, scale, softcap)
+        out_GRND = _plainly(query_GRND, key_GRND, value_GRND, tree, runs, window, scale, softcap)
     return out_GRND.flatten(0, 1).transpose(0, 1).unsqueeze(0), None
 
 
@@ -77,19 +79,23 @@ def _plainly(
     key: torch.Tensor,
     value: torch.Tensor,
     tree: TreeLayout,
+    runs: Sequence[Run],
     window: int | None,
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
     """Attention as it is defined, in the shapes of `_TileAttention`."""
-    outs = []
-    for tile in tree.tiles:
-        scores = query[..., tile.start : tile.stop, :] @ _taken(key, tile).transpose(-1, -2) * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.float() + tree.mask(tile, window, torch.float32)
-        outs.append(torch.softmax(scores, dim=-1).to(value.dtype) @ _taken(value, tile))
-    return torch.cat(outs, dim=-2)
+    out = torch.zeros_like(query)
+    for run in runs:
+        keys, values = _taken(key, run), _taken(value, run)
+        for tile in run.tiles:
+            here = slice(tile.start, tile.stop)
+            scores = query[..., here, :] @ keys[..., : tile.width, :].transpose(-1, -2) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            scores = scores.float() + tree.mask(run, tile, window, torch.float32)
+            out[..., here, :] = torch.softmax(scores, dim=-1).to(value.dtype) @ values[..., : tile.width, :]
+    return out
 
 
 def _attend_by_tiles(*arguments: Any) -> torch.Tensor:
@@ -99,7 +105,8 @@ def _attend_by_tiles(*arguments: Any) -> torch.Tensor:
 class _TileAttention(torch.autograd.Function):
     """The CPU's flash kernel, a call a tile; [G, R, N, D] each, with R rows of queries for one of keys.
 
-    A function of its own because autograd would fill tensors of all keys with zeros for every tile.
+    Queries in no tile get zeros. A function of its own because autograd would fill tensors of all keys with
+    zeros for every tile.
     """
 
     @staticmethod
@@ -109,50 +116,58 @@ class _TileAttention(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         tree: TreeLayout,
+        runs: Sequence[Run],
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
         """Values by how much each query looks at their keys."""
-        groups, repeats, size, width = query.shape
-        out = query.new_empty(size, groups, repeats, width).permute(1, 2, 0, 3)
+        out = _zeros_beside(query)
         sums = []
-        for tile in tree.tiles:
-            found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query[..., tile.start : tile.stop, :],
-                _taken(key, tile),
-                _taken(value, tile),
-                attn_mask=tree.mask(tile, window, query.dtype),
-                scale=scale,
-            )
-            out[..., tile.start : tile.stop, :] = found
-            sums.append(logsumexp)
+        for run in runs:
+            keys, values = _taken(key, run), _taken(value, run)
+            for tile in run.tiles:
+                found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                    query[..., tile.start : tile.stop, :],
+                    keys[..., : tile.width, :],
+                    values[..., : tile.width, :],
+                    attn_mask=tree.mask(run, tile, window, query.dtype),
+                    scale=scale,
+                )
+                out[..., tile.start : tile.stop, :] = found
+                sums.append(logsumexp)
         ctx.save_for_backward(query, key, value, out, *sums)
-        ctx.tree, ctx.window, ctx.scale = tree, window, scale
+        ctx.tree, ctx.runs, ctx.window, ctx.scale = tree, runs, window, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Each tile adds to the gradients of the keys that it looked at."""
+        """Each run adds to the gradients of the keys that it looked at."""
         query, key, value, out, *sums = ctx.saved_tensors
         of_query, of_key, of_value = (_zeros_beside(x) for x in (query, key, value))
-        for tile, logsumexp in zip(ctx.tree.tiles, sums, strict=True):
-            here = slice(tile.start, tile.stop)
-            grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad_out[..., here, :],
-                query[..., here, :],
-                _taken(key, tile),
-                _taken(value, tile),
-                out[..., here, :],
-                logsumexp,
-                0.0,
-                False,
-                attn_mask=ctx.tree.mask(tile, ctx.window, query.dtype),
-                scale=ctx.scale,
-            )
-            of_query[..., here, :] = grads[0]
-            _add(of_key, grads[1], tile)
-            _add(of_value, grads[2], tile)
-        return of_query, of_key, of_value, None, None, None
+        logsumexps = iter(sums)
+        for run in ctx.runs:
+            keys, values = _taken(key, run), _taken(value, run)
+            of_keys, of_values = (_zeros_beside(x) for x in (keys, values))
+            for tile in run.tiles:
+                here, there = slice(tile.start, tile.stop), slice(tile.width)
+                grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    grad_out[..., here, :],
+                    query[..., here, :],
+                    keys[..., there, :],
+                    values[..., there, :],
+                    out[..., here, :],
+                    next(logsumexps),
+                    0.0,
+                    False,
+                    attn_mask=ctx.tree.mask(run, tile, ctx.window, query.dtype),
+                    scale=ctx.scale,
+                )
+                of_query[..., here, :] = grads[0]
+                of_keys[..., there, :] += grads[1]
+                of_values[..., there, :] += grads[2]
+            _add(of_key, of_keys, run)
+            _add(of_value, of_values, run)
+        return of_query, of_key, of_value, None, None, None, None
 
 
 def _zeros_beside(like: torch.Tensor) -> torch.Tensor:
@@ -161,15 +176,15 @@ def _zeros_beside(like: torch.Tensor) -> torch.Tensor:
     return like.new_zeros(size, groups, repeats, width).permute(1, 2, 0, 3)
 
 
-def _taken(values: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """What a tile looks at; a view where it is in one piece."""
-    parts = [values[..., start:stop, :] for start, stop in tile.keys]
+def _taken(values: torch.Tensor, run: Run) -> torch.Tensor:
+    """What a run looks at; a view where it is in one piece."""
+    parts = [values[..., start:stop, :] for start, stop in run.keys]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
 
-def _add(total: torch.Tensor, part: torch.Tensor, tile: Tile) -> None:
-    """Add what belongs to a tile's keys to where they are."""
+def _add(total: torch.Tensor, part: torch.Tensor, run: Run) -> None:
+    """Add what belongs to a run's keys to where they are."""
     at = 0
-    for start, stop in tile.keys:
+    for start, stop in run.keys:
         total[..., start:stop, :] += part[..., at : at + stop - start, :]
         at += stop - start

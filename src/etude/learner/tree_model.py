@@ -63,13 +63,14 @@ def _try(model: Any) -> tuple[list[int | None], float]:
     stem, *ends = (draw.integers(size, size=count).tolist() for count in (5, 3, 4, 2))
     sequences = [stem + end for end in ends]
     tree = token_tree(sequences)
-    layout = TreeLayout.of(tree, device)
+    needed = np.flatnonzero(tree.depths >= len(stem) - 1)
+    layout = TreeLayout.of(tree, device, needed, tile=3)
     logits_NV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
     plain, found = [], []
     for sequence, path in zip(sequences, tree.paths, strict=True):
-        positions = torch.arange(len(sequence), device=device)
+        positions = torch.arange(len(stem) - 1, len(sequence), device=device)
         plain.append(logits_after(model, torch.tensor([sequence], device=device), positions)[0].float())
-        found.append(logits_NV[torch.from_numpy(path).to(device)].float())
+        found.append(logits_NV[torch.from_numpy(path[len(stem) - 1 :]).to(device)].float())
     plain_PV, found_PV = torch.cat(plain), torch.cat(found)
     return layout.windows, float((plain_PV - found_PV).abs().max() / plain_PV.abs().max())
 
