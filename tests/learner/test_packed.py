@@ -22,6 +22,8 @@ OBJECTIVES = {
     "grpo": Grpo(),
     "grpo by sequence": Grpo(aggregation="sequence"),
     "grpo by constant": Grpo(aggregation="constant"),
+    "gspo": Grpo(ratio="sequence", aggregation="sequence"),
+    "cispo": Grpo(surrogate="cispo"),
     "grpo with kl": Grpo(beta=0.3),
     "dpo": Dpo(beta=0.5),
     "dpo against the base": Dpo(beta=0.5, label_smoothing=0.1, reference="base"),

@@ -36,6 +36,13 @@ class GrpoConfig(BaseModel):
     constant_length: int = Field(
         default=256, ge=1, description="The constant of `aggregation: constant`, in tokens."
     )
+    ratio: Literal["token", "sequence"] = Field(
+        default="token", description="Each token's own ratio, or one of the whole sequence (GSPO)."
+    )
+    surrogate: Literal["clip", "cispo"] = Field(
+        default="clip",
+        description="Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO).",
+    )
     advantage_scale: Literal["std", "none"] = Field(
         default="std", description="Divide by the group's deviation (GRPO), or not (Dr. GRPO)."
     )
