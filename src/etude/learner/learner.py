@@ -145,7 +145,7 @@ class Learner:
     ) -> tuple[dict[str, float], int]:
         """Add the gradient of an optimiser step to the parameters'; gives its metrics and trained tokens.
 
-        For those who take no step themselves: `train` does all of it. Raises TrainingCanceled.
+        A part of what `train` does, for callers that hold the policy's lock. Raises TrainingCanceled.
         """
         totals: dict[str, float] = {"loss": 0.0}
         tokens = 0
