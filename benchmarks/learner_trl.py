@@ -64,13 +64,18 @@ def _trainer(method: str, policy: Policy) -> Any:
             gradient_checkpointing=False,
             **_OPTIONS[method],
         )
-        rewards = {"reward_funcs": lambda completions, **_: [0.0] * len(completions)}
+        more: dict[str, Any] = {}
+        if method == "grpo":
+            more["reward_funcs"] = lambda completions, **_: [0.0] * len(completions)
+        if method == "dpo":
+            # Never run, as the logprobs are made beforehand; TRL wants it all the same.
+            more["ref_model"] = copy.deepcopy(policy.model)
         trainer = getattr(trl, f"{kind}Trainer")(
             model=copy.deepcopy(policy.model),
             args=config,
             train_dataset=datasets.Dataset.from_dict(_ROWS[method]),
             processing_class=policy.tokenizer,
-            **(rewards if method == "grpo" else {}),
+            **more,
         )
     trainer.precompute_ref_logps = True
     return trainer
