@@ -15,7 +15,7 @@ _TILE = 128
 """Queries of a tile at most: fewer cost more calls, more make the kernel compute what is masked."""
 _CALL = 6000
 """Masked scores that take about as long as another call."""
-_KEPT_SCORES = 1 << 24
+_KEPT_SCORES = 1 << 22
 """Masks of so many scores in all are kept from layer to layer; larger ones are made anew."""
 
 
