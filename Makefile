@@ -42,6 +42,7 @@ docs: $(DEV) ## Write docs/config.md anew from the config classes
 
 bench: $(LOCAL) ## Run the benchmarks (ARGS=--quick)
 	$(BIN)/python benchmarks/harness.py $(ARGS)
+	$(BIN)/python benchmarks/learner.py $(ARGS)
 	$(BIN)/python benchmarks/demo.py $(ARGS)
 
 clean: ## Remove the environment and what tools left behind

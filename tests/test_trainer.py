@@ -244,6 +244,13 @@ async def test_a_backend_that_promised_versions_must_name_them(run):
         await run.start()
 
 
+async def test_what_a_backend_says_of_its_jobs_is_passed_on_once(run):
+    run.adapter.behave = lambda found: found.model_copy(update={"message": "trained with one hand"})
+    await run.start()
+    assert run.watcher.warnings == ["trained with one hand"]
+    assert len(run.statuses) > 1
+
+
 async def test_a_backend_without_versions_trains_with_a_warning(run, tmp_path):
     run.adapter = FakeAdapter(
         tmp_path / "backend",

@@ -106,7 +106,7 @@ class LocalAdapter(TrainerAdapter):
             return _status(ref, TrainingStatusEnum.CANCELED)
         error = job.task.exception()
         if error is None:
-            return _stored_status(ref, job.task.result())
+            return _stored_status(ref, job.task.result(), self._require_learner().note)
         canceled = isinstance(error, TrainingCanceled)
         status = TrainingStatusEnum.CANCELED if canceled else TrainingStatusEnum.FAILED
         return _status(ref, status, message=str(error))
@@ -214,10 +214,12 @@ class LocalAdapter(TrainerAdapter):
         return self._learner
 
 
-def _stored_status(ref: TrainingJobRef, finished: FinishedJob | None) -> TrainingJobStatus:
+def _stored_status(
+    ref: TrainingJobRef, finished: FinishedJob | None, note: str | None = None
+) -> TrainingJobStatus:
     if finished is None:
         return _status(ref, TrainingStatusEnum.NOT_FOUND, message="no such job in this process or folder")
-    return _status(ref, TrainingStatusEnum.COMPLETED, 100.0, metadata=finished.metadata())
+    return _status(ref, TrainingStatusEnum.COMPLETED, 100.0, message=note, metadata=finished.metadata())
 
 
 def _status(
