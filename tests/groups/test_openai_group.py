@@ -5,7 +5,9 @@ import json
 import pytest
 
 from etude.adapters.local_config import LocalAdapterConfig, LoraConfig
-from etude.adapters.openai_jobs import OpenAiJobs, OpenAiJobsConfig, TrainingJobNotFoundClientError
+from etude.adapters.openai_adapter import OpenAiAdapter
+from etude.adapters.openai_config import OpenAiAdapterConfig
+from etude.adapters.openai_jobs import TrainingJobNotFoundClientError
 from etude.adapters.trainer_adapter import Capabilities
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
@@ -255,8 +257,8 @@ async def test_without_any_job_there_is_nothing_to_switch_to(make):
 
 
 async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, journal):
-    server = StandIn()
-    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), server.client(), BASE)
+    server = StandIn(min_rows=1)
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
     made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
     tree = await played(tmp_path, adp(), ["good", "bad", "bad", ACCEPT], widths={"prover": 3})
     steps = {"prover": [Step(tree, 0), Step(tree, 1)]}, {"prover": [Step(tree, 1), Step(tree, 2)]}
@@ -277,8 +279,8 @@ async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, journal)
 
 
 async def test_a_replaced_guess_is_the_truth_in_the_row(tmp_path, journal, plays):
-    server = StandIn()
-    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), server.client(), BASE)
+    server = StandIn(min_rows=1)
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
     made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
     right, wrong = plays
     await made.group.create_supervised_fine_tune_job({"prover": [right]}, {"verifier": [wrong]})
@@ -290,8 +292,8 @@ async def test_a_replaced_guess_is_the_truth_in_the_row(tmp_path, journal, plays
 
 
 async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(tmp_path, journal, plays):
-    server = StandIn()
-    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), server.client(), BASE)
+    server = StandIn(min_rows=1)
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
     made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
     group = made.group
     assert group.training_client_type == "openai"
@@ -311,7 +313,9 @@ async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(t
 
 @pytest.mark.parametrize("ending", ["failed", "cancelled"])
 async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending):
-    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), StandIn(ending=ending).client(), BASE)
+    adapter = OpenAiAdapter(
+        OpenAiAdapterConfig(min_rows=1), StandIn(ending=ending, min_rows=1).client(), BASE
+    )
     made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     with pytest.raises(TrainingError):
@@ -324,7 +328,7 @@ async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending
 
 async def test_a_language_model_server_makes_room_for_training_and_comes_back(tmp_path, journal, plays):
     server = Server()
-    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), StandIn().client(), BASE)
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), StandIn(min_rows=1).client(), BASE)
     made = Made(tmp_path, journal, protocol=adp(), adapter=adapter, server=server)
     group = made.group
     assert group.training_client_type == "lm_server"

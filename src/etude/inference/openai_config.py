@@ -64,16 +64,7 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     @field_validator("base_url")
     @classmethod
     def _plain_address(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("expected an address like http://localhost:8000/v1")
-        if parts.username or parts.password:
-            raise ValueError("an address with a password in it would be shown in errors; use `api_key`")
-        if parts.query or parts.fragment:
-            raise ValueError("expected an address without `?` and `#`")
-        return value.rstrip("/")
+        return None if value is None else plain_address(value)
 
     @field_validator("extra_body")
     @classmethod
@@ -87,3 +78,15 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     def sampling(self) -> Sampling:
         """How to sample where a call does not say."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
+
+
+def plain_address(value: str) -> str:
+    """The address without a slash at its end. Raises ValueError unless it is one, and keeps no secret."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected an address like http://localhost:8000/v1")
+    if parts.username or parts.password:
+        raise ValueError("an address with a password in it would be shown in errors; use `api_key`")
+    if parts.query or parts.fragment:
+        raise ValueError("expected an address without `?` and `#`")
+    return value.rstrip("/")

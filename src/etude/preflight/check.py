@@ -12,9 +12,11 @@ from typing import Any
 
 from etude.adapters.capabilities import Capabilities, check_method
 from etude.adapters.local_config import LocalAdapterConfig
+from etude.adapters.openai_config import OpenAiAdapterConfig
 from etude.config.builder import Builder
-from etude.config.finetuning import FinetuneConfig
+from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.config.schema import Config
+from etude.config.target_builder import TargetBuilder
 from etude.core.errors import CapabilityError, EtudeError
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig, require_local_extra
@@ -75,7 +77,8 @@ async def _look(
         size = await _check_models(config, examples, findings)
         if config.finetuning.enabled:
             for name, block in blocks_of(config.finetuning).items():
-                await _check_training(builder, f"training {name}" if name else "training", block, findings)
+                own = builder if name is None else TargetBuilder(builder, name)
+                await _check_training(own, f"training {name}" if name else "training", block, findings)
         else:
             findings.warn(
                 "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
@@ -213,6 +216,19 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         findings.fail(what, error)
     else:
         findings.ok(what, f"{made_by} data ({trajectory_builder.method}), trained by {kind}")
+        _check_hosted(builder.config.trainer_adapters[str(block.trainer_adapter)], what, findings)
+
+
+def _check_hosted(adapter: TrainerAdapterConfig, what: str, findings: Findings) -> None:
+    """What a hosted backend does otherwise than one would think."""
+    if not isinstance(adapter, OpenAiAdapterConfig):
+        return
+    if adapter.reinforcement is not None:
+        findings.warn(
+            what,
+            "OpenAI's reinforcement fine-tuning samples and grades by itself: the run's answers and rewards "
+            "are measured, and only its prompts are trained on",
+        )
 
 
 async def _capabilities(builder: Builder, block: FinetuneConfig) -> tuple[Capabilities, str]:
