@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from etude.adapters.lm_errors import ServerVersionError
 from etude.adapters.local_config import LocalAdapterConfig, LoraConfig
 from etude.adapters.openai_adapter import OpenAiAdapter
 from etude.adapters.openai_config import OpenAiAdapterConfig
@@ -26,6 +27,7 @@ from etude.groups import (
 )
 from etude.protocols import adp, nip
 from etude.store.journal import Journal
+from tests.adapters.lm_stand_in import LmStandIn
 from tests.adapters.openai_stand_in import StandIn
 from tests.builders.plays import played
 from tests.builders.scripted_episodes import conversation, episode
@@ -49,31 +51,10 @@ class Engine(ScriptedEngine):
         self.location = version.location
 
 
-class Server:
-    """The engine of a language-model server."""
-
-    def __init__(self):
-        self.told = []
-        self.answers = 0
-
-    async def start_engine(self, model_name):
-        self.told.append(f"start {model_name}")
-
-    async def stop_engine(self):
-        self.told.append("stop")
-
-    async def accepts_connections(self):
-        self.answers += 1
-        return self.answers > 2
-
-    async def validate_server_version(self):
-        self.told.append("version")
-
-
 class Made:
     """A group with all that is around it; `again()` is the same in another process."""
 
-    def __init__(self, folder, journal, *, protocol=None, adapter=None, server=None, **settings):
+    def __init__(self, folder, journal, *, protocol=None, adapter=None, **settings):
         self.folder, self.journal, self.protocol, self.settings = folder, journal, protocol, settings
         self.adapter = adapter or FakeAdapter(
             folder / "backend", capabilities=Capabilities(versions=True, from_base=True)
@@ -86,7 +67,7 @@ class Made:
             if protocol is None
             else agents_of_model(protocol, dict.fromkeys(protocol.agents, "policy"), "policy", "pair", shared)
         )
-        self.group = OpenAiSharedModelGroup("pair", agents, line, protocol, language_model_client=server)
+        self.group = OpenAiSharedModelGroup("pair", agents, line, protocol)
 
     def again(self):
         return Made(self.folder, self.journal, protocol=self.protocol, adapter=self.adapter, **self.settings)
@@ -326,21 +307,48 @@ async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending
     assert error.startswith("Code: invalid_training_file.") == (ending == "failed")
 
 
-async def test_a_language_model_server_makes_room_for_training_and_comes_back(tmp_path, journal, plays):
-    server = Server()
-    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), StandIn(min_rows=1).client(), BASE)
-    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter, server=server)
-    group = made.group
+async def test_a_language_model_server_makes_room_for_training_and_comes_back(
+    tmp_path, journal, plays, monkeypatch
+):
+    monkeypatch.setattr("etude.groups.ready._POLL", 0.0)
+    server = LmStandIn()
+    server.faults["GET /health"] = ["lost", 503]
+    adapter = server.adapter()
+    group = Made(tmp_path, journal, protocol=adp(), adapter=adapter).group
     assert group.training_client_type == "lm_server"
-    assert group.language_model_client is server
+    assert group.language_model_client is adapter.server
     await group.wait_for_ready(timeout=20)
+    assert server.asked("GET /version") == 1
     await group.eval()
-    await group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    await group.create_grpo_fine_tune_job({"prover": list(plays)}, job_name="job")
+    assert server.status["status"] == "stopped"
     await group.wait_for_fine_tune_job(poll_interval=0)
     version = await group.switch_to_next_model()
     await group.eval()
-    assert server.told == ["version", f"start {BASE}", "stop", f"start {version.location}"]
+    assert server.engine[-1] == "start"
+    assert group.model_name == version.location == "ft:gpt-4o-mini-2024-07-18:org::ftjob-0"
     assert (await group._get_lm_server_fine_tune_job()).status == "succeeded"
+    with pytest.raises(TrainingError, match="does not train through 'openai'"):
+        await group._get_openai_fine_tune_job()
+
+
+async def test_a_group_refuses_a_server_of_another_major_version(tmp_path, journal):
+    adapter = LmStandIn(version="9.0").adapter()
+    group = Made(tmp_path, journal, adapter=adapter).group
+    with pytest.raises(ServerVersionError):
+        await group.wait_for_ready(timeout=5)
+
+
+async def test_a_job_that_a_server_forgot_is_not_found_by_its_name(tmp_path, journal, plays):
+    server = LmStandIn()
+    group = Made(tmp_path, journal, protocol=adp(), adapter=server.adapter()).group
+    await group.wait_for_ready(timeout=5)
+    await group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    server.jobs.clear()
+    assert await group.get_fine_tune_job_status() == "not_found"
+    assert await group.fine_tune_job_failed()
+    with pytest.raises(TrainingJobNotFoundClientError, match="ftjob-0"):
+        await group._get_lm_server_fine_tune_job()
 
 
 async def test_a_group_that_does_not_get_ready_says_so(make):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from etude.config.builder import Builder
 
-OPENAI = "https://api.openai.com/v1"
 _NO_KEY = "none"
 """The SDK wants a key also for servers that want none."""
 
@@ -41,12 +40,10 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     """
     from openai import AsyncOpenAI
 
-    elsewhere = os.environ.get("OPENAI_BASE_URL", "").rstrip("/") or OPENAI
-    models_url = llm.base_url or elsewhere
-    url = config.base_url or models_url
-    given = config.api_key or (llm.api_key if url == models_url else None)
+    url = config.base_url or llm.address
+    given = config.api_key or (llm.api_key if url == llm.address else None)
     key = given.get_secret_value().strip() if given is not None else ""
-    if not key and (needs_key or url == models_url):
+    if not key and (needs_key or url == llm.address):
         key = os.environ.get("OPENAI_API_KEY", "").strip()
     if not key and needs_key:
         raise RequestError(

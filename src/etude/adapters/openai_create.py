@@ -66,7 +66,7 @@ async def create_once(
 
 def suffix_of(name: str) -> str:
     """A job's name as the API takes it for a part of the model's name: the end of it, where it differs."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:]
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"
 
 
 def _used_up(name: str, tries: int) -> TrainingError:

@@ -9,6 +9,7 @@ from typing import Any
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.example import Example
 from etude.core.message import Message
+from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
 _KEPT = ("tool_calls", "tool_call_id", "name")
@@ -25,10 +26,9 @@ def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
     Raises CapabilityError for data that there are no rows for, TrainingError for malformed data.
     """
     for group in collection.trajectories:
-        if collection.method == "grpo":
+        if collection.method == "grpo" and group:
             yield grpo_row(group)
-            continue
-        for trajectory in group:
+        for trajectory in group if collection.method != "grpo" else ():
             if collection.method == "supervised":
                 yield supervised_row(trajectory)
             else:
@@ -36,8 +36,8 @@ def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
 
 
 def grpo_row(group: Sequence[Trajectory]) -> dict[str, Any]:
-    """`{"trajectories": […]}`: a group as it is, with the token ids and logprobs of what was sampled."""
-    return {"trajectories": [one.model_dump(mode="json", exclude_none=True) for one in group]}
+    """`{"trajectories": […]}`: a group with the token ids and logprobs of what was sampled."""
+    return GrpoRow.of_group(group).model_dump(mode="json", exclude_none=True)
 
 
 def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.adapters.capabilities import Capabilities, check_method
+from etude.adapters.capabilities import ALL_METHODS, Capabilities, check_method, check_tokens
 from etude.adapters.local_config import LocalAdapterConfig
 from etude.adapters.openai_config import OpenAiAdapterConfig
 from etude.config.builder import Builder
@@ -20,7 +20,7 @@ from etude.config.target_builder import TargetBuilder
 from etude.core.errors import CapabilityError, EtudeError
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig, require_local_extra
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.dry_builder import DryBuilder
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
@@ -30,7 +30,7 @@ from etude.store.run_folder import RunFolder
 _FEW = 50
 """Fewer validation examples than this leave an interval wider than ±0.14."""
 
-LOCAL_CAPABILITIES = Capabilities(token_ids_required=True, versions=True)
+LOCAL_CAPABILITIES = Capabilities(token_ids_for=ALL_METHODS, versions=True)
 
 
 @dataclass
@@ -184,11 +184,13 @@ def _check_remote(what: str, llm: Any, findings: Findings) -> None:
     if not isinstance(llm, OpenAiLlmConfig):
         findings.ok(what, f"_type: {llm.type_name}")
         return
-    where = llm.base_url or os.environ.get("OPENAI_BASE_URL") or "OpenAI"
+    where = "OpenAI" if llm.address == OPENAI_URL else llm.address
+    tells = ["token ids"] * llm.asks_for_token_ids + ["logprobs"] * llm.asks_for_logprobs
     if llm.api_key is None and not os.environ.get("OPENAI_API_KEY") and where == "OpenAI":
         findings.warn(what, "no api_key in the config and no OPENAI_API_KEY in the environment")
     else:
-        findings.ok(what, f"{llm.model_name} at {where}; whether it answers is not tried")
+        asked = f"asked for {' and '.join(tells)}" if tells else "text only"
+        findings.ok(what, f"{llm.model_name} at {where}, {asked}; whether it answers is not tried")
 
 
 def _adapter_of(config: Config, model: str) -> LocalAdapterConfig | None:
@@ -208,7 +210,10 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         capabilities, kind = await _capabilities(builder, block)
         made_by = trajectory_builder.trajectory_builder_config.type_name
         check_method(f"'{kind}'", capabilities, trajectory_builder.method, f"'{made_by}'")
-        _check_token_ids(builder.config, str(block.target_model), capabilities, kind)
+        target = str(block.target_model)
+        check_tokens(
+            f"'{kind}'", capabilities, trajectory_builder.methods, builder.config.llms[target], target
+        )
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectory_builder.initialize(block.model_copy(deep=True))
         await trajectory_builder.cleanup()
@@ -245,12 +250,3 @@ async def _capabilities(builder: Builder, block: FinetuneConfig) -> tuple[Capabi
             f"{config.llms[target].type_name}`; make it local, or choose an adapter for its backend"
         )
     return LOCAL_CAPABILITIES, adapter_config.type_name
-
-
-def _check_token_ids(config: Config, target: str, capabilities: Capabilities, kind: str) -> None:
-    llm = config.llms[target]
-    if capabilities.token_ids_required and isinstance(llm, OpenAiLlmConfig) and not llm.return_token_ids:
-        raise CapabilityError(
-            f"the trainer adapter '{kind}' needs token ids, and llms.{target} does not ask its endpoint for "
-            "them; set 'return_token_ids: true' (vLLM >= 0.10.2 has them)"
-        )
