@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx
 
-from etude.inference.chat_api import Handler, WireResponse, answer
+from etude.inference.gateway import Gateway, Handler, WireResponse
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -22,12 +22,12 @@ class RecordingTransport(httpx.AsyncBaseTransport):
     """Hands each request to a handler and gives back the response. No socket is opened."""
 
     def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+        self._gateway = Gateway(handler)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx."""
         body = await request.aread()
-        response = await answer(self._handler, request.method, _path(request), request.headers, body)
+        response = await self._gateway.answer(request.method, request.url.path, request.headers, body)
         return _to_httpx(response)
 
 
@@ -35,18 +35,18 @@ class BlockingRecordingTransport(httpx.BaseTransport):
     """The same for clients without asyncio: `run` runs a coroutine on the event loop and waits."""
 
     def __init__(self, handler: Handler, run: RunOnLoop) -> None:
-        self._handler = handler
+        self._gateway = Gateway(handler)
         self._run = run
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx."""
         body = request.read()
-        response = self._run(answer(self._handler, request.method, _path(request), request.headers, body))
+        response = self._run(self._gateway.answer(request.method, request.url.path, request.headers, body))
         return _to_httpx(response)
 
 
 def recording_client(handler: Handler) -> AsyncOpenAI:
-    """An `AsyncOpenAI` whose chat completions are made and recorded by `handler`.
+    """An `AsyncOpenAI` whose chat completions and responses are made and recorded by `handler`.
 
     It does not retry and has no timeout of its own: the engine behind the handler retries, and the
     episode's timeout ends it.
@@ -76,10 +76,6 @@ def blocking_recording_client(handler: Handler, run: RunOnLoop) -> OpenAI:
         timeout=None,
         http_client=http_client,
     )
-
-
-def _path(request: httpx.Request) -> str:
-    return request.url.path.removeprefix("/v1")
 
 
 def _to_httpx(response: WireResponse) -> httpx.Response:

@@ -13,7 +13,8 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
-from etude.inference.openai_format import ChatBody, RecordedCompletion, plain_messages
+from etude.inference.dialect import ChatBody, RecordedCompletion
+from etude.inference.openai_format import plain_messages
 from etude.rollout.function import FunctionScope, current_function
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, reply_of
