@@ -31,8 +31,9 @@ class StandIn:
     `ending` is how jobs end; files of fewer than `min_rows` fail. The first `daily_limits` creations are
     refused because the day's jobs are used up. `page` is the longest page of a list. Any number of
     clients may share it, as processes share the API. `faults` are taken one by one by the requests
-    they name: `lost` does what was asked and gives no answer, a number is a status. `say` answers a
-    chat completion by the model's name and the number of the request.
+    they name: `lost` does what was asked and gives no answer, so does a function, which is called then; a
+    number is a status. `say` answers a chat completion by the model's name and the number of the
+    request.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class StandIn:
         self.page = page
         self.min_rows = min_rows
         self.say = say
-        self.faults: dict[str, list[str | int]] = defaultdict(list)
+        self.faults: dict[str, list[str | int | Callable[[], object]]] = defaultdict(list)
         self.files: dict[str, FileObject] = {}
         self.contents: dict[str, bytes] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -107,7 +108,9 @@ class StandIn:
         if isinstance(fault, int):
             return error_response(fault, "The server had an error", "server_error")
         response = self._route(request, path)
-        if fault == "lost":
+        if callable(fault):
+            fault()
+        if fault is not None:
             raise httpx.ReadError("the connection broke", request=request)
         return response
 

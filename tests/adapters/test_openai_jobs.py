@@ -1,6 +1,7 @@
 """Fine-tuning jobs through the official SDK, against a stand-in that answers as OpenAI does."""
 
 import json
+from itertools import islice
 
 import httpx
 import pytest
@@ -8,7 +9,7 @@ from openai import AsyncOpenAI
 
 from etude.adapters.openai_adapter import OpenAiAdapter
 from etude.adapters.openai_config import OpenAiAdapterConfig
-from etude.adapters.openai_jobs import TrainingJobNotFoundClientError
+from etude.adapters.openai_jobs import TrainingJobNotFoundClientError, pauses
 from etude.adapters.openai_prices import price_of
 from etude.adapters.openai_rows import dpo_row, supervised_row
 from etude.builders.branches import branches_of
@@ -304,6 +305,11 @@ async def test_an_api_that_is_away_for_a_while_is_waited_for():
     adapter = backend(server)
     status = await adapter.wait_until_complete(await adapter.submit(supervised()), poll_interval=0)
     assert status.status is TrainingStatusEnum.COMPLETED
+
+
+def test_pauses_between_two_looks_grow_up_to_a_limit():
+    assert list(islice(pauses(10.0, 30.0), 5)) == [10.0, 15.0, 22.5, 30.0, 30.0]
+    assert list(islice(pauses(90.0, 30.0), 3)) == [90.0, 90.0, 90.0]
 
 
 @pytest.mark.parametrize(("fault", "limit"), [(503, 0), (403, 1000)])

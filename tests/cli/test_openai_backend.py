@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.adapters.openai_stand_in import BASE, KEY, StandIn
-from tests.cli.projects import change, etude, scripted_project
+from tests.cli.projects import change, etude, process, scripted_project
 
 
 def says(model: str, number: int) -> str:
@@ -170,3 +172,70 @@ def test_the_key_is_in_no_file_and_no_output(hosted, api):
     kept = [path.read_bytes() for path in Path("runs/r").rglob("*") if path.is_file()]
     for text in (shown.stdout.encode(), shown.stderr.encode(), *kept):
         assert KEY.encode() not in text
+
+
+MOMENTS = ["POST /files", "POST /fine_tuning/jobs", "GET /fine_tuning/jobs/ID"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_that_is_killed_pays_once(hosted, api, moment):
+    """Killed by SIGKILL after the API did what was asked, and before the answer came."""
+    stand_in, _ = api
+    change(hosted, finetuning__num_epochs=1, finetuning__run_configuration={})
+    train = process("train", "config.yml", "--name", "r", folder=hosted.parent)
+    stand_in.faults[moment] = [train.kill]
+    train.communicate(timeout=120)
+    assert train.returncode == -signal.SIGKILL
+    sampled = len(stand_in.sampled)
+    shown = etude("resume", "r")
+    assert shown.exit_code == 0, shown.stderr
+    assert (len(stand_in.files), len(stand_in.jobs), len(stand_in.sampled)) == (1, 1, sampled)
+
+
+def test_a_run_that_is_killed_while_it_waits_for_another_day_goes_on(hosted, api):
+    stand_in, _ = api
+    stand_in.daily_limits = 1
+    change(hosted, finetuning__num_epochs=1, finetuning__run_configuration={})
+    train = process("train", "config.yml", "--name", "r", folder=hosted.parent)
+    log = hosted.parent / "runs" / "r" / "openai_jobs.jsonl"
+    while train.poll() is None and not (log.exists() and '"waiting"' in log.read_text()):
+        time.sleep(0.05)
+    train.kill()
+    train.communicate(timeout=120)
+    assert etude("resume", "r").exit_code == 0
+    assert (len(stand_in.files), len(stand_in.jobs)) == (1, 1)
+
+
+def test_a_check_warns_of_epochs_that_would_be_skipped(hosted):
+    change(hosted, trajectory_builders__good__examples_per_epoch=2)
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 0
+    assert "an epoch makes 8 rows at most, and jobs need 10" in shown.stdout
+
+
+def test_several_models_can_be_trained_there(hosted, api):
+    stand_in, _ = api
+    two = {name: {"_type": "openai", "model_name": BASE, "retry_wait": 0} for name in ("one", "two")}
+    (hosted.parent / "team.py").write_text(TEAM)
+    change(hosted, llms=two, workflow="team:play", finetuning__targets={"one": {}, "two": {}})
+    change(hosted, finetuning__num_epochs=1, eval__evaluators={"correct": "agent:correct"})
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 0, shown.stdout
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 0, shown.stderr
+    assert [job["metadata"]["etude_job"] for job in stand_in.jobs.values()] == [
+        "r-epoch-0.one",
+        "r-epoch-0.two",
+    ]
+
+
+TEAM = """
+import etude
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    question = [{"role": "user", "content": example.inputs["question"]}]
+    await episode.chat(question, model="one")
+    return (await episode.chat(question, model="two")).text
+"""

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from etude.adapters.lm_errors import ServerVersionError
+from etude.adapters.lm_server_config import LmServerAdapterConfig
 from etude.adapters.local_config import LocalAdapterConfig, LoraConfig
 from etude.adapters.openai_adapter import OpenAiAdapter
 from etude.adapters.openai_config import OpenAiAdapterConfig
@@ -463,3 +464,13 @@ async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
     await group.create_grpo_fine_tune_job({"agent": records}, rewards)
     await group.train()
     assert (await group.switch_to_next_model()).number == 1
+
+
+def test_the_settings_of_a_hosted_adapter_are_those_of_its_config():
+    config = LmServerAdapterConfig(
+        n_epochs=3, beta=0.2, hyperparameters={"learning_rate": 1e-4, "lora_rank": 8, "lora_alpha": 16}
+    )
+    settings = ModelSettings.of_adapter("m", config)
+    assert (settings.num_epochs, settings.dpo_beta, settings.rl_learning_rate) == (3, 0.2, 1e-4)
+    assert (settings.lora_rank, settings.lora_alpha_scale, settings.min_rows) == (8, 2.0, 1)
+    assert ModelSettings.of_adapter("m", OpenAiAdapterConfig()) == ModelSettings("m", min_rows=10)

@@ -10,7 +10,7 @@ from etude.adapters.openai_config import JobsConfig
 class LmServerAdapterConfig(JobsConfig, name="lm_server"):
     """Train at a language-model server: `etude serve`, on this machine or another."""
 
-    hyperparameters: dict[str, float | int | str | bool | dict[str, float | int | str | bool]] = Field(
+    hyperparameters: dict[str, float | int | str | bool] = Field(
         default_factory=dict,
         description="More hyperparameters of jobs, as the server names them; they go before the keys above.",
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from etude.adapters.capabilities import Capabilities, check_method
 from etude.adapters.openai_config import JobsConfig
-from etude.adapters.openai_create import create_once
+from etude.adapters.openai_create import create_once, suffix_of
 from etude.adapters.openai_errors import TrainingJobNotFoundClientError, api_errors, error_repr
 from etude.adapters.openai_events import JobLog, append_line, metrics_of, progress_of
 from etude.adapters.openai_rows import jsonl, rows_of
@@ -159,8 +159,8 @@ class OpenAiJobs(TrainerAdapter):
 
         Raises BackendError when it stays away, or does not take the key any more: the job goes on.
         """
-        pause, answered = poll_interval, time.monotonic()
-        while True:
+        answered = time.monotonic()
+        for pause in pauses(poll_interval, self.adapter_config.max_poll_interval):
             try:
                 found = await self.status(ref)
             except BackendError as error:
@@ -175,7 +175,7 @@ class OpenAiJobs(TrainerAdapter):
                 if found.status.is_final:
                     return found
             await asyncio.sleep(pause)
-            pause = min(pause * _BACKOFF, max(poll_interval, self.adapter_config.max_poll_interval))
+        raise AssertionError("the pauses do not end")
 
     def log_progress(
         self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
@@ -229,7 +229,7 @@ class OpenAiJobs(TrainerAdapter):
 
     async def _upload(self, name: str, content: bytes) -> str:
         """The id of the file with this content; one that an earlier process uploaded is taken again."""
-        filename = f"{name}-{content_hash(content.decode())[:12]}.jsonl"
+        filename = f"{suffix_of(name)}-{content_hash(content.decode())[:12]}.jsonl"
         with self._calling():
             async for file in self.client.files.list(purpose="fine-tune"):
                 if file.filename == filename:
@@ -290,6 +290,14 @@ class OpenAiJobs(TrainerAdapter):
 
     def _calling(self) -> AbstractContextManager[None]:
         return api_errors(str(self.client.base_url).rstrip("/"), self.client.api_key)
+
+
+def pauses(first: float, longest: float) -> Iterator[float]:
+    """Seconds between looks at a job, without end: they grow from `first` to `longest`."""
+    pause = first
+    while True:
+        yield pause
+        pause = max(first, min(pause * _BACKOFF, longest))
 
 
 def _version_of(job: FineTuningJob) -> ModelVersion | None:

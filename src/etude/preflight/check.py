@@ -12,9 +12,9 @@ from typing import Any
 
 from etude.adapters.capabilities import ALL_METHODS, Capabilities, check_method, check_tokens
 from etude.adapters.local_config import LocalAdapterConfig
-from etude.adapters.openai_config import OpenAiAdapterConfig
+from etude.adapters.openai_config import JobsConfig, OpenAiAdapterConfig
 from etude.config.builder import Builder
-from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
+from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.config.target_builder import TargetBuilder
 from etude.core.errors import CapabilityError, EtudeError
@@ -78,7 +78,9 @@ async def _look(
         if config.finetuning.enabled:
             for name, block in blocks_of(config.finetuning).items():
                 own = builder if name is None else TargetBuilder(builder, name)
-                await _check_training(own, f"training {name}" if name else "training", block, findings)
+                what = f"training {name}" if name else "training"
+                await _check_training(own, what, block, findings)
+                _check_hosted(own.config, what, block, len(examples), findings)
         else:
             findings.warn(
                 "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
@@ -221,18 +223,31 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         findings.fail(what, error)
     else:
         findings.ok(what, f"{made_by} data ({trajectory_builder.method}), trained by {kind}")
-        _check_hosted(builder.config.trainer_adapters[str(block.trainer_adapter)], what, findings)
 
 
-def _check_hosted(adapter: TrainerAdapterConfig, what: str, findings: Findings) -> None:
+def _check_hosted(
+    config: Config, what: str, block: FinetuneConfig, examples: int, findings: Findings
+) -> None:
     """What a hosted backend does otherwise than one would think."""
-    if not isinstance(adapter, OpenAiAdapterConfig):
+    adapter = config.trainer_adapters.get(block.trainer_adapter or "")
+    if not isinstance(adapter, JobsConfig):
         return
-    if adapter.reinforcement is not None:
+    graded = isinstance(adapter, OpenAiAdapterConfig) and adapter.reinforcement is not None
+    if graded:
         findings.warn(
             what,
             "OpenAI's reinforcement fine-tuning samples and grades by itself: the run's answers and rewards "
             "are measured, and only its prompts are trained on",
+        )
+    builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
+    groups = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
+    in_groups = graded or builder.type_name == "grpo"
+    rows = groups * (1 if in_groups else getattr(builder, "num_generations", 1))
+    if builder.type_name in ("grpo", "expert_iteration") and rows < adapter.min_rows:
+        findings.warn(
+            what,
+            f"an epoch makes {rows} rows at most, and jobs need {adapter.min_rows}: every epoch would be "
+            "skipped. Raise examples_per_epoch or num_generations of the builder",
         )
 
 
