@@ -234,7 +234,8 @@ class StandIn:
         order = [*ORDER, self.ending]
         job["status"] = order[order.index(job["status"]) + 1]
         if job["status"] == "succeeded":
-            job["fine_tuned_model"] = f"ft:{job['model'].split(':')[-1]}:org::{job['id']}"
+            base = job["model"].removeprefix("ft:").split(":")[0]
+            job["fine_tuned_model"] = f"ft:{base}:org::{job['id']}"
             job["trained_tokens"] = len(self.contents[job["training_file"]])
             self.models.add(job["fine_tuned_model"])
         elif job["status"] == "failed":

@@ -63,8 +63,23 @@ def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api
     assert summary["last_version"]["location"] == second["fine_tuned_model"]
     events = [json.loads(line) for line in Path("runs/r/openai_jobs.jsonl").read_text().splitlines()]
     assert {event["run_id"] for event in events} == {"r-epoch-0", "r-epoch-1"}
+    assert f"last version    v2  {second['fine_tuned_model']}" in shown.stdout
     jobs = json.loads(etude("jobs", "r", "--json").stdout)
     assert [job["metrics"]["train_loss"] for job in jobs] == [0.5, 0.5]
+
+
+def test_what_a_run_made_can_be_evaluated_as_it_says(hosted, api):
+    stand_in, _ = api
+    shown = etude("train", "config.yml", "--name", "r")
+    told = shown.stdout.rstrip().splitlines()[-1]
+    assert told.startswith("next: etude evaluate runs/r/config.yml --model runs/r ")
+    assert etude("runs", "show", "r").stdout.rstrip().splitlines()[-1] == told
+    shown = etude("evaluate", "runs/r/config.yml", "--model", "runs/r:v1", "--json")
+    assert shown.exit_code == 0, shown.stderr
+    assert set(stand_in.sampled[-6:]) == {"ft:gpt-4o-mini-2024-07-18:org::ftjob-0"}
+    shown = etude("export", "r")
+    assert shown.exit_code == 2
+    assert "r:v2 is the model 'ft:gpt-4o-mini-2024-07-18:org::ftjob-1' of its backend" in shown.stderr
 
 
 def test_a_run_that_lost_the_api_goes_on_with_the_job_that_is_there(hosted, api):
