@@ -176,7 +176,8 @@ async def test_the_responses_api_records_calls_that_go_on_from_each_other(journa
     async def play(example, episode):
         client = episode.openai()
         first = await client.responses.create(model="m", input="hi", temperature=0.5)
-        second = await client.responses.create(model="m", input="more", previous_response_id=first.id)
+        other = episode.openai()
+        second = await other.responses.create(model="m", input="more", previous_response_id=first.id)
         return second.output_text
 
     record = await collect_one(play, journal)
@@ -224,3 +225,16 @@ async def test_an_agent_written_for_anthropic_is_recorded_streams_included(journ
     )
     before = first.completion.prompt_ids + first.completion.completion_ids
     assert second.completion.prompt_ids[: len(before)] == before
+
+
+async def test_a_conversation_can_go_on_through_another_client(journal: Journal) -> None:
+    async def play(example, episode):
+        first = await episode.openai().responses.create(model="m", input="hi")
+        endpoint = episode.endpoint
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            second = await client.responses.create(model="m", input="2", previous_response_id=first.id)
+        return second.output_text
+
+    record = await collect_one(play, journal)
+    assert record.failure is None, record.failure
+    assert record.calls[1].request.messages[:2] == (*ASK, record.calls[0].completion.message)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from etude.core.errors import RequestError
 from etude.inference.gateway import Gateway, Handler, WireResponse, error_response
+from etude.inference.said import Said
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
@@ -78,11 +79,14 @@ class EndpointServer:
         self._stop = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._serve(self._socket, self._stop))
 
-    def open(self, handler: Handler) -> Endpoint:
-        """A new key; requests that bear it are answered by `handler`. Starts the server."""
+    def open(self, handler: Handler, said: Said | None = None) -> Endpoint:
+        """A new key; requests that bear it are answered by `handler`. Starts the server.
+
+        `said` is what the episode's other clients were answered.
+        """
         self.start()
         name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        self._gateways[name] = (secret, Gateway(handler))
+        self._gateways[name] = (secret, Gateway(handler, said))
         return Endpoint(self.base_url, f"etude-{name}-{secret}")
 
     def revoke(self, endpoint: Endpoint) -> None:

@@ -13,6 +13,7 @@ from etude.inference.chat_dialect import ChatDialect
 from etude.inference.dialect import ChatBody, Dialect, Event, RecordedCompletion
 from etude.inference.messages_dialect import MessagesDialect
 from etude.inference.responses_dialect import ResponsesDialect
+from etude.inference.said import Said
 
 Handler: TypeAlias = Callable[[ChatBody], Awaitable[RecordedCompletion]]
 """Makes and records the call that a request asks for. Raises RequestError when the request is wrong,
@@ -41,9 +42,10 @@ class Gateway:
     the one that was recorded.
     """
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, said: Said | None = None) -> None:
+        """`said` is shared by all gateways of an episode."""
         self._handler = handler
-        self._dialects = dialects()
+        self._dialects = dialects(said or Said())
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> WireResponse:
         """Answer one HTTP request.
@@ -76,12 +78,12 @@ class Gateway:
         return _success(dialect, recorded, asked, data)
 
 
-def dialects() -> dict[str, Dialect]:
-    """New dialects, by the path of their requests without `/v1`."""
+def dialects(said: Said) -> dict[str, Dialect]:
+    """The dialects, by the path of their requests without `/v1`."""
     return {
         "/chat/completions": ChatDialect(),
-        "/responses": ResponsesDialect(),
-        "/messages": MessagesDialect(),
+        "/responses": ResponsesDialect(said),
+        "/messages": MessagesDialect(said),
     }
 
 
@@ -105,7 +107,7 @@ def error_response(
     headers = {"content-type": "application/json", "x-should-retry": "false"}
     if cause is not None:
         headers[ERROR_HEADER] = type(cause).__name__
-    dialect = dialects().get(plain_path(path)) or ChatDialect()
+    dialect = dialects(Said()).get(plain_path(path)) or ChatDialect()
     return WireResponse(status, _dumps(dialect.error(message, kind=kind, code=code)), headers)
 
 

@@ -42,8 +42,8 @@ _FORGOTTEN = ("thinking", "redacted_thinking")
 class MessagesDialect:
     """`POST /messages`, for agents that are written for Anthropic's client."""
 
-    def __init__(self) -> None:
-        self._said = Said()
+    def __init__(self, said: Said) -> None:
+        self._said = said
 
     def parse(self, body: Any) -> ChatBody:
         """See Dialect. Raises RequestError for blocks and tools that a chat has no place for."""

@@ -45,9 +45,8 @@ _ROLES = ("user", "assistant", "system", "developer")
 class ResponsesDialect:
     """`POST /responses`. What it answered can be gone on from with `previous_response_id`."""
 
-    def __init__(self) -> None:
-        self._said = Said()
-        self._conversations: dict[str, tuple[Message, ...]] = {}
+    def __init__(self, said: Said) -> None:
+        self._said = said
 
     def parse(self, body: Any) -> ChatBody:
         """See Dialect. Raises RequestError for items and tools that a chat has no place for."""
@@ -94,14 +93,14 @@ class ResponsesDialect:
         self._said.add(message)
         # Instructions are of one request; the API does not carry them over.
         own = asked.messages[len(_instructions(body)) :]
-        self._conversations[response_id(recorded)] = (*own, message)
+        self._said.conversations[response_id(recorded)] = (*own, message)
 
     def _earlier(self, name: Any) -> tuple[Message, ...]:
         if name is None:
             return ()
-        if name not in self._conversations:
+        if name not in self._said.conversations:
             raise RequestError(f"previous_response_id {name!r:.80} is no response of this episode")
-        return self._conversations[name]
+        return self._said.conversations[name]
 
 
 def _instructions(body: Mapping[str, Any]) -> tuple[Message, ...]:

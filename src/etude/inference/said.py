@@ -21,6 +21,8 @@ class Said:
 
     def __init__(self) -> None:
         self._messages: dict[str, Message] = {}
+        self.conversations: dict[str, tuple[Message, ...]] = {}
+        """What was said up to an answer, and the answer, by the answer's name."""
 
     def add(self, message: Message) -> None:
         """Remember a message of the model."""
@@ -50,7 +52,7 @@ def arguments_text(arguments: dict[str, Any]) -> str:
 
 def _key(message: Message) -> str:
     calls = [
-        [call["id"], call["function"]["name"], arguments_object(str(call["function"]["arguments"]))]
+        [call.get("id"), call["function"]["name"], arguments_object(str(call["function"]["arguments"]))]
         for call in message.get("tool_calls") or ()
     ]
     return json.dumps([text_of(message), calls], sort_keys=True)
