@@ -85,7 +85,7 @@ def dpo_row(item: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
         raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
     if facts.get("turns", 1) > 1:
         raise CapabilityError(
-            "OpenAI's DPO compares two answers to one prompt, and a pair has several turns; "
+            "DPO over the fine-tuning API compares two answers to one prompt, and a pair has several turns; "
             "set 'compare: turns' in the builder 'dpo', or use 'malt'"
         )
     prompt = item.prompt
