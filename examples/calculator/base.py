@@ -2,7 +2,7 @@
 
     python examples/calculator/base.py --seed 0 --out examples/calculator/base
 
-The base model imitates an agent that half of the time does not bother to use the calculator, and now and
+The base model imitates an agent that often does not bother to use the calculator, and now and
 then mistypes or misreads. It ends up with about a third of the answers right.
 """
 
@@ -30,9 +30,9 @@ from task import Question, calculator, draw_questions
 TRAINING, HELD_OUT = 4096, 512
 """Numbers of questions, all different."""
 
-GUESSES, MISTYPES, MISREADS = 0.5, 0.1, 0.1
+GUESSES, MISTYPES, MISREADS = 0.45, 0.1, 0.1
 """How often the careless agent guesses, types a wrong digit, or repeats the result with a wrong digit.
-It is right in two fifths of all cases."""
+It is right in about a third of all cases."""
 
 REWARD = 0.33
 """The reward that ends the imitation."""

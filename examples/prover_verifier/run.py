@@ -1,8 +1,9 @@
-"""Trains a tiny prover and a tiny verifier to play `nip`, and compares the protocols with their optima.
+"""Trains a tiny prover and a tiny verifier on each other, and compares the protocols with their optima.
 
     python examples/prover_verifier/run.py [--algorithm grpo|expert_iteration|malt] [--quick] [--json]
+    python examples/prover_verifier/run.py --train-on debate --protocols debate
 
-Two models are made from scratch, measured in each protocol on held-out instances, trained in `nip` only,
+Two models are made from scratch, measured in each protocol on held-out instances, trained in one of them,
 and measured again. So the rows of the other protocols say what carries over; nothing was trained on them.
 """
 
@@ -31,13 +32,14 @@ from task import LINES, PROTOCOLS, optimum
 
 HERE = Path(__file__).parent
 MODELS = ("prover", "verifier")
-TRAINED_ON = "nip"
+PROVERS = {"solo_verifier": (), "debate": ("prover0", "prover1"), "mnip": ("prover0", "prover1")}
+"""Agents of the prover's model in a protocol, where it is not one `prover`."""
 ALGORITHMS = {"grpo": ("one_step", 40), "expert_iteration": ("small_steps", 40), "malt": ("small_steps", 30)}
 """For each its adapter in the config, and its epochs."""
 
 
 async def run(
-    folder: Path, algorithm: str, seed: int, measured: Sequence[str], *, quick: bool
+    folder: Path, algorithm: str, seed: int, trained_on: str, measured: Sequence[str], *, quick: bool
 ) -> dict[str, Any]:
     """Everything, written into `folder`: the accuracies by protocol, and how long it took.
 
@@ -48,7 +50,7 @@ async def run(
     if not (folder / "base").exists():
         await build_base(folder / "base", seed)
     made = time.monotonic()
-    config = config_of(folder, algorithm, seed, TRAINED_ON, epochs=8 if quick else ALGORITHMS[algorithm][1])
+    config = config_of(folder, algorithm, seed, trained_on, epochs=8 if quick else ALGORITHMS[algorithm][1])
     with new_run(config, algorithm) as training:
         await finetune(config, training)
     trained = time.monotonic()
@@ -66,7 +68,7 @@ async def run(
             "ci95": [after["low"], after["high"]],
             "n": after["n"],
             "optimum": optimum(protocol),
-            "trained": protocol == TRAINED_ON,
+            "trained": protocol == trained_on,
         }
     ended = time.monotonic()
     seconds = {"bases": made - started, "training": trained - made, "measuring": ended - trained}
@@ -74,7 +76,7 @@ async def run(
         "algorithm": algorithm,
         "seed": seed,
         "lines": LINES,
-        "without_prover": optimum(TRAINED_ON, told=False),
+        "without_prover": optimum("nip", told=False),
         "protocols": protocols,
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
     }
@@ -82,8 +84,7 @@ async def run(
 
 def config_of(folder: Path, algorithm: str, seed: int, protocol: str, epochs: int | None = None) -> Config:
     """The example's config, with everything that it reads and writes in `folder`."""
-    several = protocol in ("debate", "mnip")
-    provers = ("prover0", "prover1") if several else () if protocol == "solo_verifier" else ("prover",)
+    provers = PROVERS.get(protocol, ("prover",))
     policies = dict.fromkeys(provers, "prover") | {"verifier": "verifier"}
     overrides: dict[str, Any] = {
         "workflow.protocol": protocol,
@@ -104,6 +105,7 @@ def config_of(folder: Path, algorithm: str, seed: int, protocol: str, epochs: in
         overrides["finetuning.num_epochs"] = epochs
         # The table measures on the held-out instances, before and after: once is enough.
         overrides["finetuning.run_configuration.validation_dataset"] = None
+        overrides["eval.evaluators.earned_by_prover.agent"] = provers[0]
     else:
         # Who earns what is of no interest here, and not every protocol has both.
         overrides["eval.evaluators"] = {"accuracy": {"_type": "verdict_accuracy"}}
@@ -150,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="grpo")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train-on", choices=["nip", "mnip", "debate", "adp"], default="nip")
     parser.add_argument(
         "--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS), help="what to measure"
     )
@@ -159,7 +162,16 @@ def main() -> None:
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (wanted.out or Path(temporary)).absolute()
-        found = asyncio.run(run(folder, wanted.algorithm, wanted.seed, wanted.protocols, quick=wanted.quick))
+        found = asyncio.run(
+            run(
+                folder,
+                wanted.algorithm,
+                wanted.seed,
+                wanted.train_on,
+                wanted.protocols,
+                quick=wanted.quick,
+            )
+        )
     print(json.dumps(found) if wanted.as_json else table(found))
 
 

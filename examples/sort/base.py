@@ -1,6 +1,6 @@
 """Makes what the example starts from: letters to sort, and a base model that mostly shuffles them.
 
-    python examples/sort/base.py --seed 0 --out base
+    python examples/sort/base.py --seed 0 --out examples/sort/base
 
 The base model imitates an agent that sorts now and then, and otherwise repeats the letters in any order.
 """
@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from etude.core.example import Example
@@ -33,8 +33,8 @@ MEASURED = 256
 
 
 async def build_base(
-    folder: Path, seed: int, progress: Callable[[str, float], None] = lambda what, value: None
-) -> tuple[StageReport, ...]:
+    folder: Path, seed: int, progress: Callable[[str, float], None]
+) -> Sequence[StageReport]:
     """Write `train.jsonl`, `validation.jsonl` and `model/` into `folder`. No letters are in both files."""
     drawn = _draw(TRAIN + HELD_OUT, generator(seed, "letters"))
     train = [_example(f"train-{i}", letters) for i, letters in enumerate(drawn[:TRAIN])]
@@ -79,24 +79,18 @@ def _example(name: str, letters: str) -> Example:
     return Example(name, {"letters": letters}, "".join(sorted(letters)))
 
 
-def _write(path: Path, examples: list[Example]) -> None:
+def _write(path: Path, examples: Sequence[Example]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = ({"id": one.id, **one.inputs, "answer": one.expected} for one in examples)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("base"))
-    arguments = parser.parse_args()
-    reports = asyncio.run(
-        build_base(arguments.out, arguments.seed, lambda what, value: print(f"{what}: {value:.3f}"))
-    )
-    for report in reports:
-        print(f"{report.name}: {report.steps} steps, {report.seconds:.0f} s, reached {report.value:.3f}")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "base")
+    given = parser.parse_args()
+    for done in asyncio.run(
+        build_base(given.out, given.seed, lambda what, value: print(f"{what}: {value:.3f}"))
+    ):
+        print(f"{done.name}: {done.value:.3f} after {done.steps} steps")

@@ -1,6 +1,6 @@
 """Makes what the example starts from: openings, and a base model that plays carelessly.
 
-    python examples/tictactoe/base.py --seed 0 --out base
+    python examples/tictactoe/base.py --seed 0 --out examples/tictactoe/base
 
 The base model first learns from single positions what a free cell is, then imitates whole games of an
 agent that often does not look at the board. So it can play, and loses most games by an illegal move.
@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from etude.core.example import Example
@@ -29,6 +29,8 @@ from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, s
 
 TRAIN, HELD_OUT = 1024, 512
 SINGLE_POSITIONS, GAMES = 20_000, 4_000
+PIECES = "[123][XO_]{3}", "[123](?=<)"
+"""What are tokens: a row of the board; the row of a move, and its column."""
 CARE = 0.62
 """How often the careless agent looks at the board; otherwise it names any of the nine cells."""
 PERCEPTION, REWARD = 0.295, 0.17
@@ -36,8 +38,8 @@ MEASURED = 256
 
 
 async def build_base(
-    folder: Path, seed: int, progress: Callable[[str, float], None] = lambda what, value: None
-) -> tuple[StageReport, ...]:
+    folder: Path, seed: int, progress: Callable[[str, float], None]
+) -> Sequence[StageReport]:
     """Write `train.jsonl`, `validation.jsonl` and `model/` into `folder`."""
     train = _openings("train", TRAIN, generator(seed, "train"))
     _write(folder / "train.jsonl", train)
@@ -46,7 +48,7 @@ async def build_base(
     positions = [single_position(rng) for _ in range(SINGLE_POSITIONS)]
     games = [careless_game(rng) for _ in range(GAMES)]
     texts = [message["content"] for game in games[:500] for message in game]
-    policy = build_policy(build_tokenizer(texts, splits=["[123][XO_]{3}", "[123](?=<)"]), seed)
+    policy = build_policy(build_tokenizer(texts, splits=PIECES), seed)
     engine = EmbeddedEngine(policy)
 
     async def reward() -> float:
@@ -104,23 +106,18 @@ def _openings(name: str, count: int, rng: random.Random) -> list[Example]:
     return [Example(f"{name}-{i}", {"board": _opening(rng)}) for i in range(count)]
 
 
-def _write(path: Path, examples: list[Example]) -> None:
+def _write(path: Path, examples: Sequence[Example]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"id": one.id, **one.inputs}) + "\n" for one in examples))
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("base"))
-    arguments = parser.parse_args()
-    reports = asyncio.run(
-        build_base(arguments.out, arguments.seed, lambda what, value: print(f"{what}: {value:.3f}"))
-    )
-    for report in reports:
-        print(f"{report.name}: {report.steps} steps, {report.seconds:.0f} s, reached {report.value:.3f}")
+    rows = [{"id": one.id, **one.inputs} for one in examples]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "base")
+    given = parser.parse_args()
+    for done in asyncio.run(
+        build_base(given.out, given.seed, lambda what, value: print(f"{what}: {value:.3f}"))
+    ):
+        print(f"{done.name}: {done.value:.3f} after {done.steps} steps")

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from etude.adapters.capabilities import Capabilities
     from etude.adapters.lm_client import LanguageModelClient
     from etude.adapters.lm_errors import LanguageModelClientError
     from etude.adapters.openai_errors import TrainingJobNotFoundClientError
@@ -61,13 +62,16 @@ if TYPE_CHECKING:
     from etude.inference.engine import Engine
     from etude.rewards.evaluator import Evaluator
     from etude.rewards.function_evaluator import evaluator
+    from etude.rollout.blocking import SyncEpisode
     from etude.rollout.episode import Episode, Reply
+    from etude.rollout.reply import ToolCall
     from etude.rollout.workflow import function, workflow
     from etude.trainer import Trainer
 
     __version__: str
 
 _HOMES = {
+    "etude.adapters.capabilities": ("Capabilities",),
     "etude.adapters.lm_client": ("LanguageModelClient",),
     "etude.adapters.lm_errors": ("LanguageModelClientError",),
     "etude.adapters.openai_errors": ("TrainingJobNotFoundClientError",),
@@ -120,7 +124,9 @@ _HOMES = {
     "etude.inference.engine": ("Engine",),
     "etude.rewards.evaluator": ("Evaluator",),
     "etude.rewards.function_evaluator": ("evaluator",),
+    "etude.rollout.blocking": ("SyncEpisode",),
     "etude.rollout.episode": ("Episode", "Reply"),
+    "etude.rollout.reply": ("ToolCall",),
     "etude.rollout.workflow": ("function", "workflow"),
     "etude.trainer": ("Trainer",),
 }
@@ -129,6 +135,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "BackendError",
     "Builder",
+    "Capabilities",
     "Config",
     "ConfigError",
     "CurriculumLearningConfig",
@@ -161,7 +168,9 @@ __all__ = [
     "RewardFunctionConfig",
     "SharedModelGroup",
     "Skipped",
+    "SyncEpisode",
     "TargetConfig",
+    "ToolCall",
     "Trainer",
     "TrainerAdapter",
     "TrainerAdapterConfig",

@@ -91,7 +91,7 @@ def _draw_training(axes: Any, history: History) -> None:
             label="training",
         )
     filtered = _points(history.epochs, "filtered_avg_reward")
-    if filtered and filtered != train:
+    if filtered and _has_curriculum(history):
         axes.plot(
             *zip(*filtered, strict=True),
             color=_FILTERED,
@@ -106,31 +106,33 @@ def _draw_validation(axes: Any, history: History) -> None:
     if not points:
         return
     low, high = _points(history.validations, "reward_low"), _points(history.validations, "reward_high")
-    if len(low) == len(high) == len(points) > 1:
-        places = [place for place, _ in points]
-        bounds = ([value for _, value in low], [value for _, value in high])
-        axes.fill_between(places, *bounds, color=_VALIDATION, alpha=0.14, linewidth=0, label="95 % interval")
-    axes.plot(
+    ends = [bounds for bounds in (low, high) if len(bounds) == len(points)]
+    lengths = [
+        [abs(bound - value) for (_, bound), (_, value) in zip(bounds, points, strict=True)] for bounds in ends
+    ]
+    # A line from one validation to the next is no measurement, so it is a faint one.
+    axes.plot(*zip(*points, strict=True), color=_VALIDATION, linewidth=1.2, linestyle=":", alpha=0.6)
+    axes.errorbar(
         *zip(*points, strict=True),
+        yerr=lengths if len(lengths) == 2 else None,
         color=_VALIDATION,
-        linewidth=2.4,
-        marker="o",
-        markersize=5,
-        label="validation",
+        fmt="o",
+        markersize=6,
+        elinewidth=2.2,
+        capsize=4,
+        zorder=5,
+        label="validation, 95 % interval" if len(lengths) == 2 else "validation",
     )
-    ends = sorted({points[0], points[-1]}, key=lambda point: point[1])
-    for point in ends:
-        below = point is ends[0] and len(ends) > 1
-        _label(axes, point, below)
+    for point in {points[0], points[-1]}:
+        _label(axes, point)
 
 
-def _label(axes: Any, point: tuple[float, float], below: bool) -> None:
+def _label(axes: Any, point: tuple[float, float]) -> None:
     axes.annotate(
         f"{point[1]:.2f}",
         point,
-        xytext=(0, -18 if below else 9),
+        xytext=(9, -15),
         textcoords="offset points",
-        ha="center",
         color=_VALIDATION,
         fontsize=10,
         fontweight="bold",
@@ -139,9 +141,9 @@ def _label(axes: Any, point: tuple[float, float], below: bool) -> None:
 
 def _draw_curriculum(axes: Any, history: History) -> None:
     """The share of groups that the curriculum lets through, as steps on an axis of its own."""
-    points = _points(history.epochs, "curriculum_percentile")
-    if not points or all(share == 1.0 for _, share in points):
+    if not _has_curriculum(history):
         return
+    points = _points(history.epochs, "curriculum_percentile")
     shares = axes.twinx()
     places, values = zip(*[(place, share * 100) for place, share in points], strict=True)
     shares.fill_between(places, values, step="mid", color=_CURRICULUM, alpha=0.10, linewidth=0)
@@ -153,6 +155,10 @@ def _draw_curriculum(axes: Any, history: History) -> None:
         spine.set_visible(False)
     axes.set_zorder(shares.get_zorder() + 1)
     axes.patch.set_visible(False)
+
+
+def _has_curriculum(history: History) -> bool:
+    return any(share != 1.0 for _, share in _points(history.epochs, "curriculum_percentile"))
 
 
 def _points(entries: Sequence[Any], key: str) -> Points:
