@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from etude.adapters.trainer_adapter import Capabilities
+from etude.adapters.trainer_adapter import ALL_METHODS, Capabilities
 from etude.builders.dpo import DpoBuilder, DpoBuilderConfig
 from etude.builders.expert_iteration import ExpertIterationBuilder, ExpertIterationBuilderConfig
 from etude.builders.grpo import EQUAL_REWARDS, GrpoBuilder, GrpoBuilderConfig
@@ -317,7 +317,7 @@ class TextOnly(ScriptedEngine):
 async def test_missing_token_ids_stop_the_run_at_the_first_episode_when_the_backend_needs_them(run, tmp_path):
     run.engine = TextOnly(lambda request: "yes")
     run.examples = examples(50)
-    run.adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(token_ids_required=True))
+    run.adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(token_ids_for=ALL_METHODS))
     with pytest.raises(TrainingError, match="returned no token ids"):
         await run.start()
     assert len(run.engine.requests) < 50

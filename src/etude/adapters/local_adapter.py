@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.adapters.capabilities import Capabilities
+from etude.adapters.capabilities import ALL_METHODS, Capabilities
 from etude.adapters.local_config import LocalAdapterConfig
 from etude.adapters.local_training import batch_of, learner_options, objective_of
 from etude.adapters.trainer_adapter import TrainerAdapter
@@ -73,7 +73,7 @@ class LocalAdapter(TrainerAdapter):
 
     def capabilities(self) -> Capabilities:
         """All methods, on token ids."""
-        return Capabilities(token_ids_required=True, versions=True, from_base=True)
+        return Capabilities(token_ids_for=ALL_METHODS, versions=True, from_base=True)
 
     async def is_healthy(self) -> bool:
         """Whether `initialize` has been called: there is nothing else that could be away."""

@@ -72,3 +72,12 @@ class ErrorBudgetExceeded(EtudeError):
 
 class TrainingError(EtudeError):
     """A training job failed, or a run ended without having trained on anything."""
+
+
+class BackendError(EtudeError):
+    """A training backend gave no usable answer. What runs there goes on: nothing is lost."""
+
+    def __init__(self, message: str, *, temporary: bool = False) -> None:
+        super().__init__(message)
+        self.temporary = temporary
+        """Whether asking again later may help."""
