@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,13 @@ class ServerProcess:
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
         options = {"api_key": self.key or "none", "max_retries": 0, "timeout": 60.0} | options
         return openai.AsyncOpenAI(base_url=f"{self.address}/v1", **options)
+
+    def raw(self, request: bytes) -> bytes:
+        """The first line of the answer to bytes that no client would send."""
+        host, port = self.address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(request)
+            return connection.recv(4096).split(b"\r\n")[0]
 
     def http(self, **options: Any) -> httpx.Client:
         """A plain client, for what the SDK does not do."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,14 +20,6 @@ def locked(model: Path, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("locked")
     with ServerProcess(model, folder, "--max-queue", "4", "--name", "policy", key=KEY) as running:
         yield running
-
-
-def raw(server: ServerProcess, request: bytes) -> bytes:
-    """The first line of the answer to bytes that no client would send."""
-    host, port = server.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
-        connection.sendall(request)
-        return connection.recv(4096).split(b"\r\n")[0]
 
 
 @pytest.mark.parametrize("key", ["x", "wrong", KEY[:-1], KEY + "x"])
@@ -70,7 +61,7 @@ def test_a_web_page_cannot_reach_a_server_without_a_key_by_another_name(server: 
 
 def test_a_request_that_is_too_large_is_refused(server: ServerProcess) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
-    assert b" 413 " in raw(server, head)
+    assert b" 413 " in server.raw(head)
     with server.http() as http:
 
         def endless():
@@ -143,7 +134,7 @@ def test_metrics_count_requests_and_tokens(server: ServerProcess) -> None:
 def test_a_client_that_does_not_finish_its_request_is_given_up(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path, "--body-timeout", "1") as running:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        assert b" 408 " in raw(running, head + b"Content-Length: 100\r\n\r\n{")
+        assert b" 408 " in running.raw(head + b"Content-Length: 100\r\n\r\n{")
 
 
 def test_requests_under_way_are_finished_when_the_server_is_stopped(model: Path, tmp_path: Path) -> None:

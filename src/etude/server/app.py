@@ -15,10 +15,15 @@ from etude.server.database import open_database
 from etude.server.engine_api import engine_routes
 from etude.server.engines import EnginePool
 from etude.server.errors import add_error_handlers
+from etude.server.files import FileStore
+from etude.server.files_api import file_routes
 from etude.server.guard import Guard
+from etude.server.jobs import JobStore
+from etude.server.jobs_api import job_routes
 from etude.server.metrics import Metrics
 from etude.server.models import ModelStore
 from etude.server.models_api import model_routes
+from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings
 from etude.server.versions import server_version
 
@@ -37,13 +42,18 @@ def create_app(settings: ServerSettings, policy: Policy) -> ASGIApp:
     database = open_database(settings.data_dir / "server.db")
     models = ModelStore(database, settings.data_dir, settings.name)
     pool = EnginePool(settings, models, policy)
+    files, jobs = FileStore(database, settings.data_dir), JobStore(database)
+    scheduler = Scheduler(settings, jobs, pool)
+    metrics.watch_counts("etude_jobs", "Training jobs.", "status", jobs.counts)
     metrics.watch("etude_sequences", "Sequences under way and waiting.", lambda: pool.sequences)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        scheduler.start()
         try:
             yield
         finally:
+            await scheduler.stop()
             await pool.close()
             database.dispose()
 
@@ -54,6 +64,8 @@ def create_app(settings: ServerSettings, policy: Policy) -> ASGIApp:
     app.include_router(model_routes(models, pool))
     app.include_router(chat_routes(pool, metrics))
     app.include_router(completion_routes(pool, metrics, settings.name))
+    app.include_router(file_routes(files))
+    app.include_router(job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake))
     app.include_router(engine_routes(pool))
     _add_status_routes(app, metrics)
     return Guard(app, settings, metrics)

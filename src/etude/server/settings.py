@@ -46,7 +46,7 @@ class ServerSettings(BaseModel):
     """Seconds that a client may keep the server waiting for the next piece of its request."""
     running_jobs: int = Field(default=1, ge=1)
     """Training jobs at once."""
-    waiting_jobs: int = Field(default=100, ge=0)
+    waiting_jobs: int = Field(default=100, ge=1)
     """Jobs in the queue; more are refused with 429."""
     checkpoint_steps: int = Field(default=10, ge=1)
     """Optimiser steps between two checkpoints that an interrupted job resumes from."""
