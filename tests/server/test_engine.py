@@ -6,6 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.server.data import create, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 
 ASK = [{"role": "user", "content": "?"}]
@@ -38,3 +39,20 @@ def test_after_a_while_they_are_told_to_come_again(model: Path, tmp_path: Path) 
         assert int(caught.value.response.headers["retry-after"]) >= 1
         http.post("/engine/start", timeout=60)
         running.client().chat.completions.create(model="tiny", messages=ASK, max_tokens=1)
+
+
+def test_the_engine_makes_way_for_jobs_and_comes_back_by_itself(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path, "--stop-engine-for-jobs", "--max-models", "1") as running:
+        client = running.client()
+        job = create(client, upload(client, supervised(8)), n_epochs=2, batch_size=2)
+        wait_for_step(client, job.id, 1)
+        with running.http() as http:
+            assert http.get("/engine/status").json()["status"] == "stopped"
+            # Whoever asks to start it has no say while a job trains.
+            assert http.post("/engine/start").json()["status"] == "stopped"
+        done = wait(client, job.id)
+        assert done.fine_tuned_model is not None
+        for name in ("tiny", done.fine_tuned_model, "tiny"):
+            client.chat.completions.create(model=name, messages=ASK, max_tokens=1)
+            with running.http() as http:
+                assert http.get("/engine/status").json()["models"] == [name]

@@ -80,11 +80,18 @@ def test_a_request_that_is_too_large_is_refused(server: ServerProcess) -> None:
 def test_what_is_no_request_is_a_400(server: ServerProcess, content: bytes) -> None:
     with server.http() as http:
         for path in ("/v1/chat/completions", "/v1/completions", "/tokenize"):
-            if path == "/tokenize" and b"model" in content:
-                continue
             told = http.post(path, content=content, headers={"content-type": "application/json"})
             assert told.status_code == 400
             assert told.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_half_a_character_is_no_text(server: ServerProcess) -> None:
+    content = b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}'
+    with server.http() as http:
+        told = http.post(
+            "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+        )
+    assert told.status_code == 400 and "surrogate" in told.json()["error"]["message"]
 
 
 def test_unknown_paths_and_methods_are_error_objects(server: ServerProcess) -> None:

@@ -144,7 +144,7 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
         ({"method": {"type": "reinforcement"}}, "method.type", "supervised"),
         (
             {"method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 0}}}},
-            "method.supervised.hyperparameters.n_epochs.constrained-int",
+            "method.supervised.hyperparameters.n_epochs",
             "greater",
         ),
         (
@@ -163,7 +163,7 @@ def test_a_wrong_job_is_refused_with_its_field(
     with pytest.raises(openai.APIStatusError, match=told) as caught:
         client.fine_tuning.jobs.create(**{"model": "tiny", "training_file": file} | changed)
     assert caught.value.status_code == (404 if param == "model" else 400)
-    assert caught.value.param is not None and caught.value.param.startswith(param.split(".constr")[0])
+    assert caught.value.param == param
 
 
 def test_unknown_jobs_are_404s(client: openai.OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -116,6 +117,8 @@ class ChatBody(InferenceBody):
             function = tool.get("function")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise ValueError(f"tools[{place}].function.name must be a string")
+        _check_unicode(self.messages, "messages")
+        _check_unicode(self.tools, "tools")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self
@@ -124,6 +127,13 @@ class ChatBody(InferenceBody):
     def wanted(self) -> int | None:
         """Most tokens of a completion, under the name that the request gave it."""
         return self.max_completion_tokens or self.max_tokens
+
+
+def _check_unicode(value: Any, where: str) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: half of a surrogate pair is no character") from error
 
 
 def _check_calls(message: Message, where: str) -> None:

@@ -41,6 +41,9 @@ class EnginePool:
         self._models = models
         self._loaded = {models.base.name: self._ready(models.base, base)}
         self._loading = asyncio.Lock()
+        self._loads: dict[str, asyncio.Task[_Loaded]] = {}
+        self._inside = 0
+        """Requests that have been let in, whether their model is in memory yet or not."""
         self._changed = asyncio.Condition()
         self._state: State = "running"
         self._holds: set[str] = set()
@@ -80,14 +83,8 @@ class EnginePool:
             )
         self.sequences += sequences
         try:
-            loaded = await self._take(model)
-            try:
+            async with self._let_in(model) as loaded:
                 yield loaded.engine
-            finally:
-                loaded.users -= 1
-                loaded.used = time.monotonic()
-                async with self._changed:
-                    self._changed.notify_all()
         finally:
             self.sequences -= sequences
 
@@ -102,8 +99,7 @@ class EnginePool:
             self._state = "running"
             self._changed.notify_all()
         if not self._loaded:
-            async with self._loading:
-                await self._load(self._models.base)
+            await self._get(self._models.base)
 
     async def stop(self, holder: str = "") -> None:
         """Let requests under way finish, then free the memory. Requests wait until `start`."""
@@ -113,7 +109,7 @@ class EnginePool:
                 await self._changed.wait_for(lambda: self._state != "stopping")
                 return
             self._state = "stopping"
-            await self._changed.wait_for(lambda: not any(one.users for one in self._loaded.values()))
+            await self._changed.wait_for(lambda: not self._inside)
             async with self._loading:
                 for name in list(self._loaded):
                     await self._unload(name)
@@ -131,44 +127,64 @@ class EnginePool:
         for name in list(self._loaded):
             await self._unload(name)
 
-    async def _take(self, model: ServedModel) -> _Loaded:
+    @asynccontextmanager
+    async def _let_in(self, model: ServedModel) -> AsyncIterator[_Loaded]:
+        """Wait for the engine, and keep it until the block ends."""
         try:
-            async with asyncio.timeout(self._settings.engine_wait):
-                async with self._changed:
-                    await self._changed.wait_for(lambda: self._state == "running")
-                return await self._get(model)
+            async with asyncio.timeout(self._settings.engine_wait), self._changed:
+                await self._changed.wait_for(lambda: self._state == "running")
+                self._inside += 1
         except TimeoutError as error:
-            raise ApiError(
-                503,
-                "the engine is away or busy with other models; try again later",
-                code="engine_unavailable",
-                retry_after=max(5.0, self._settings.engine_wait),
-            ) from error
+            raise self._away() from error
+        try:
+            try:
+                async with asyncio.timeout(self._settings.engine_wait):
+                    loaded = await self._get(model)
+            except TimeoutError as error:
+                raise self._away() from error
+            loaded.users += 1
+            try:
+                yield loaded
+            finally:
+                loaded.users -= 1
+                loaded.used = time.monotonic()
+        finally:
+            self._inside -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _away(self) -> ApiError:
+        return ApiError(
+            503,
+            "the engine is away, or busy with loading or with other models; try again later",
+            code="engine_unavailable",
+            retry_after=max(5.0, self._settings.engine_wait),
+        )
 
     async def _get(self, model: ServedModel) -> _Loaded:
-        loaded = self._loaded.get(model.name)
-        if loaded is None:
-            async with self._loading:
-                loaded = self._loaded.get(model.name) or await self._load(model)
-        loaded.users += 1
-        return loaded
+        """The model in memory. Loading goes on when nobody has the patience: the next one will want it."""
+        name = model.name
+        if name in self._loaded:
+            return self._loaded[name]
+        if name not in self._loads:
+            self._loads[name] = asyncio.create_task(self._load(model))
+            self._loads[name].add_done_callback(lambda done: self._loads.pop(name, None))
+        return await asyncio.shield(self._loads[name])
 
     async def _load(self, model: ServedModel) -> _Loaded:
-        await self._make_room()
         settings = self._settings
-        try:
-            policy = await asyncio.shield(
-                asyncio.to_thread(
+        async with self._loading:
+            await self._make_room()
+            try:
+                policy = await asyncio.to_thread(
                     load_policy, settings.model, model, device=settings.device, dtype=settings.dtype
                 )
-            )
-        except EtudeError as error:
-            _LOG.error("model %s cannot be loaded: %s", model.name, error)
-            raise ApiError(
-                503, f"the model {model.name} cannot be loaded; the server's log has the reason"
-            ) from error
-        self._loaded[model.name] = loaded = self._ready(model, policy)
-        return loaded
+            except EtudeError as error:
+                _LOG.error("model %s cannot be loaded: %s", model.name, error)
+                told = f"the model {model.name} cannot be loaded; the server's log has the reason"
+                raise ApiError(503, told, code="model_unavailable", retry_after=60) from error
+            self._loaded[model.name] = loaded = self._ready(model, policy)
+            return loaded
 
     def _ready(self, model: ServedModel, policy: Policy) -> _Loaded:
         settings = self._settings

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
 from etude.core.errors import EngineError, EtudeError, RequestError, StoreError
@@ -55,14 +57,23 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(RequestValidationError, _of_validation)
     app.add_exception_handler(EtudeError, _of_etude)
+    app.add_exception_handler(DBAPIError, _of_database)
     app.add_exception_handler(Exception, _of_anything)
+
+
+_TYPE_TAG = re.compile(r"(str|int|float|bool|constrained-\w+|(list|dict|literal|function-\w+|nullable)\[.*)$")
+"""Pydantic puts the members of a union into an error's place; clients know no such fields."""
 
 
 def problems_of(errors: Any) -> tuple[str, str | None]:
     """Pydantic's errors as a sentence, and the first field that is wrong."""
     told, first = [], None
     for error in errors:
-        where = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
+        where = [
+            str(part)
+            for part in error["loc"]
+            if part not in ("body", "query", "path") and not _TYPE_TAG.match(str(part))
+        ]
         field = dotted(where)
         first = first or field or None
         text = error["msg"].removeprefix("Value error, ")
@@ -114,6 +125,11 @@ async def _of_etude(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, StoreError):
         return _answer(507, "the server's disk does not take or give the data; see its log")
     return _answer(500 if isinstance(error, EngineError) else 503, str(error))
+
+
+async def _of_database(request: Request, error: Exception) -> JSONResponse:
+    _LOG.error("%s %s: the database: %s", request.method, request.url.path, error)
+    return _answer(503, "the server's database does not answer; its log has the reason", code="storage")
 
 
 async def _of_anything(request: Request, error: Exception) -> JSONResponse:

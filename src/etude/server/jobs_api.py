@@ -50,6 +50,8 @@ def job_routes(
         """The newest first; `metadata[key]=value` picks those that have it."""
         query = request.query_params.multi_items()
         wanted = {key[9:-1]: value for key, value in query if key.startswith("metadata[") and key[-1] == "]"}
+        if any('"' in key for key in wanted):
+            raise ApiError(400, 'a key of metadata cannot have a "', param="metadata", code="invalid_value")
         rows, more = jobs.page(wanted, after, limit)
         return list_object([job_object(row) for row in rows], more)
 

@@ -89,9 +89,12 @@ class Scheduler:
             self._add(job["id"], self._wait_for_orphan(job["id"]))
         while True:
             self._woken.clear()
-            await self._take_from_queue()
-            if self._settings.stop_engine_for_jobs and not self._tasks:
-                await self._pool.start(_HOLDER)
+            try:
+                await self._take_from_queue()
+                if self._settings.stop_engine_for_jobs and not self._tasks:
+                    await self._pool.start(_HOLDER)
+            except Exception:  # noqa: BLE001  a full disk today must not end the queue for good
+                _LOG.exception("the queue of jobs could not be looked at; it will be tried again")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), 5 * _LOOK_SECONDS)
 

@@ -95,11 +95,11 @@ class JobTraining:
         went_on = f", from step {self._done}" if self._done else ""
         told = f"Fine-tuning job started{went_on}"
         self._jobs.tell(self._job["id"], told, once=f"started {self._done}")
-        started = time.time()
+        clock = (time.time(), self._done)
         for step in self._steps[self._done :]:
             metrics = self._take(step, canceled)
             self._done = step.number
-            self._report(step, metrics, started)
+            self._report(step, metrics, clock)
             due = step.number % self._place.checkpoint_steps == 0
             if step.ends_epoch or due or stopping.is_set():
                 self._save(step, metrics)
@@ -137,7 +137,7 @@ class JobTraining:
             ]
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
-    def _report(self, step: Step, metrics: dict[str, float], started: float) -> None:
+    def _report(self, step: Step, metrics: dict[str, float], clock: tuple[float, int]) -> None:
         """An event, a line of the results, and when the job is expected to end."""
         loss, of = metrics.get("loss", math.nan), len(self._steps)
         columns = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
@@ -149,8 +149,8 @@ class JobTraining:
             told += f", validation loss={metrics['valid_loss']:.4f}"
         finite = {name: value for name, value in data.items() if math.isfinite(value)}
         self._jobs.tell(self._job["id"], told, once=f"step {step.number}", data=finite)
-        taken = max(1, len(self._results))
-        left = (time.time() - started) / taken * (of - step.number)
+        began, before = clock
+        left = (time.time() - began) / (step.number - before) * (of - step.number)
         self._jobs.set(self._job["id"], estimated_finish=time.time() + left)
 
     def _save(self, step: Step, metrics: dict[str, float]) -> None:
