@@ -90,6 +90,7 @@ def test_server_and_worker_killed_together_lose_nothing(server: ServerProcess) -
     check_whole(server.client(), job)
 
 
+@pytest.mark.slow
 def test_a_stopped_server_lets_its_job_go_on_later(server: ServerProcess) -> None:
     client = server.client()
     job = create(client, upload(client, supervised(8)), **LONG).id
@@ -126,6 +127,7 @@ def test_a_job_can_be_cancelled_at_any_time(server: ServerProcess) -> None:
     assert [model.id for model in client.models.list() if model.id.endswith(running[6:18])] == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_gets_anywhere_fails_its_job_with_the_reason(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path, "--checkpoint-steps", "1000") as server:
         client = server.client()

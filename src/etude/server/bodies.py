@@ -179,4 +179,6 @@ class TokenizeBody(BaseModel):
     def _one_of_two(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either a prompt or messages")
+        _check_unicode(self.messages, "messages")
+        _check_unicode(self.tools, "tools")
         return self

@@ -72,7 +72,8 @@ class EnginePool:
         Raises ApiError: 404 for an unknown model, 429 when the queue is full, 503 when the engine stays
         away or the model cannot be loaded.
         """
-        model = await asyncio.to_thread(self._models.get, name)
+        known = self._loaded.get(name)
+        model = await asyncio.to_thread(self._models.get, name) if known is None else known.model
         limit = self._settings.max_queue
         if self.sequences + sequences > limit:
             raise ApiError(
@@ -110,9 +111,11 @@ class EnginePool:
                 return
             self._state = "stopping"
             await self._changed.wait_for(lambda: not self._inside)
-            async with self._loading:
-                for name in list(self._loaded):
-                    await self._unload(name)
+        # Without the condition, which a load that is under way may wait for.
+        async with self._loading:
+            for name in list(self._loaded):
+                await self._unload(name)
+        async with self._changed:
             self._state = "stopped"
             self._changed.notify_all()
 
@@ -140,6 +143,9 @@ class EnginePool:
             try:
                 async with asyncio.timeout(self._settings.engine_wait):
                     loaded = await self._get(model)
+                    while self._loaded.get(model.name) is not loaded:
+                        # It had to make room again before anybody could use it.
+                        loaded = await self._get(model)
             except TimeoutError as error:
                 raise self._away() from error
             loaded.users += 1
@@ -174,12 +180,14 @@ class EnginePool:
     async def _load(self, model: ServedModel) -> _Loaded:
         settings = self._settings
         async with self._loading:
+            if self._state != "running":
+                raise self._away()
             await self._make_room()
             try:
                 policy = await asyncio.to_thread(
                     load_policy, settings.model, model, device=settings.device, dtype=settings.dtype
                 )
-            except EtudeError as error:
+            except (EtudeError, RuntimeError) as error:
                 _LOG.error("model %s cannot be loaded: %s", model.name, error)
                 told = f"the model {model.name} cannot be loaded; the server's log has the reason"
                 raise ApiError(503, told, code="model_unavailable", retry_after=60) from error

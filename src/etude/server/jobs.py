@@ -97,9 +97,9 @@ class JobStore:
         """Queued to running; False when the job is not in the queue any more."""
         return self._move(job, ("queued",), "running", attempts=JOBS.c.attempts + 1)
 
-    def requeue(self, job: str, why: str) -> bool:
+    def requeue(self, job: str, why: str, attempts: int) -> bool:
         """Running to queued: it goes on later, from its last checkpoint."""
-        return self._move(job, ("running",), "queued", event=why, level="warn")
+        return self._move(job, ("running",), "queued", event=why, level="warn", attempts=attempts)
 
     def cancel(self, job: str) -> Row:
         """End a job that has not ended. Raises ApiError: 404, and 400 when it has."""

@@ -176,9 +176,10 @@ class Scheduler:
             if await asyncio.to_thread(locked_by, lock) is None:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
-        await self._settle(job, "the server was ended")
+        # It was not the job's fault: a machine that restarts often must not fail it.
+        await self._settle(job, "the server was ended", counts=False)
 
-    async def _settle(self, job: str, how: str) -> None:
+    async def _settle(self, job: str, how: str, *, counts: bool = True) -> None:
         """After a worker's end: the job is over, or goes on later, or is given up."""
         row = await asyncio.to_thread(self._jobs.get, job)
         folder = JobFolder(self._settings.data_dir, job)
@@ -186,14 +187,15 @@ class Scheduler:
             return
         if await asyncio.to_thread(locked_by, folder.lock) is not None:
             await self._wait_for_orphan(job)
-        elif row["attempts"] >= _ATTEMPTS:
+        elif counts and row["attempts"] >= _ATTEMPTS:
             told = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
             await asyncio.to_thread(self._jobs.fail, job, told.rstrip("; "), "worker_crashed")
         else:
             step = folder.newest()
             place = f"from step {step}" if step else "from its start"
             told = f"The worker ended early ({how}); the job goes on {place}"
-            await asyncio.to_thread(self._jobs.requeue, job, told)
+            attempts = row["attempts"] if counts else 0
+            await asyncio.to_thread(self._jobs.requeue, job, told, attempts)
 
 
 def _without_keys(settings: ServerSettings) -> dict[str, str]:

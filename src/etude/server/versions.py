@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import version
 
 from packaging.version import InvalidVersion, Version
@@ -12,6 +13,7 @@ VERSION_HEADER = "x-etude-version"
 WARNING_HEADER = "x-etude-warning"
 
 
+@cache
 def server_version() -> str:
     """The version of etude that this server is."""
     return version("etude")
