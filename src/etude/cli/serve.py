@@ -27,6 +27,9 @@ def serve(
         str | None, _option("Environment variable with the key that clients must have.")
     ] = None,
     data_dir: Annotated[Path, _option("Where files, jobs and new models are kept.")] = Path("server"),
+    engine: Annotated[str, _option("What samples: embedded, or vllm, which the server runs.")] = "embedded",
+    vllm_command: Annotated[str, _option("vLLM's program.")] = "vllm",
+    vllm_arg: Annotated[list[str] | None, _option("An option of `vllm serve`; repeatable.")] = None,
     device: Annotated[str, _option("auto, cpu, cuda, cuda:N or mps.")] = "auto",
     dtype: Annotated[str, _option("auto, float32, bfloat16 or float16.")] = "auto",
     max_batch: Annotated[int, _option("Sequences sampled at once.", min=1)] = 256,
@@ -44,12 +47,15 @@ def serve(
     drain: Annotated[float, _option("Seconds that requests have to finish at the end.", min=0)] = 30.0,
 ) -> None:
     """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
-    options = {key: value for key, value in locals().items() if key not in ("api_key_env", "max_file_mb")}
+    options = {
+        key: value for key, value in locals().items() if key not in ("api_key_env", "max_file_mb", "vllm_arg")
+    }
     _require_extras()
     from etude.server.serve import serve as run
     from etude.server.settings import MEBIBYTE, server_settings
 
     options |= {"name": name or _name_of(model), "api_key": _key(api_key_env)}
+    options["vllm_args"] = tuple(vllm_arg or ())
     settings = server_settings(**options, max_file=max_file_mb * MEBIBYTE)
     run(settings, lambda address: _say_ready(settings.name, address))
 

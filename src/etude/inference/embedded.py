@@ -16,6 +16,7 @@ from etude.inference.decoder import Row, make_decoder
 from etude.inference.sampled import OnToken, Sampled, SampledToken, TokenRequest
 from etude.inference.sampler import uniforms
 from etude.models.policy import Policy
+from etude.models.speech import Speech
 
 _KEPT_CONVERSATIONS = 64
 """Conversations whose keys and values are kept between two turns."""
@@ -59,6 +60,11 @@ class EmbeddedEngine:
         self._incoming: deque[_Job] = deque()
         self._closed = False
         self._thread: threading.Thread | None = None
+
+    @property
+    def speech(self) -> Speech:
+        """How the model reads and writes."""
+        return self.policy.speech
 
     @property
     def version(self) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from etude.core.call import Sampling
+
+if TYPE_CHECKING:
+    from etude.models.speech import Speech
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 """Token ids and their logprobs, the most likely first."""
@@ -55,3 +58,20 @@ class Sampled:
     """`stop` or `length`."""
     version: int
     """Of the weights that sampled the last token."""
+
+
+class TokenEngine(Protocol):
+    """Whatever samples tokens after tokens."""
+
+    @property
+    def speech(self) -> Speech:
+        """How the model reads and writes."""
+
+    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
+        """Continue a prompt; `on_token` is told of each token as it is sampled.
+
+        Raises EngineError when that cannot be; cancelling the call frees what it held.
+        """
+
+    async def close(self) -> None:
+        """Free what it holds; requests still in it fail."""

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Response
 from starlette.types import ASGIApp
 
-from etude.models.policy import Policy
+from etude.server.backend import Backend
 from etude.server.chat import chat_routes
 from etude.server.completions import completion_routes
 from etude.server.database import open_database
@@ -33,15 +33,15 @@ Point any OpenAI client here: `OpenAI(base_url="http://this-server/v1", api_key=
 """
 
 
-def create_app(settings: ServerSettings, policy: Policy) -> ASGIApp:
-    """The application, with the base model in memory.
+def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
+    """The application; `backend` is open.
 
     Raises StoreError when the data folder cannot be used.
     """
     metrics = Metrics()
     database = open_database(settings.data_dir / "server.db")
     models = ModelStore(database, settings.data_dir, settings.name)
-    pool = EnginePool(settings, models, policy)
+    pool = EnginePool(settings, models, backend)
     files, jobs = FileStore(database, settings.data_dir), JobStore(database)
     scheduler = Scheduler(settings, jobs, pool)
     metrics.watch_counts("etude_jobs", "Training jobs.", "status", jobs.counts)
@@ -49,6 +49,7 @@ def create_app(settings: ServerSettings, policy: Policy) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await pool.start()
         scheduler.start()
         try:
             yield

@@ -15,8 +15,7 @@ from fastapi.responses import JSONResponse
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError
 from etude.core.message import Message
-from etude.inference.embedded import EmbeddedEngine
-from etude.inference.sampled import Sampled, SampledToken, TokenRequest
+from etude.inference.sampled import Sampled, SampledToken, TokenEngine, TokenRequest
 from etude.models.template import ChatTemplate
 from etude.server.bodies import ChatBody
 from etude.server.engines import EnginePool, require_room
@@ -70,20 +69,20 @@ def chat_routes(pool: EnginePool, metrics: Metrics) -> APIRouter:
     return router
 
 
-def chat_prompt(engine: EmbeddedEngine, messages: list[Message], tools: Sequence[Any]) -> tuple[int, ...]:
+def chat_prompt(engine: TokenEngine, messages: list[Message], tools: Sequence[Any]) -> tuple[int, ...]:
     """Token ids of a conversation's prompt. Raises ApiError when the model's template refuses it."""
     try:
-        return engine.policy.template.prompt(ChatRequest(tuple(messages), tuple(tools))).ids
+        return engine.speech.template.prompt(ChatRequest(tuple(messages), tuple(tools))).ids
     except EngineError as error:
         raise ApiError(400, str(error), param="messages", code="invalid_value") from error
 
 
-def _ask(engine: EmbeddedEngine, body: ChatBody) -> _Asked:
-    policy = engine.policy
-    name = namer(policy.template.decode, as_ids=bool(body.return_tokens_as_token_ids))
-    asked = _Asked(body, policy.template, (), name, policy.stop_ids)
+def _ask(engine: TokenEngine, body: ChatBody) -> _Asked:
+    speech = engine.speech
+    name = namer(speech.template.decode, as_ids=bool(body.return_tokens_as_token_ids))
+    asked = _Asked(body, speech.template, (), name, speech.stop_ids)
     asked.prompt_ids = chat_prompt(engine, body.messages, asked.tools)
-    require_room(engine, asked.prompt_ids)
+    require_room(engine.speech, asked.prompt_ids)
     return asked
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from etude.inference.embedded import EmbeddedEngine
-from etude.inference.sampled import Sampled, SampledToken, TokenRequest
+from etude.inference.sampled import Sampled, SampledToken, TokenEngine, TokenRequest
 from etude.server.bodies import CompletionBody, TokenizeBody
 from etude.server.chat import chat_prompt, tokens_of, usage
 from etude.server.engines import EnginePool, require_room
@@ -48,7 +47,7 @@ def completion_routes(pool: EnginePool, metrics: Metrics, base: str) -> APIRoute
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """vLLM's tokenize: the ids that a prompt would have."""
         async with pool.using(body.model or base, 0) as engine:
-            template = engine.policy.template
+            template = engine.speech.template
             if body.messages is not None:
                 ids = list(chat_prompt(engine, body.messages, body.tools or ()))
             else:
@@ -56,7 +55,7 @@ def completion_routes(pool: EnginePool, metrics: Metrics, base: str) -> APIRoute
             strings = template.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
             return {
                 "count": len(ids),
-                "max_model_len": engine.policy.max_context,
+                "max_model_len": engine.speech.max_context,
                 "tokens": ids,
                 "token_strs": strings,
             }
@@ -67,18 +66,18 @@ def completion_routes(pool: EnginePool, metrics: Metrics, base: str) -> APIRoute
 class _Asked:
     """A request taken apart: one sequence for each prompt and repetition."""
 
-    def __init__(self, engine: EmbeddedEngine, body: CompletionBody) -> None:
+    def __init__(self, engine: TokenEngine, body: CompletionBody) -> None:
         self.body = body
         self.id, self.created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
-        self.policy = engine.policy
-        decode = engine.policy.template.decode
+        self.speech = engine.speech
+        decode = engine.speech.template.decode
         self.name: Name = namer(decode, as_ids=bool(body.return_tokens_as_token_ids))
         prompts = [
             tuple(_encode(engine, prompt, special=True) if isinstance(prompt, str) else prompt)
             for prompt in body.prompts
         ]
         for prompt in prompts:
-            require_room(engine, prompt)
+            require_room(engine.speech, prompt)
         sampling = body.sampling(body.max_tokens or _DEFAULT_TOKENS)
         wanted = [TokenRequest(prompt, sampling, top=body.logprobs or 0) for prompt in prompts]
         self.requests = [one for request in wanted for one in requests_of(request, body.count, body.seed)]
@@ -119,8 +118,8 @@ class _Asked:
 
 async def _chunks(asked: _Asked, stream: SampleStream, metrics: Metrics) -> AsyncIterator[dict[str, Any]]:
     """The `text_completion` objects of a stream."""
-    policy, stops = asked.policy, asked.body.sampling(None).stop
-    texts = [TextStream(policy.template.decode, policy.stop_ids, stops) for _ in asked.requests]
+    speech, stops = asked.speech, asked.body.sampling(None).stop
+    texts = [TextStream(speech.template.decode, speech.stop_ids, stops) for _ in asked.requests]
     waiting: list[list[SampledToken]] = [[] for _ in asked.requests]
     offsets, sampled_tokens = [0] * len(asked.requests), 0
     none: dict[str, Any] = {"usage": None} if asked.body.include_usage else {}
@@ -142,6 +141,6 @@ async def _chunks(asked: _Asked, stream: SampleStream, metrics: Metrics) -> Asyn
         yield asked.head() | {"choices": [], "usage": usage(asked.prompt_tokens, sampled_tokens)}
 
 
-def _encode(engine: EmbeddedEngine, text: str, *, special: bool) -> list[int]:
-    ids: list[int] = engine.policy.tokenizer(text, add_special_tokens=special)["input_ids"]
+def _encode(engine: TokenEngine, text: str, *, special: bool) -> list[int]:
+    ids: list[int] = engine.speech.tokenizer(text, add_special_tokens=special)["input_ids"]
     return ids

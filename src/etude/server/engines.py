@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -12,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from etude.core.errors import EtudeError
-from etude.inference.embedded import EmbeddedEngine
-from etude.models.policy import Policy
+from etude.inference.sampled import TokenEngine
+from etude.models.speech import Speech
+from etude.server.backend import Backend
 from etude.server.errors import ApiError
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
-from etude.server.weights import load_policy
 
 _LOG = logging.getLogger("etude.server")
 
@@ -27,7 +26,7 @@ State: TypeAlias = Literal["running", "stopping", "stopped"]
 @dataclass(slots=True, eq=False)
 class _Loaded:
     model: ServedModel
-    engine: EmbeddedEngine
+    engine: TokenEngine
     users: int = 0
     used: float = 0.0
 
@@ -35,11 +34,12 @@ class _Loaded:
 class EnginePool:
     """Engines by model name. The least recently used one makes room for another."""
 
-    def __init__(self, settings: ServerSettings, models: ModelStore, base: Policy) -> None:
-        """`base` is the model that the server was started with, in memory already."""
+    def __init__(self, settings: ServerSettings, models: ModelStore, backend: Backend) -> None:
+        """Nothing is in memory before `start`."""
         self._settings = settings
         self._models = models
-        self._loaded = {models.base.name: self._ready(models.base, base)}
+        self._backend = backend
+        self._loaded: dict[str, _Loaded] = {}
         self._loading = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[_Loaded]] = {}
         self._inside = 0
@@ -59,14 +59,15 @@ class EnginePool:
         """What `GET /engine/status` tells."""
         return {
             "object": "engine.status",
-            "engine": "embedded",
+            "engine": self._backend.name,
             "status": self._state,
             "models": sorted(self._loaded),
             "sequences": self.sequences,
+            **self._backend.status(),
         }
 
     @asynccontextmanager
-    async def using(self, name: str, sequences: int) -> AsyncIterator[EmbeddedEngine]:
+    async def using(self, name: str, sequences: int) -> AsyncIterator[TokenEngine]:
         """The engine of a model, for a request of so many sequences.
 
         Raises ApiError: 404 for an unknown model, 429 when the queue is full, 503 when the engine stays
@@ -113,8 +114,7 @@ class EnginePool:
             await self._changed.wait_for(lambda: not self._inside)
         # Without the condition, which a load that is under way may wait for.
         async with self._loading:
-            for name in list(self._loaded):
-                await self._unload(name)
+            await self._put_away()
         async with self._changed:
             self._state = "stopped"
             self._changed.notify_all()
@@ -127,8 +127,12 @@ class EnginePool:
 
     async def close(self) -> None:
         """Free everything."""
+        await self._put_away()
+
+    async def _put_away(self) -> None:
         for name in list(self._loaded):
             await self._unload(name)
+        await self._backend.put_away()
 
     @asynccontextmanager
     async def _let_in(self, model: ServedModel) -> AsyncIterator[_Loaded]:
@@ -178,53 +182,43 @@ class EnginePool:
         return await asyncio.shield(self._loads[name])
 
     async def _load(self, model: ServedModel) -> _Loaded:
-        settings = self._settings
         async with self._loading:
             if self._state != "running":
                 raise self._away()
-            await self._make_room()
+            await self._make_room(model)
             try:
-                policy = await asyncio.to_thread(
-                    load_policy, settings.model, model, device=settings.device, dtype=settings.dtype
-                )
+                engine = await self._backend.load(model)
             except (EtudeError, RuntimeError) as error:
                 _LOG.error("model %s cannot be loaded: %s", model.name, error)
                 told = f"the model {model.name} cannot be loaded; the server's log has the reason"
                 raise ApiError(503, told, code="model_unavailable", retry_after=60) from error
-            self._loaded[model.name] = loaded = self._ready(model, policy)
+            self._loaded[model.name] = loaded = _Loaded(model, engine, used=time.monotonic())
             return loaded
 
-    def _ready(self, model: ServedModel, policy: Policy) -> _Loaded:
-        settings = self._settings
-        engine = EmbeddedEngine(policy, max_batch=settings.max_batch, max_tokens=settings.max_tokens)
-        return _Loaded(model, engine, used=time.monotonic())
-
-    async def _make_room(self) -> None:
-        """Put the least recently used models away, and wait while all are in use."""
-        while len(self._loaded) >= self._settings.max_models:
-            idle = [one for one in self._loaded.values() if not one.users]
+    async def _make_room(self, model: ServedModel) -> None:
+        """Put models away that cannot be there too, and wait while they are in use."""
+        while in_the_way := self._in_the_way(model):
+            idle = [one for one in in_the_way if not one.users]
             if idle:
                 await self._unload(min(idle, key=lambda one: one.used).model.name)
                 continue
             async with self._changed:
-                await self._changed.wait_for(lambda: any(not one.users for one in self._loaded.values()))
+                await self._changed.wait_for(lambda: any(not one.users for one in self._in_the_way(model)))
+
+    def _in_the_way(self, model: ServedModel) -> list[_Loaded]:
+        """Models of another place; with too many of its own, those."""
+        place, loaded = self._backend.place(model), list(self._loaded.values())
+        others = [one for one in loaded if self._backend.place(one.model) != place]
+        return others or (loaded if len(loaded) >= self._settings.max_models else [])
 
     async def _unload(self, name: str) -> None:
-        await self._loaded.pop(name).engine.close()
-        await asyncio.to_thread(_free_memory)
+        loaded = self._loaded.pop(name)
+        await self._backend.unload(loaded.model, loaded.engine)
 
 
-def _free_memory() -> None:
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # pragma: gpu
-
-
-def require_room(engine: EmbeddedEngine, prompt_ids: tuple[int, ...]) -> None:
+def require_room(speech: Speech, prompt_ids: tuple[int, ...]) -> None:
     """Raise ApiError when a prompt leaves no room for an answer, or has ids that are no tokens."""
-    context, length = engine.policy.max_context, len(prompt_ids)
+    context, length = speech.max_context, len(prompt_ids)
     if not length:
         raise ApiError(400, "the prompt is empty", code="invalid_value")
     if length >= context:
@@ -234,8 +228,7 @@ def require_room(engine: EmbeddedEngine, prompt_ids: tuple[int, ...]) -> None:
             param="messages",
             code="context_length_exceeded",
         )
-    vocabulary = engine.policy.model.get_input_embeddings().num_embeddings
-    if max(prompt_ids) >= vocabulary:
+    if max(prompt_ids) >= speech.vocabulary:
         raise ApiError(
-            400, f"token id {max(prompt_ids)} is not in the vocabulary of {vocabulary}", param="prompt"
+            400, f"token id {max(prompt_ids)} is not in the vocabulary of {speech.vocabulary}", param="prompt"
         )

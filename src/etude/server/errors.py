@@ -13,10 +13,11 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
-from etude.core.errors import EngineError, EtudeError, RequestError, StoreError
+from etude.core.errors import EngineAway, EngineError, EtudeError, RequestError, StoreError
 
 _LOG = logging.getLogger("etude.server")
 
+_RETRY_SECONDS = 5
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -124,6 +125,9 @@ async def _of_etude(request: Request, error: Exception) -> JSONResponse:
     _LOG.warning("%s %s: %s", request.method, request.url.path, error)
     if isinstance(error, StoreError):
         return _answer(507, "the server's disk does not take or give the data; see its log")
+    if isinstance(error, EngineAway):
+        headers = {"retry-after": str(_RETRY_SECONDS)}
+        return _answer(503, str(error), code="engine_unavailable", headers=headers)
     return _answer(500 if isinstance(error, EngineError) else 503, str(error))
 
 

@@ -13,8 +13,7 @@ from starlette.requests import Request
 
 from etude.core.errors import EngineError
 from etude.core.keys import fold
-from etude.inference.embedded import EmbeddedEngine
-from etude.inference.sampled import Sampled, SampledToken, TokenRequest
+from etude.inference.sampled import Sampled, SampledToken, TokenEngine, TokenRequest
 from etude.server.errors import ApiError
 
 T = TypeVar("T")
@@ -37,7 +36,7 @@ def requests_of(request: TokenRequest, count: int, seed: int | None) -> list[Tok
     return [replace(request, key=fold(start, "choice", index) if index else start) for index in range(count)]
 
 
-async def sample_all(engine: EmbeddedEngine, requests: Sequence[TokenRequest]) -> list[Sampled]:
+async def sample_all(engine: TokenEngine, requests: Sequence[TokenRequest]) -> list[Sampled]:
     """All sequences, in order. When one fails or the caller is cancelled, all are given up."""
     tasks = [asyncio.ensure_future(engine.sample(request)) for request in requests]
     try:
@@ -53,9 +52,7 @@ class SampleStream:
     What `held` holds (the engine) is held until sampling has ended, whether anybody listens or not.
     """
 
-    def __init__(
-        self, engine: EmbeddedEngine, requests: Sequence[TokenRequest], held: AsyncExitStack
-    ) -> None:
+    def __init__(self, engine: TokenEngine, requests: Sequence[TokenRequest], held: AsyncExitStack) -> None:
         self._news: asyncio.Queue[News | EngineError | None] = asyncio.Queue()
         self._task = asyncio.create_task(self._sample(engine, requests, held))
 
@@ -70,7 +67,7 @@ class SampleStream:
             self._task.cancel()
 
     async def _sample(
-        self, engine: EmbeddedEngine, requests: Sequence[TokenRequest], held: AsyncExitStack
+        self, engine: TokenEngine, requests: Sequence[TokenRequest], held: AsyncExitStack
     ) -> None:
         async with held:
             try:
@@ -82,7 +79,7 @@ class SampleStream:
                 self._news.put_nowait(first if isinstance(first, EngineError) else EngineError(str(first)))
             self._news.put_nowait(None)
 
-    async def _sample_one(self, engine: EmbeddedEngine, index: int, request: TokenRequest) -> None:
+    async def _sample_one(self, engine: TokenEngine, index: int, request: TokenRequest) -> None:
         sampled = await engine.sample(request, lambda token: self._news.put_nowait(News(index, token=token)))
         self._news.put_nowait(News(index, end=sampled))
 

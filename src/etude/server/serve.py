@@ -11,9 +11,10 @@ from starlette.types import ASGIApp
 
 from etude.core.errors import EtudeError, StoreError
 from etude.inference.listening import listen
-from etude.models.policy import Policy
 from etude.server.app import create_app
+from etude.server.backend import Backend, EmbeddedBackend
 from etude.server.settings import ServerSettings, require_safe
+from etude.server.vllm_backend import VllmBackend
 from etude.store.lock import RunLock
 
 
@@ -33,15 +34,19 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     with listen(settings.host, settings.port) as listening:
         lock = _lock(settings)
         try:
-            # Loaded before anything is served: a model that cannot be is an error of the command.
-            policy = Policy.load(settings.model, device=settings.device, dtype=settings.dtype)
-            _run(create_app(settings, policy), settings, listening, on_ready)
+            backend = _backend(settings)
+            _run(create_app(settings, backend), backend, settings, listening, on_ready)
         finally:
             lock.release()
 
 
+def _backend(settings: ServerSettings) -> Backend:
+    return VllmBackend(settings) if settings.engine == "vllm" else EmbeddedBackend(settings)
+
+
 def _run(
     app: ASGIApp,
+    backend: Backend,
     settings: ServerSettings,
     listening: socket.socket,
     on_ready: Callable[[str], None],
@@ -49,9 +54,17 @@ def _run(
     host, port = listening.getsockname()[:2]
 
     class Server(uvicorn.Server):
-        """Tells when it is ready."""
+        """Tells when it is ready, and why it cannot be."""
+
+        error: EtudeError | None = None
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            try:
+                # Before anything is served: a model that cannot be loaded is an error of the command.
+                await backend.open()
+            except EtudeError as error:
+                self.error, self.should_exit = error, True
+                return
             await super().startup(sockets)
             if self.started:
                 on_ready(f"http://{host}:{port}")
@@ -66,6 +79,8 @@ def _run(
     )
     server = Server(config)
     server.run(sockets=[listening])
+    if server.error is not None:
+        raise server.error
     if not server.started:
         raise ServeError("the server could not start; the lines above say why")
 

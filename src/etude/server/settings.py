@@ -28,6 +28,12 @@ class ServerSettings(BaseModel):
     port: int = Field(default=8000, ge=0, le=65535)
     """0 takes a free one."""
     api_key: SecretStr | None = None
+    engine: Literal["embedded", "vllm"] = "embedded"
+    """What samples: a model in this process, or a vLLM that the server runs."""
+    vllm_command: str = "vllm"
+    """vLLM's program, as a shell would take it."""
+    vllm_args: tuple[str, ...] = ()
+    """More options of `vllm serve`."""
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_batch: int = Field(default=256, ge=1)
