@@ -62,6 +62,10 @@ class EngineError(EtudeError):
     """A model call failed for good: retries are spent or the request is impossible."""
 
 
+class EngineAway(EngineError):
+    """The engine is not there at the moment: another try later may do better."""
+
+
 class EpisodeError(EtudeError):
     """An episode failed: its workflow raised, timed out or returned nothing usable."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hmac
 import secrets
 import socket
@@ -12,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from etude.core.errors import RequestError
 from etude.inference.gateway import Gateway, Handler, WireResponse, error_response
+from etude.inference.listening import listen
 from etude.inference.said import Said
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
 
 _SHUTDOWN_SECONDS = 1
-_BACKLOG = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class EndpointServer:
         """
         if self._socket is not None:
             return
-        self._socket = _listen(self._host, self._port)
+        self._socket = listen(self._host, self._port)
         self._stop = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._serve(self._socket, self._stop))
 
@@ -170,23 +168,3 @@ async def _respond(server: EndpointServer, request: Request) -> WireResponse:
             code="invalid_api_key",
         )
     return await gateway.answer(request.method, path, request.headers, await request.body())
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        if error.errno == errno.EADDRINUSE:
-            raise RequestError(
-                f"port {port} on {host} is in use by another program; stop it, or choose another port "
-                f"(0 takes a free one)"
-            ) from error
-        raise RequestError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
-        ) from error
-    listening.setblocking(False)
-    return listening

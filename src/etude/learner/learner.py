@@ -118,6 +118,17 @@ class Learner:
             for name in sorted(names)
         }
 
+    def evaluate(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
+        """The loss and metrics that a step on all of `batch` would have; nothing changes."""
+        units: list[Unit] = [unit for unit in batch.units if any(any(sequence.weights) for sequence in unit)]
+        totals: dict[str, float] = {"loss": 0.0}
+        with self.policy.lock, torch.no_grad():
+            for one in self._passes(units, objective):
+                loss, metrics = objective.loss(one.logprobs(self.policy.model), one.micro)
+                for name, value in {"loss": float(loss), **metrics}.items():
+                    totals[name] = totals.get(name, 0.0) + value
+        return totals
+
     def _plan(self, units: Sequence[Unit], objective: Objective) -> list[list[Unit]]:
         """The units of every optimiser step, shuffled anew for every pass."""
         size = self.options.batch_size or len(units)
