@@ -264,6 +264,16 @@ async def test_the_events_go_into_the_runs_log_once_and_their_numbers_into_the_s
     assert {line["run_id"] for line in told} == {"run-epoch-0"}
 
 
+async def test_half_a_line_of_a_killed_process_spoils_no_other(tmp_path):
+    server, log = StandIn(), tmp_path / "openai_jobs.jsonl"
+    ref = await backend(server, log).submit(supervised())
+    log.write_text(log.read_text() + '{"run_id": "run-ep')
+    await backend(server, log).status(ref)
+    submitted, half, event = log.read_text().splitlines()
+    assert (json.loads(submitted)["event"], half) == ("submitting", '{"run_id": "run-ep')
+    assert json.loads(event)["event"] == "ftevent-ftjob-0-0"
+
+
 async def test_facts_can_be_added_to_the_log(tmp_path):
     adapter = backend(StandIn(), tmp_path / "log.jsonl")
     ref = TrainingJobRef(run_id="r", backend="openai")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,10 +40,16 @@ class JobLog:
 
 
 def append_line(path: Path, facts: Mapping[str, Any]) -> None:
-    """Append a JSON object to a file, whose folder is made when it is not there."""
+    """Append a JSON object to a file, whose folder is made when it is not there.
+
+    It gets a line of its own, also after half a line that a killed process left.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(facts) + "\n")
+    with path.open("a+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        is_cut = file.read(1) not in (b"", b"\n")
+        file.write((b"\n" if is_cut else b"") + json.dumps(facts).encode() + b"\n")
 
 
 def metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
@@ -71,5 +78,5 @@ def _event_ids(path: Path) -> set[str]:
         try:
             found.add(json.loads(line).get("event"))
         except (ValueError, AttributeError):
-            continue  # A killed process may have left half a line.
+            continue  # Half a line.
     return found
