@@ -142,6 +142,11 @@ def test_a_client_that_does_not_finish_its_request_is_given_up(model: Path, tmp_
     with ServerProcess(model, tmp_path, "--body-timeout", "1") as running:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         assert b" 408 " in running.raw(head + b"Content-Length: 100\r\n\r\n{")
+        assert b" 408 " in running.raw(head)
+        assert b" 408 " in running.raw(b"")
+        # One that is only slow to ask again is not in anybody's way, and a stream may take its time.
+        running.client().chat.completions.create(model="tiny", messages=ASK, max_tokens=100, n=64)
+        assert running.log.read_text() == ""
 
 
 def test_requests_under_way_are_finished_when_the_server_is_stopped(model: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from etude.core.errors import EtudeError, StoreError
 from etude.inference.listening import listen
 from etude.server.app import create_app
 from etude.server.backend import Backend, EmbeddedBackend
+from etude.server.protocol import patient_protocol
 from etude.server.settings import ServerSettings, require_safe
 from etude.server.vllm_backend import VllmBackend
 from etude.store.lock import RunLock
@@ -71,6 +72,7 @@ def _run(
 
     config = uvicorn.Config(
         app,
+        http=patient_protocol(settings.body_timeout),
         log_config=None,
         access_log=False,
         lifespan="on",
