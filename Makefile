@@ -20,10 +20,10 @@ demo: $(LOCAL) ## Install, and watch an agent learn (ARGS="--task tictactoe")
 	$(BIN)/etude demo $(ARGS)
 
 test: lint types ## Install, and run all checks but the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-fail-under=90 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not vllm" --cov --cov-fail-under=90 $(ARGS)
 
 test-all: lint types ## The same with the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-fail-under=90 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not vllm" --cov --cov-fail-under=90 $(ARGS)
 
 lint: $(DEV) ## Style
 	$(BIN)/ruff check .
@@ -42,6 +42,7 @@ docs: $(DEV) ## Write docs/config.md anew from the config classes
 
 bench: $(LOCAL) ## Run the benchmarks (ARGS=--quick)
 	$(BIN)/python benchmarks/harness.py $(ARGS)
+	$(BIN)/python benchmarks/learner.py $(ARGS)
 	$(BIN)/python benchmarks/demo.py $(ARGS)
 
 clean: ## Remove the environment and what tools left behind

@@ -45,6 +45,7 @@ ROOMS = [
     "starter",
     "importing",
     "demo",
+    "server",
     "cli",
     "__main__",
 ]
@@ -56,10 +57,19 @@ MAX_FUNCTION_LINES = 60
 HEAVY = {"torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "numpy"}
 """The packages of the extra `local`: nothing else may need them before a local model is built."""
 
-TORCH_ROOMS = {"models", "learner", "inference", "adapters", "preflight"}
+TORCH_ROOMS = {"models", "learner", "inference", "adapters", "preflight", "server"}
 """Rooms with modules that run or train a model here, and may have torch at their top."""
 
-SLOW_TO_IMPORT = HEAVY | {"openai", "matplotlib", "datasets", "pyarrow", "fastapi", "uvicorn", "sqlalchemy"}
+SLOW_TO_IMPORT = HEAVY | {
+    "openai",
+    "matplotlib",
+    "datasets",
+    "pyarrow",
+    "fastapi",
+    "uvicorn",
+    "sqlalchemy",
+    "prometheus_client",
+}
 
 PRINTING_ROOMS = {"cli", "report"}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import random
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from etude.core.trajectory import TrajectoryCollection
 
@@ -66,3 +68,38 @@ def test_scores_of_several_seeds_are_one_sample(monkeypatch: pytest.MonkeyPatch)
     pooled = demo.pooled([demo.Measured(0.25, 0.1, 0.5, 100), demo.Measured(0.75, 0.5, 0.9, 100)])
     assert (pooled.score, pooled.n) == (0.5, 200)
     assert pooled.high - pooled.low < 0.15
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("method", ["grpo", "dpo", "sft"])
+def test_all_peers_of_the_learner_do_the_same_work(monkeypatch: pytest.MonkeyPatch, method: str):
+    pytest.importorskip("trl")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    learner, data, peers = (importlib.import_module(f"learner{part}") for part in ("", "_data", "_trl"))
+    policy, sequences = data.model(learner.HEADLINE), data.short(random.Random(0))[:16]
+    units = learner.units_of(method, sequences)
+    setting = learner.Setting(learner.HEADLINE, method, "short")
+    own = [
+        learner.gradient(policy, learner.own_step(policy, setting, units, packing=packing))
+        for packing in ("tree", "padded")
+    ]
+    step = peers.steps(method, policy, sequences)["all"]
+    step()
+    grads = dict(step.model.named_parameters())
+    theirs = torch.cat([grads[name].grad.flatten() for name in policy.trainable()])
+    assert learner.difference(own[0], own[1]) < 1e-5
+    assert learner.difference(own[0], theirs) < 1e-4
+
+
+def test_the_learners_json_has_the_keys_that_others_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    learner = importlib.import_module("learner")
+    ms, mb = {"tree": 2.0, "padded": 10.0, "trl": 20.0}, {"tree": 1.0, "padded": 3.0, "trl": 4.0}
+    costs = {setting: learner.Cost(ms, mb, 1e-7, 100, 20) for setting in learner.settings(quick=True)}
+    found = learner.as_json(costs)
+    shapes = ("short", "long", "turns")
+    assert found["ratio_vs_trl"] == dict.fromkeys(shapes, 10.0)
+    assert found["ratio_vs_padded"] == dict.fromkeys(shapes, 5.0)
+    assert found["peak_memory_ratio"] == dict.fromkeys(shapes, 0.25)
+    assert found["max_relative_gradient_error"] == 1e-7
+    assert len(found["settings"]) == 3

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from etude.adapters.trainer_adapter import Capabilities
+from etude.adapters.trainer_adapter import ALL_METHODS, Capabilities
 from etude.builders.dpo import DpoBuilder, DpoBuilderConfig
 from etude.builders.expert_iteration import ExpertIterationBuilder, ExpertIterationBuilderConfig
 from etude.builders.grpo import EQUAL_REWARDS, GrpoBuilder, GrpoBuilderConfig
@@ -244,6 +244,13 @@ async def test_a_backend_that_promised_versions_must_name_them(run):
         await run.start()
 
 
+async def test_what_a_backend_says_of_its_jobs_is_passed_on_once(run):
+    run.adapter.behave = lambda found: found.model_copy(update={"message": "trained with one hand"})
+    await run.start()
+    assert run.watcher.warnings == ["trained with one hand"]
+    assert len(run.statuses) > 1
+
+
 async def test_a_backend_without_versions_trains_with_a_warning(run, tmp_path):
     run.adapter = FakeAdapter(
         tmp_path / "backend",
@@ -310,7 +317,7 @@ class TextOnly(ScriptedEngine):
 async def test_missing_token_ids_stop_the_run_at_the_first_episode_when_the_backend_needs_them(run, tmp_path):
     run.engine = TextOnly(lambda request: "yes")
     run.examples = examples(50)
-    run.adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(token_ids_required=True))
+    run.adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(token_ids_for=ALL_METHODS))
     with pytest.raises(TrainingError, match="returned no token ids"):
         await run.start()
     assert len(run.engine.requests) < 50

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etude.adapters.capabilities import Capabilities
+    from etude.adapters.lm_client import LanguageModelClient
+    from etude.adapters.lm_errors import LanguageModelClientError
+    from etude.adapters.openai_errors import TrainingJobNotFoundClientError
     from etude.adapters.trainer_adapter import TrainerAdapter
     from etude.builders.trajectory_builder import TrajectoryBuilder
     from etude.config.builder import Builder
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
         register_workflow,
     )
     from etude.config.schema import Config
-    from etude.core.errors import ConfigError, EtudeError, RequestError
+    from etude.core.errors import BackendError, ConfigError, EtudeError, RequestError
     from etude.core.evaluation import (
         EvalInput,
         EvalInputItem,
@@ -69,6 +72,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "etude.adapters.capabilities": ("Capabilities",),
+    "etude.adapters.lm_client": ("LanguageModelClient",),
+    "etude.adapters.lm_errors": ("LanguageModelClientError",),
+    "etude.adapters.openai_errors": ("TrainingJobNotFoundClientError",),
     "etude.adapters.trainer_adapter": ("TrainerAdapter",),
     "etude.builders.trajectory_builder": ("TrajectoryBuilder",),
     "etude.config.builder": ("Builder",),
@@ -94,7 +100,7 @@ _HOMES = {
         "register_workflow",
     ),
     "etude.config.schema": ("Config",),
-    "etude.core.errors": ("ConfigError", "EtudeError", "RequestError"),
+    "etude.core.errors": ("BackendError", "ConfigError", "EtudeError", "RequestError"),
     "etude.core.evaluation": (
         "EvalInput",
         "EvalInputItem",
@@ -127,6 +133,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "BackendError",
     "Builder",
     "Capabilities",
     "Config",
@@ -151,6 +158,8 @@ __all__ = [
     "FinetuneConfig",
     "FinetuneRunConfig",
     "Frozen",
+    "LanguageModelClient",
+    "LanguageModelClientError",
     "LlmConfig",
     "OpenAIMessage",
     "OpenAiSharedModelGroup",
@@ -166,6 +175,7 @@ __all__ = [
     "TrainerAdapter",
     "TrainerAdapterConfig",
     "TrainerConfig",
+    "TrainingJobNotFoundClientError",
     "TrainingJobRef",
     "TrainingJobStatus",
     "TrainingStatusEnum",

@@ -6,7 +6,9 @@ None of these modules needs torch before a component is built.
 
 # ruff: noqa: F401 - the imports are what this module is for
 
+import etude.adapters.lm_server
 import etude.adapters.local
+import etude.adapters.openai_adapter
 import etude.adapters.openpipe_art
 import etude.builders.dpo
 import etude.builders.expert_iteration

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from etude.adapters.trainer_adapter import TrainerAdapter, check_method
+from etude.adapters.capabilities import check_method, check_tokens
+from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.builders.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
 from etude.core.errors import EtudeError
@@ -74,8 +75,11 @@ class Trainer(ABC):
         capabilities = adapter.capabilities()
         for method in builder.methods:
             check_method(_type_of(adapter), capabilities, method, _type_of(builder))
-        builder.token_ids_required = capabilities.token_ids_required
+        builder.token_ids_required = bool(capabilities.token_ids_for.intersection(builder.methods))
         if self._runtime is not None:
+            llm, target = self._runtime.config.llms, self._runtime.target_model
+            if target in llm:
+                check_tokens(_type_of(adapter), capabilities, builder.methods, llm[target], target)
             builder.bind_runtime(self._runtime)
         await builder.initialize(run_config)
         await adapter.initialize(run_config)

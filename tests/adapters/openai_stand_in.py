@@ -1,35 +1,65 @@
-"""What OpenAI's fine-tuning API answers, for the official SDK: files, jobs, events, errors, pages."""
+"""What OpenAI's API answers, for the official SDK: files, jobs, events, errors, pages, and completions."""
 
 from __future__ import annotations
 
 import json
 import re
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from email.parser import BytesParser
 from email.policy import HTTP
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 from openai import AsyncOpenAI
 from openai.types import FileObject
+from openai.types.chat import ChatCompletion
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
 KEY = "sk-test"
+BASE = "gpt-4o-mini-2024-07-18"
 FINAL = ("succeeded", "failed", "cancelled")
+ORDER = ["validating_files", "queued", "running"]
 
 
 class StandIn:
-    """Files and jobs. A job goes one state further each time it is asked after.
+    """Files, jobs and models. A job goes one state further each time it is asked after.
 
-    `ending` is how jobs end. The first `daily_limits` creations are refused because the day's jobs are
-    used up. Any number of clients may share it, as processes share the API.
+    `ending` is how jobs end; files of fewer than `min_rows` fail. The first `daily_limits` creations are
+    refused because the day's jobs are used up. `page` is the longest page of a list. Any number of
+    clients may share it, as processes share the API. `faults` are taken one by one by the requests
+    they name: `lost` does what was asked and gives no answer, so does a function, which is called then; a
+    number is a status. `say` answers a chat completion by the model's name and the number of the
+    request.
     """
 
-    def __init__(self, *, ending: str = "succeeded", daily_limits: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        ending: str = "succeeded",
+        daily_limits: int = 0,
+        page: int = 100,
+        min_rows: int = 10,
+        say: Callable[[str, int], str] = lambda model, number: "yes",
+    ) -> None:
         self.ending = ending
         self.daily_limits = daily_limits
-        self.files: dict[str, bytes] = {}
+        self.page = page
+        self.min_rows = min_rows
+        self.say = say
+        self.faults: dict[str, list[str | int | Callable[[], object]]] = defaultdict(list)
+        self.files: dict[str, FileObject] = {}
+        self.contents: dict[str, bytes] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.models = {BASE, "o4-mini-2025-04-16"}
         self.requests: list[str] = []
+        self.headers: list[httpx.Headers] = []
+        self.sampled: list[str] = []
+        """The model of each chat completion."""
+        self._lock = threading.Lock()
 
     def client(self, key: str = KEY) -> AsyncOpenAI:
         """A client, as another process would make one."""
@@ -38,32 +68,73 @@ class StandIn:
             api_key=key, base_url="http://stand-in.invalid/v1", http_client=http, max_retries=0
         )
 
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """Answer over HTTP on this machine; the base URL."""
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
     def rows(self, job_id: str) -> list[dict[str, Any]]:
         """The training file of a job."""
-        text = self.files[self.jobs[job_id]["training_file"]].decode()
+        text = self.contents[self.jobs[job_id]["training_file"]].decode()
         return [json.loads(line) for line in text.splitlines()]
 
+    def asked(self, request: str) -> int:
+        """How often something was asked for, like `POST /files`."""
+        return self.requests.count(request)
+
     def answer(self, request: httpx.Request) -> httpx.Response:
-        """The API."""
+        """The API. Raises httpx.ReadError where the answer is to get lost."""
+        with self._lock:
+            return self._answer(request)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path.removeprefix("/v1")
-        self.requests.append(f"{request.method} {path}")
-        if request.headers["authorization"] != f"Bearer {KEY}":
-            return _error(401, "Incorrect API key provided.", "invalid_api_key")
-        routes = [
+        name = f"{request.method} {path}"
+        self.requests.append(name)
+        self.headers.append(request.headers)
+        if request.headers.get("authorization") != f"Bearer {KEY}":
+            return error_response(401, "Incorrect API key provided.", "invalid_api_key")
+        faults = self.faults[re.sub(r"ftjob-\d+", "ID", name)]
+        fault = faults.pop(0) if faults else None
+        if isinstance(fault, int):
+            return error_response(fault, "The server had an error", "server_error")
+        response = self._route(request, path)
+        if callable(fault):
+            fault()
+        if fault is not None:
+            raise httpx.ReadError("the connection broke", request=request)
+        return response
+
+    def _route(self, request: httpx.Request, path: str) -> httpx.Response:
+        for method, pattern, handler in self.routes():
+            match = re.fullmatch(pattern, path)
+            if match and method == request.method:
+                if match.groups() and match[1] not in self.jobs:
+                    return error_response(404, f"Could not find fine tune: {match[1]}", "fine_tune_not_found")
+                return handler(request, *match.groups())
+        return error_response(404, f"Unknown request URL: {request.method} {path}", "unknown_url")
+
+    def routes(self) -> list[tuple[str, str, Callable[..., httpx.Response]]]:
+        """Method, pattern of the path, and who answers."""
+        return [
             ("POST", r"/files", self._upload),
+            ("GET", r"/files", self._list_files),
             ("POST", r"/fine_tuning/jobs", self._create),
             ("GET", r"/fine_tuning/jobs", self._list),
             ("GET", r"/fine_tuning/jobs/([^/]+)", self._retrieve),
             ("POST", r"/fine_tuning/jobs/([^/]+)/cancel", self._cancel),
             ("GET", r"/fine_tuning/jobs/([^/]+)/events", self._events),
+            ("POST", r"/chat/completions", self._complete),
         ]
-        for method, pattern, handler in routes:
-            match = re.fullmatch(pattern, path)
-            if match and method == request.method:
-                if match.groups() and match[1] not in self.jobs:
-                    return _error(404, f"Could not find fine tune: {match[1]}", "fine_tune_not_found")
-                return handler(request, *match.groups())
-        return _error(404, f"Unknown request URL: {request.method} {path}", "unknown_url")
 
     def _upload(self, request: httpx.Request) -> httpx.Response:
         header = f"content-type: {request.headers['content-type']}\r\n\r\n".encode()
@@ -72,8 +143,8 @@ class StandIn:
         assert fields["purpose"].get_content().strip() == "fine-tune"
         content = fields["file"].get_payload(decode=True)
         name = f"file-{len(self.files)}"
-        self.files[name] = content
-        file = FileObject(
+        self.contents[name] = content
+        self.files[name] = FileObject(
             id=name,
             bytes=len(content),
             created_at=len(self.files),
@@ -82,15 +153,33 @@ class StandIn:
             purpose="fine-tune",
             status="processed",
         )
-        return httpx.Response(200, json=file.model_dump())
+        return httpx.Response(200, json=self.files[name].model_dump())
+
+    def _list_files(self, request: httpx.Request) -> httpx.Response:
+        return self._page(request, [file.model_dump() for file in reversed(self.files.values())])
+
+    def method_types(self) -> set[str]:
+        """What jobs may be."""
+        return {"supervised", "dpo", "reinforcement"}
 
     def _create(self, request: httpx.Request) -> httpx.Response:
         if self.daily_limits > 0:
             self.daily_limits -= 1
-            return _error(429, "You have used up today's fine-tuning jobs.", "daily_rate_limit_exceeded")
+            return error_response(
+                429, "You have used up today's fine-tuning jobs.", "daily_rate_limit_exceeded"
+            )
         body = json.loads(request.read())
+        kind = body["method"]["type"]
         if body["training_file"] not in self.files:
-            return _error(400, f"invalid training_file: {body['training_file']}", "invalid_value")
+            return error_response(400, f"invalid training_file: {body['training_file']}", "invalid_value")
+        if body["model"] not in self.models:
+            return error_response(
+                400, f"Model {body['model']} is not available for fine-tuning", "model_not_available"
+            )
+        if kind not in self.method_types() or set(body["method"]) != {"type", kind}:
+            return error_response(400, f"Invalid value: '{kind}'", "invalid_value")
+        assert len(body["suffix"]) <= 64
+        assert all(len(key) <= 64 and len(value) <= 512 for key, value in body["metadata"].items())
         name = f"ftjob-{len(self.jobs)}"
         job = {
             "id": name,
@@ -103,13 +192,14 @@ class StandIn:
             "hyperparameters": {"n_epochs": "auto"},
             "organization_id": "org-test",
             "result_files": [],
-            "seed": 1,
+            "seed": body.get("seed", 1),
             "trained_tokens": None,
             "validation_file": None,
             **{key: body[key] for key in ("model", "training_file", "method", "metadata")},
             "suffix": body["suffix"],
         }
-        FineTuningJob.model_validate(job)
+        if kind in ("supervised", "dpo", "reinforcement"):
+            FineTuningJob.model_validate(job)
         self.jobs[name] = job
         return httpx.Response(200, json=job)
 
@@ -117,55 +207,139 @@ class StandIn:
         query = request.url.params
         wanted = {key[9:-1]: value for key, value in query.items() if key.startswith("metadata[")}
         jobs = [job for job in reversed(self.jobs.values()) if wanted.items() <= job["metadata"].items()]
+        return self._page(request, jobs)
+
+    def _page(self, request: httpx.Request, found: list[dict[str, Any]]) -> httpx.Response:
+        query = request.url.params
         if "after" in query:
-            jobs = jobs[[job["id"] for job in jobs].index(query["after"]) + 1 :]
-        limit = int(query.get("limit", 20))
-        page = {"object": "list", "data": jobs[:limit], "has_more": len(jobs) > limit}
-        return httpx.Response(200, json=page)
+            found = found[[one["id"] for one in found].index(query["after"]) + 1 :]
+        limit = min(int(query.get("limit", 20)), self.page)
+        return httpx.Response(
+            200, json={"object": "list", "data": found[:limit], "has_more": len(found) > limit}
+        )
 
     def _retrieve(self, request: httpx.Request, name: str) -> httpx.Response:
         job = self.jobs[name]
         told = dict(job)
         if job["status"] not in FINAL:
-            order = ["validating_files", "queued", "running", self.ending]
-            job["status"] = order[order.index(job["status"]) + 1]
-            if job["status"] == "succeeded":
-                job["fine_tuned_model"] = f"ft:{job['model'].split(':')[-1]}:org::{name}"
-                job["trained_tokens"] = len(self.files[job["training_file"]])
-            elif job["status"] == "failed":
-                job["error"] = {
-                    "code": "invalid_training_file",
-                    "message": "The job failed due to an invalid training file",
-                    "param": "training_file",
-                }
+            self._go_on(job)
         return httpx.Response(200, json=told)
+
+    def _go_on(self, job: dict[str, Any]) -> None:
+        rows = len(self.rows(job["id"]))
+        if rows < self.min_rows:
+            text = f"Training file has {rows} example(s), but must have at least {self.min_rows} examples"
+            job["status"], job["error"] = "failed", _job_error("invalid_n_examples", text)
+            return
+        order = [*ORDER, self.ending]
+        job["status"] = order[order.index(job["status"]) + 1]
+        if job["status"] == "succeeded":
+            base = job["model"].removeprefix("ft:").split(":")[0]
+            job["fine_tuned_model"] = f"ft:{base}:org::{job['id']}"
+            job["trained_tokens"] = len(self.contents[job["training_file"]])
+            self.models.add(job["fine_tuned_model"])
+        elif job["status"] == "failed":
+            text = "The job failed due to an invalid training file"
+            job["error"] = _job_error("invalid_training_file", text)
 
     def _cancel(self, request: httpx.Request, name: str) -> httpx.Response:
         job = self.jobs[name]
         if job["status"] in FINAL:
-            return _error(400, f"Job has already completed: {name}", "job_already_completed")
+            return error_response(400, f"Job has already completed: {name}", "job_already_completed")
         job["status"] = "cancelled"
         return httpx.Response(200, json=job)
 
     def _events(self, request: httpx.Request, name: str) -> httpx.Response:
-        texts = ["Created fine-tuning job", "Fine-tuning job started", "Step 1/1: training loss=0.5"]
+        """More of them the further the job is; newest first."""
+        reached = [*ORDER, *FINAL].index(self.jobs[name]["status"])
+        steps = [
+            {"step": step, "total_steps": 2, "train_loss": 1 / step, "train_mean_token_accuracy": 0.5}
+            for step in (1, 2)
+        ]
+        told: list[tuple[str, Any]] = [("Created fine-tuning job: " + name, None)]
+        told += [("Fine-tuning job started", None), (f"Step 1/2: training loss={1.0}", steps[0])] * (
+            reached >= ORDER.index("running")
+        )
+        told += [("Step 2/2: training loss=0.5", steps[1])] * (reached >= len(ORDER))
         events = [
             FineTuningJobEvent(
-                id=f"ftevent-{place}",
+                id=f"ftevent-{name}-{place}",
                 created_at=place,
                 level="info",
                 message=text,
                 object="fine_tuning.job.event",
-                type="message",
-            )
-            for place, text in enumerate(texts)
+                type="message" if data is None else "metrics",
+                data=data,
+            ).model_dump()
+            for place, (text, data) in enumerate(told)
         ]
-        page = {"object": "list", "data": [one.model_dump() for one in events[::-1]], "has_more": False}
-        return httpx.Response(200, json=page)
+        return self._page(request, events[::-1])
+
+    def _complete(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.read())
+        if body["model"] not in self.models:
+            return error_response(
+                404,
+                f"The model `{body['model']}` does not exist or you do not have access",
+                "model_not_found",
+            )
+        self.sampled.append(body["model"])
+        text = self.say(body["model"], len(self.sampled))
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "finish_reason": "stop",
+            "logprobs": None,
+        }
+        if body.get("logprobs"):
+            token = {"token": text, "logprob": -0.5, "bytes": list(text.encode()), "top_logprobs": []}
+            choice["logprobs"] = {"content": [token], "refusal": None}
+        reply = {
+            "id": f"chatcmpl-{len(self.sampled)}",
+            "object": "chat.completion",
+            "created": len(self.sampled),
+            "model": body["model"],
+            "choices": [choice],
+            "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
+        }
+        ChatCompletion.model_validate(reply)
+        return httpx.Response(200, json=reply)
 
 
-def _error(status: int, message: str, code: str) -> httpx.Response:
+def error_response(status: int, message: str, code: str) -> httpx.Response:
+    """OpenAI's error object."""
     kind = "invalid_request_error" if status < 429 else "requests"
     return httpx.Response(
         status, json={"error": {"message": message, "type": kind, "param": None, "code": code}}
     )
+
+
+def _job_error(code: str, message: str) -> dict[str, str]:
+    return {"code": code, "message": message, "param": "training_file"}
+
+
+def _handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            content = self.rfile.read(int(self.headers.get("content-length", 0)))
+            url = f"http://{self.headers['host']}{self.path}"
+            request = httpx.Request(self.command, url, headers=dict(self.headers), content=content)
+            try:
+                response = stand_in.answer(request)
+            except httpx.ReadError:
+                self.close_connection = True
+                return
+            self.send_response(response.status_code)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(response.content)))
+            self.end_headers()
+            self.wfile.write(response.content)
+
+        do_POST = do_DELETE = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing is printed."""
+
+    return Handler

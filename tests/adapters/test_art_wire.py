@@ -192,7 +192,7 @@ def test_options_reach_the_wire_under_the_names_of_both_releases():
         ({}, "say where the server is"),
         ({"ip": "a", "base_url": "http://b"}, "say where the server is"),
         ({"base_url": "gpu:7999"}, "expected an address"),
-        ({"base_url": "http://me:secret@gpu"}, "without a password"),
+        ({"base_url": "http://me:secret@gpu"}, "an address with a password"),
         ({"ip": "a", "port": 70000}, "less than or equal to 65535"),
     ],
 )

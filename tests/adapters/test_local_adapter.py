@@ -19,7 +19,8 @@ from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from etude.inference.embedded import EmbeddedEngine
 from tests.learner.gradients import sequences
-from tests.models.tiny_models import fresh_policy, policy
+from tests.learner.trees import forest
+from tests.models.tiny_models import family, fresh_policy, policy
 
 CONFIG = {"learning_rate": 1e-2, "batch_size": 3, "passes": 2, "warmup_steps": 3}
 
@@ -99,6 +100,18 @@ async def test_a_job_makes_the_next_version_and_its_folder(tmp_path):
     status = await adapter.status(TrainingJobRef(run_id="one", backend="local"))
     assert status.progress == 100.0
     assert status.metadata["metrics"].keys() >= {"loss", "grad_norm", "clip_fraction"}
+
+
+async def test_a_model_that_cannot_be_trained_on_token_trees_is_said_to_be_padded(tmp_path):
+    rows = [trajectory(one, float(reward)) for reward, one in enumerate(forest(1, 12))]
+    statuses = []
+    for number, of in enumerate([fresh_policy(), family("FalconConfig", alibi=True)]):
+        adapter = await adapter_on(tmp_path / str(number), of, batch_size=None)
+        ref = await adapter.submit(TrajectoryCollection(trajectories=[rows], run_id="one", method="grpo"))
+        statuses.append(await adapter.wait_until_complete(ref))
+    assert [status.status for status in statuses] == [TrainingStatusEnum.COMPLETED] * 2
+    assert statuses[0].message is None
+    assert "computed for each of them: this model does not use" in statuses[1].message
 
 
 async def test_submitting_again_does_not_train_again(tmp_path):

@@ -1,20 +1,28 @@
 """Fine-tuning jobs through the official SDK, against a stand-in that answers as OpenAI does."""
 
-import pytest
+import json
+from itertools import islice
 
-from etude.adapters.openai_jobs import OpenAiJobs, OpenAiJobsConfig, TrainingJobNotFoundClientError
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from etude.adapters.openai_adapter import OpenAiAdapter
+from etude.adapters.openai_config import OpenAiAdapterConfig
+from etude.adapters.openai_jobs import TrainingJobNotFoundClientError, pauses
+from etude.adapters.openai_prices import price_of
 from etude.adapters.openai_rows import dpo_row, supervised_row
 from etude.builders.branches import branches_of
 from etude.builders.transcript import trajectory_of
-from etude.core.errors import CapabilityError, TrainingError
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
+from etude.core.example import Example
 from etude.core.job import TrainingJobRef, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
 from etude.core.skipped import Skipped
 from etude.core.trajectory import DPOItem, Trajectory, TrajectoryCollection
-from tests.adapters.openai_stand_in import StandIn
+from tests.adapters.openai_stand_in import BASE, StandIn, error_response
 from tests.builders.scripted_episodes import call, conversation, episode
-
-BASE = "gpt-4o-mini-2024-07-18"
 
 
 def imitated(*turns):
@@ -39,8 +47,8 @@ def dpo(job="pairs", rows=10):
     return TrajectoryCollection(trajectories=[[preference()] * rows], run_id=job, method="dpo")
 
 
-def backend(server, **settings):
-    return OpenAiJobs(OpenAiJobsConfig(**settings), server.client(), BASE)
+def backend(server, log=None, model=BASE, **settings):
+    return OpenAiAdapter(OpenAiAdapterConfig(**settings), server.client(), model, log)
 
 
 async def states(adapter, ref):
@@ -70,7 +78,14 @@ async def test_what_is_sent_is_what_the_api_documents():
     assert (job["model"], job["suffix"]) == (BASE, "pairs")
     assert job["method"] == {
         "type": "dpo",
-        "dpo": {"hyperparameters": {"n_epochs": 2, "learning_rate_multiplier": "auto", "beta": 0.2}},
+        "dpo": {
+            "hyperparameters": {
+                "n_epochs": 2,
+                "batch_size": "auto",
+                "learning_rate_multiplier": "auto",
+                "beta": 0.2,
+            }
+        },
     }
     assert job["metadata"] == {"etude_job": "pairs", "etude_version": "1"}
     assert server.rows("ftjob-0") == 10 * [
@@ -206,11 +221,12 @@ async def test_the_wait_for_another_day_has_an_end():
 
 
 async def test_a_wrong_key_is_not_healthy_and_an_error_of_the_run():
-    adapter = OpenAiJobs(OpenAiJobsConfig(), StandIn().client("sk-wrong"), BASE)
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(), StandIn().client("sk-wrong"), BASE)
     assert not await adapter.is_healthy()
     assert await backend(StandIn()).is_healthy()
-    with pytest.raises(TrainingError, match=r"AuthenticationError.*Incorrect API key"):
-        await adapter.submit(supervised())
+    for attempt in (adapter.submit(supervised()), adapter.initialize(FinetuneConfig())):
+        with pytest.raises(BackendError, match=r"AuthenticationError.*Incorrect API key"):
+            await attempt
 
 
 async def test_grpo_is_refused_before_anything_is_uploaded():
@@ -220,10 +236,192 @@ async def test_grpo_is_refused_before_anything_is_uploaded():
     assert server.requests == []
 
 
-async def test_the_events_of_a_job_come_oldest_first(tmp_path):
-    adapter = backend(StandIn())
+async def test_the_events_of_a_job_come_oldest_first_over_all_pages():
+    adapter = backend(StandIn(page=1))
     ref = await adapter.submit(supervised())
+    await adapter.wait_until_complete(ref, poll_interval=0)
     events = await adapter.events(ref)
-    assert [event.message for event in events[:2]] == ["Created fine-tuning job", "Fine-tuning job started"]
+    assert [event.message for event in events] == [
+        "Created fine-tuning job: ftjob-0",
+        "Fine-tuning job started",
+        "Step 1/2: training loss=1.0",
+        "Step 2/2: training loss=0.5",
+    ]
+
+
+async def test_the_events_go_into_the_runs_log_once_and_their_numbers_into_the_status(tmp_path):
+    server, log = StandIn(), tmp_path / "openai_jobs.jsonl"
+    adapter = backend(server, log)
+    ref = await adapter.submit(supervised())
+    status = await adapter.wait_until_complete(ref, poll_interval=0)
+    assert status.metadata["metrics"]["train_loss"] == 0.5
+    assert status.progress == 100
+    lines = log.read_text()
+    await backend(server, log).status(ref)
+    assert log.read_text() == lines
+    told = [json.loads(line) for line in lines.splitlines()]
+    assert [line["event"] for line in told] == ["submitting", *(f"ftevent-ftjob-0-{n}" for n in range(4))]
+    assert {line["run_id"] for line in told} == {"run-epoch-0"}
+
+
+async def test_half_a_line_of_a_killed_process_spoils_no_other(tmp_path):
+    server, log = StandIn(), tmp_path / "openai_jobs.jsonl"
+    ref = await backend(server, log).submit(supervised())
+    log.write_text(log.read_text() + '{"run_id": "run-ep')
+    await backend(server, log).status(ref)
+    submitted, half, event = log.read_text().splitlines()
+    assert (json.loads(submitted)["event"], half) == ("submitting", '{"run_id": "run-ep')
+    assert json.loads(event)["event"] == "ftevent-ftjob-0-0"
+
+
+async def test_facts_can_be_added_to_the_log(tmp_path):
+    adapter = backend(StandIn(), tmp_path / "log.jsonl")
+    ref = TrainingJobRef(run_id="r", backend="openai")
     adapter.log_progress(ref, {"step": 1}, str(tmp_path))
-    assert (tmp_path / "openai_jobs.jsonl").read_text() == '{"run_id": "run-epoch-0", "step": 1}\n'
+    adapter.log_progress(ref, {"step": 2})
+    assert (tmp_path / "openai_jobs.jsonl").read_text() == '{"run_id": "r", "step": 1}\n'
+    assert (tmp_path / "log.jsonl").read_text() == '{"run_id": "r", "step": 2}\n'
+
+
+@pytest.mark.parametrize("fault", ["lost", 500, 503])
+async def test_a_job_whose_answer_got_lost_is_found_and_not_made_again(fault, monkeypatch):
+    monkeypatch.setattr("etude.adapters.openai_create._WAIT", 0.0)
+    server = StandIn()
+    server.faults["POST /fine_tuning/jobs"] = [fault]
+    ref = await backend(server).submit(supervised())
+    assert ref.metadata["job_id"] == "ftjob-0"
+    assert (len(server.jobs), len(server.files)) == (1, 1)
+    posted = [
+        head
+        for head, name in zip(server.headers, server.requests, strict=True)
+        if name == "POST /fine_tuning/jobs"
+    ]
+    assert {head["idempotency-key"] for head in posted} == {"run-epoch-0"}
+
+
+async def test_an_upload_of_a_killed_process_is_taken_again():
+    server = StandIn()
+    server.faults["POST /fine_tuning/jobs"] = [403]
+    with pytest.raises(BackendError):
+        await backend(server).submit(supervised())
+    await backend(server).submit(supervised())
+    assert (len(server.jobs), len(server.files)) == (1, 1)
+
+
+async def test_an_api_that_is_away_for_a_while_is_waited_for():
+    server = StandIn()
+    server.faults["GET /fine_tuning/jobs/ID"] = ["lost", 503, 429]
+    server.faults["GET /fine_tuning/jobs/ID/events"] = [500]
+    adapter = backend(server)
+    status = await adapter.wait_until_complete(await adapter.submit(supervised()), poll_interval=0)
+    assert status.status is TrainingStatusEnum.COMPLETED
+
+
+def test_pauses_between_two_looks_grow_up_to_a_limit():
+    assert list(islice(pauses(10.0, 30.0), 5)) == [10.0, 15.0, 22.5, 30.0, 30.0]
+    assert list(islice(pauses(90.0, 30.0), 3)) == [90.0, 90.0, 90.0]
+
+
+@pytest.mark.parametrize(("fault", "limit"), [(503, 0), (403, 1000)])
+async def test_one_that_stays_away_does_not_end_the_job(fault, limit):
+    server = StandIn()
+    adapter = backend(server, outage_limit=limit)
+    ref = await adapter.submit(supervised())
+    server.faults["GET /fine_tuning/jobs/ID"] = [fault] * 3
+    with pytest.raises(BackendError, match="It goes on; resume the run"):
+        await adapter.wait_until_complete(ref, poll_interval=0)
+    assert server.jobs["ftjob-0"]["status"] == "validating_files"
+
+
+async def test_a_key_is_never_in_an_error():
+    server = StandIn()
+    echoing = server.client("sk-secret")
+    server.answer = lambda request: error_response(401, f"no {request.headers['authorization']}", "x")
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(), echoing, BASE)
+    adapter.client = AsyncOpenAI(
+        api_key="sk-secret",
+        base_url="http://stand-in.invalid/v1",
+        http_client=httpx.AsyncClient(transport=httpx.MockTransport(server.answer)),
+    )
+    with pytest.raises(BackendError, match=r"no Bearer \*\*\*"):
+        await adapter.check()
+
+
+async def test_a_price_over_the_limit_is_refused_before_anything_is_uploaded(tmp_path):
+    server = StandIn()
+    with pytest.raises(RequestError, match=r"about \$0\.00, and max_usd is \$0\.00.*Nothing was uploaded"):
+        await backend(server, max_usd=1e-9).submit(supervised())
+    assert server.files == {}
+    log = tmp_path / "log.jsonl"
+    await backend(server, log, max_usd=1.0).submit(supervised())
+    told = json.loads(log.read_text())
+    assert told["rows"] == 10
+    assert told["estimated_usd"] == pytest.approx(3.0 * told["estimated_tokens"] / 1e6)
+
+
+GRADER = {
+    "type": "string_check",
+    "name": "same",
+    "operation": "eq",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.expected}}",
+}
+
+
+async def test_with_a_grader_grpo_becomes_reinforcement_fine_tuning_on_the_prompts():
+    server = StandIn()
+
+    async def examples():
+        return {"e": Example("e", {"question": "q"}, expected="a")}
+
+    adapter = OpenAiAdapter(
+        OpenAiAdapterConfig(reinforcement={"grader": GRADER}, n_epochs=1),
+        server.client(),
+        "o4-mini-2025-04-16",
+        None,
+        examples,
+    )
+    assert "grpo" in adapter.capabilities().methods
+    group = [imitated("q", "a"), imitated("q", "b")]
+    data = TrajectoryCollection(trajectories=[group] * 10, run_id="r", method="grpo")
+    ref = await adapter.submit(data)
+    assert server.jobs["ftjob-0"]["method"] == {
+        "type": "reinforcement",
+        "reinforcement": {
+            "grader": GRADER,
+            "hyperparameters": {
+                "n_epochs": 1,
+                "batch_size": "auto",
+                "learning_rate_multiplier": "auto",
+                "reasoning_effort": "default",
+                "compute_multiplier": "auto",
+            },
+        },
+    }
+    assert server.rows("ftjob-0") == 10 * [
+        {"messages": [{"role": "user", "content": "q"}], "expected": "a", "inputs": {"question": "q"}}
+    ]
+    assert (await states(adapter, ref))[-1].status is TrainingStatusEnum.COMPLETED
+
+
+async def test_reinforcement_fine_tuning_is_not_for_several_turns():
+    adapter = backend(StandIn(), reinforcement={"grader": GRADER})
+    data = TrajectoryCollection(trajectories=[[imitated("q", "a", "r", "b")]] * 10, run_id="r", method="grpo")
+    with pytest.raises(CapabilityError, match="an episode has 2 answers"):
+        await adapter.submit(data)
+
+
+@pytest.mark.parametrize(
+    ("model", "usd"),
+    [
+        ("gpt-4o-mini-2024-07-18", 3.0),
+        ("ft:gpt-4o-mini-2024-07-18:org::abc", 3.0),
+        ("gpt-4o-2024-08-06", 25.0),
+        ("gpt-4.1-nano", 1.5),
+        ("o4-mini-2025-04-16", None),
+        ("gpt-4other", None),
+        ("ft:", None),
+    ],
+)
+def test_prices_are_those_of_the_base_model(model, usd):
+    assert price_of(model) == usd

@@ -199,3 +199,11 @@ def test_a_judge_is_built_without_loading_its_model(local):
     report, code = checked("config.yml")
     assert code == 0, report["findings"]
     assert details(report, "ok")["evaluator judged"] == "_type: llm_judge"
+
+
+def test_the_doctor_lists_where_training_could_happen(project, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
+    found = {one["what"]: one["detail"] for one in json.loads(etude("doctor", "--json").stdout)["findings"]}
+    assert "openai (needs OPENAI_API_KEY)" in found["training backends"]
+    assert "to http://localhost:1/v1" in found["training backends"]

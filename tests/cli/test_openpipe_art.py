@@ -30,7 +30,7 @@ def art(project: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path
                 "_type": "openai",
                 "model_name": "agent",
                 "base_url": f"{server.url}/v1",
-                "return_token_ids": True,
+                "provider": "vllm",
             }
         },
         trainer_adapters={
@@ -58,8 +58,8 @@ def test_a_config_is_checked_without_asking_the_server(art: Path, server: StandI
     [
         ({"trajectory_builders": {"b": {"_type": "dpo"}}}, "openpipe_art' can do: grpo"),
         ({"trajectory_builders": {"b": {"_type": "grpo", "credit": "turn"}}}, "has 'credit: turn'"),
-        ({"llms__policy__return_token_ids": False}, "'return_token_ids: true' in llms.policy"),
-        ({"llms__policy__logprobs": False}, "set 'logprobs: true'"),
+        ({"llms__policy__provider": "other"}, "llms.policy does not ask for them; set 'provider: vllm'"),
+        ({"llms__policy__logprobs": False}, "does not ask for them"),
         ({"llms__policy__base_url": None}, "has no 'base_url'"),
         ({"llms": {"policy": {"_type": "tests.cli.parts:scripted"}}}, "is `_type: scripted`"),
         ({"finetuning__fine_tune_from_scratch": True}, "always goes on from the last version"),

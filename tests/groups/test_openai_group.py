@@ -4,8 +4,12 @@ import json
 
 import pytest
 
+from etude.adapters.lm_errors import ServerVersionError
+from etude.adapters.lm_server_config import LmServerAdapterConfig
 from etude.adapters.local_config import LocalAdapterConfig, LoraConfig
-from etude.adapters.openai_jobs import OpenAiJobs, OpenAiJobsConfig, TrainingJobNotFoundClientError
+from etude.adapters.openai_adapter import OpenAiAdapter
+from etude.adapters.openai_config import OpenAiAdapterConfig
+from etude.adapters.openai_jobs import TrainingJobNotFoundClientError
 from etude.adapters.trainer_adapter import Capabilities
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
@@ -24,6 +28,7 @@ from etude.groups import (
 )
 from etude.protocols import adp, nip
 from etude.store.journal import Journal
+from tests.adapters.lm_stand_in import LmStandIn
 from tests.adapters.openai_stand_in import StandIn
 from tests.builders.plays import played
 from tests.builders.scripted_episodes import conversation, episode
@@ -47,31 +52,10 @@ class Engine(ScriptedEngine):
         self.location = version.location
 
 
-class Server:
-    """The engine of a language-model server."""
-
-    def __init__(self):
-        self.told = []
-        self.answers = 0
-
-    async def start_engine(self, model_name):
-        self.told.append(f"start {model_name}")
-
-    async def stop_engine(self):
-        self.told.append("stop")
-
-    async def accepts_connections(self):
-        self.answers += 1
-        return self.answers > 2
-
-    async def validate_server_version(self):
-        self.told.append("version")
-
-
 class Made:
     """A group with all that is around it; `again()` is the same in another process."""
 
-    def __init__(self, folder, journal, *, protocol=None, adapter=None, server=None, **settings):
+    def __init__(self, folder, journal, *, protocol=None, adapter=None, **settings):
         self.folder, self.journal, self.protocol, self.settings = folder, journal, protocol, settings
         self.adapter = adapter or FakeAdapter(
             folder / "backend", capabilities=Capabilities(versions=True, from_base=True)
@@ -84,7 +68,7 @@ class Made:
             if protocol is None
             else agents_of_model(protocol, dict.fromkeys(protocol.agents, "policy"), "policy", "pair", shared)
         )
-        self.group = OpenAiSharedModelGroup("pair", agents, line, protocol, language_model_client=server)
+        self.group = OpenAiSharedModelGroup("pair", agents, line, protocol)
 
     def again(self):
         return Made(self.folder, self.journal, protocol=self.protocol, adapter=self.adapter, **self.settings)
@@ -255,8 +239,8 @@ async def test_without_any_job_there_is_nothing_to_switch_to(make):
 
 
 async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, journal):
-    server = StandIn()
-    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), server.client(), BASE)
+    server = StandIn(min_rows=1)
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
     made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
     tree = await played(tmp_path, adp(), ["good", "bad", "bad", ACCEPT], widths={"prover": 3})
     steps = {"prover": [Step(tree, 0), Step(tree, 1)]}, {"prover": [Step(tree, 1), Step(tree, 2)]}
@@ -277,8 +261,8 @@ async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, journal)
 
 
 async def test_a_replaced_guess_is_the_truth_in_the_row(tmp_path, journal, plays):
-    server = StandIn()
-    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), server.client(), BASE)
+    server = StandIn(min_rows=1)
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
     made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
     right, wrong = plays
     await made.group.create_supervised_fine_tune_job({"prover": [right]}, {"verifier": [wrong]})
@@ -290,8 +274,8 @@ async def test_a_replaced_guess_is_the_truth_in_the_row(tmp_path, journal, plays
 
 
 async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(tmp_path, journal, plays):
-    server = StandIn()
-    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), server.client(), BASE)
+    server = StandIn(min_rows=1)
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
     made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
     group = made.group
     assert group.training_client_type == "openai"
@@ -311,7 +295,9 @@ async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(t
 
 @pytest.mark.parametrize("ending", ["failed", "cancelled"])
 async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending):
-    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), StandIn(ending=ending).client(), BASE)
+    adapter = OpenAiAdapter(
+        OpenAiAdapterConfig(min_rows=1), StandIn(ending=ending, min_rows=1).client(), BASE
+    )
     made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     with pytest.raises(TrainingError):
@@ -322,21 +308,48 @@ async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending
     assert error.startswith("Code: invalid_training_file.") == (ending == "failed")
 
 
-async def test_a_language_model_server_makes_room_for_training_and_comes_back(tmp_path, journal, plays):
-    server = Server()
-    adapter = OpenAiJobs(OpenAiJobsConfig(min_rows=1), StandIn().client(), BASE)
-    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter, server=server)
-    group = made.group
+async def test_a_language_model_server_makes_room_for_training_and_comes_back(
+    tmp_path, journal, plays, monkeypatch
+):
+    monkeypatch.setattr("etude.groups.ready._POLL", 0.0)
+    server = LmStandIn()
+    server.faults["GET /health"] = ["lost", 503]
+    adapter = server.adapter()
+    group = Made(tmp_path, journal, protocol=adp(), adapter=adapter).group
     assert group.training_client_type == "lm_server"
-    assert group.language_model_client is server
+    assert group.language_model_client is adapter.server
     await group.wait_for_ready(timeout=20)
+    assert server.asked("GET /version") == 1
     await group.eval()
-    await group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    await group.create_grpo_fine_tune_job({"prover": list(plays)}, job_name="job")
+    assert server.status["status"] == "stopped"
     await group.wait_for_fine_tune_job(poll_interval=0)
     version = await group.switch_to_next_model()
     await group.eval()
-    assert server.told == ["version", f"start {BASE}", "stop", f"start {version.location}"]
+    assert server.engine[-1] == "start"
+    assert group.model_name == version.location == "ft:gpt-4o-mini-2024-07-18:org::ftjob-0"
     assert (await group._get_lm_server_fine_tune_job()).status == "succeeded"
+    with pytest.raises(TrainingError, match="does not train through 'openai'"):
+        await group._get_openai_fine_tune_job()
+
+
+async def test_a_group_refuses_a_server_of_another_major_version(tmp_path, journal):
+    adapter = LmStandIn(version="9.0").adapter()
+    group = Made(tmp_path, journal, adapter=adapter).group
+    with pytest.raises(ServerVersionError):
+        await group.wait_for_ready(timeout=5)
+
+
+async def test_a_job_that_a_server_forgot_is_not_found_by_its_name(tmp_path, journal, plays):
+    server = LmStandIn()
+    group = Made(tmp_path, journal, protocol=adp(), adapter=server.adapter()).group
+    await group.wait_for_ready(timeout=5)
+    await group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    server.jobs.clear()
+    assert await group.get_fine_tune_job_status() == "not_found"
+    assert await group.fine_tune_job_failed()
+    with pytest.raises(TrainingJobNotFoundClientError, match="ftjob-0"):
+        await group._get_lm_server_fine_tune_job()
 
 
 async def test_a_group_that_does_not_get_ready_says_so(make):
@@ -451,3 +464,13 @@ async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
     await group.create_grpo_fine_tune_job({"agent": records}, rewards)
     await group.train()
     assert (await group.switch_to_next_model()).number == 1
+
+
+def test_the_settings_of_a_hosted_adapter_are_those_of_its_config():
+    config = LmServerAdapterConfig(
+        n_epochs=3, beta=0.2, hyperparameters={"learning_rate": 1e-4, "lora_rank": 8, "lora_alpha": 16}
+    )
+    settings = ModelSettings.of_adapter("m", config)
+    assert (settings.num_epochs, settings.dpo_beta, settings.rl_learning_rate) == (3, 0.2, 1e-4)
+    assert (settings.lora_rank, settings.lora_alpha_scale, settings.min_rows) == (8, 2.0, 1)
+    assert ModelSettings.of_adapter("m", OpenAiAdapterConfig()) == ModelSettings("m", min_rows=10)

@@ -169,7 +169,7 @@ def test_every_block_has_its_counterpart(folder):
         "api_key": "default",
         "temperature": 0.7,
         "top_logprobs": 1,
-        "return_token_ids": True,
+        "provider": "vllm",
     }
     assert config["llms"]["opponent"]["base_url"] == "https://integrate.api.nvidia.com/v1"
     assert config["workflow"] == "agent:play"

@@ -15,8 +15,8 @@ import pytest
 
 from etude.core.call import Completion
 from etude.core.errors import EngineError, RequestError
+from etude.inference.dialect import ChatBody, RecordedCompletion
 from etude.inference.endpoint import Endpoint, EndpointServer
-from etude.inference.openai_format import ChatBody, RecordedCompletion
 
 ASK = [{"role": "user", "content": "hi"}]
 

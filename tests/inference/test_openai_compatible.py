@@ -224,6 +224,22 @@ async def test_token_ids_may_be_the_names_of_the_tokens(remote: Remote, names: l
     assert completion.logprobs == (-0.5, -0.5, -0.5)
 
 
+async def test_a_provider_is_asked_in_its_own_words(remote: Remote) -> None:
+    sampling = Sampling(max_tokens=9, stop=("x",))
+    await outcome(remote, asking(sampling=sampling), provider="openai", logprobs=True)
+    await outcome(remote, asking(sampling=sampling), provider="openai", model_name="o4-mini-2025-04-16")
+    await outcome(remote, provider="openrouter")
+    await outcome(remote, provider="openrouter", logprobs=True)
+    await outcome(remote, provider="etude")
+    usual, thinking, routed, with_logprobs, ours = remote.requests
+    assert (usual["max_completion_tokens"], usual["logprobs"], usual["stop"]) == (9, True, ["x"])
+    assert thinking.keys() == {"model", "messages", "seed", "max_completion_tokens"}
+    assert "logprobs" not in routed
+    assert with_logprobs["provider"] == {"require_parameters": True}
+    assert (ours["return_token_ids"], ours["logprobs"]) == (True, True)
+    assert "top_k" not in ours
+
+
 async def test_the_seed_of_the_sampling_goes_before_the_requests_key(
     remote: Remote, engine: OpenAiEngine
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from etude.core.call import Completion, Usage
 from etude.core.errors import EngineError, EpisodeError, RequestError
-from etude.inference.openai_format import ChatBody, RecordedCompletion
+from etude.inference.dialect import ChatBody, RecordedCompletion
 from etude.inference.recording import recording_client
 from tests.support import tool_call
 
@@ -102,7 +102,9 @@ async def test_what_is_not_supported_is_a_clear_refusal() -> None:
     client = recording_client(answering(HELLO))
     with pytest.raises(openai.BadRequestError, match="'n' can only be 1"):
         await client.chat.completions.create(model="m", messages=ASK, n=3)
-    with pytest.raises(openai.NotFoundError, match="only chat completions are"):
+    with pytest.raises(
+        openai.NotFoundError, match="POST /embeddings is not recorded; recorded are POST /chat/completions"
+    ):
         await client.embeddings.create(model="m", input="x")
     assert SEEN == []
 

@@ -51,6 +51,20 @@ def tensors(units):
     return ids, real, padded([[int(weight) for weight in one.weights] for one in units])
 
 
+def grpo_inputs(units):
+    ids, real, trained = tensors(units)
+    return {
+        "prompt_ids": ids[:, :1],
+        "prompt_mask": real[:, :1],
+        "completion_ids": ids[:, 1:],
+        "completion_mask": real[:, 1:],
+        "tool_mask": trained[:, 1:],
+        "advantages": torch.tensor([max(one.advantages, key=abs) for one in units]),
+        "old_per_token_logps": padded([one.logprobs for one in units], 0.0)[:, 1:],
+        "num_items_in_batch": trained.sum(),
+    }
+
+
 @pytest.mark.parametrize(
     ("aggregation", "loss_type"), [("token", "bnpo"), ("sequence", "grpo"), ("constant", "dr_grpo")]
 )
@@ -62,20 +76,40 @@ def test_grpo(aggregation, loss_type, temperature, tmp_path):
         "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type=loss_type, epsilon=0.2, epsilon_high=0.28,
         beta=0.0, num_generations=8, max_completion_length=9, temperature=temperature,
     )  # fmt: skip
-    ids, real, trained = tensors(units)
-    inputs = {
-        "prompt_ids": ids[:, :1],
-        "prompt_mask": real[:, :1],
-        "completion_ids": ids[:, 1:],
-        "completion_mask": real[:, 1:],
-        "tool_mask": trained[:, 1:],
-        "advantages": torch.tensor([max(one.advantages, key=abs) for one in units]),
-        "old_per_token_logps": padded([one.logprobs for one in units], 0.0)[:, 1:],
-    }
+    inputs = grpo_inputs(units)
     # TRL averages a sequence's loss over all tokens of its completion that it trains on.
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
     ours = gradient_of(of, batch_of(units), Grpo(aggregation=aggregation, constant_length=9))
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (
+            Grpo(ratio="sequence", aggregation="sequence", clip_low=0.05, clip_high=0.08),
+            {
+                "importance_sampling_level": "sequence",
+                "loss_type": "grpo",
+                "epsilon": 0.05,
+                "epsilon_high": 0.08,
+            },
+        ),
+        # TRL's bound is that of the ratio itself.
+        (Grpo(surrogate="cispo", clip_high=0.1), {"loss_type": "cispo", "epsilon_high": 1.1}),
+    ],
+    ids=["gspo", "cispo"],
+)
+def test_variants_of_grpo(ours, theirs, tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 6)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, beta=0.0, num_generations=8, max_completion_length=9,
+        **theirs,
+    )  # fmt: skip
+    loss = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
+    mine = gradient_of(of, batch_of(units), ours)
+    assert_same(mine, loss)
 
 
 def test_dpo(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 
@@ -169,3 +170,71 @@ async def test_a_port_in_use_ends_the_run_with_one_sentence(journal: Journal) ->
         port = other.getsockname()[1]
         with pytest.raises(RequestError, match=f"port {port} on 127.0.0.1 is in use"):
             await collect(play, journal, endpoint_port=port)
+
+
+async def test_the_responses_api_records_calls_that_go_on_from_each_other(journal: Journal) -> None:
+    async def play(example, episode):
+        client = episode.openai()
+        first = await client.responses.create(model="m", input="hi", temperature=0.5)
+        other = episode.openai()
+        second = await other.responses.create(model="m", input="more", previous_response_id=first.id)
+        return second.output_text
+
+    record = await collect_one(play, journal)
+    first, second = record.calls
+    assert first.request.sampling.temperature == 0.5
+    assert second.request.messages == (*ASK, first.completion.message, {"role": "user", "content": "more"})
+    before = first.completion.prompt_ids + first.completion.completion_ids
+    assert second.completion.prompt_ids[: len(before)] == before
+    assert record.output == second.completion.message["content"]
+    await journal.forget(record.id)
+    assert (await collect_one(play, journal)).output == record.output, "ids are the same when it is resumed"
+
+
+ANTHROPIC_AGENT = """
+import sys, anthropic
+client = anthropic.Anthropic()
+tools = [{"name": "add", "input_schema": {"type": "object"}}]
+messages = [{"role": "user", "content": sys.argv[1]}]
+with client.messages.stream(model="claude", max_tokens=50, messages=messages, tools=tools) as stream:
+    first = stream.get_final_message()
+result = {"type": "tool_result", "tool_use_id": first.content[0].id, "content": "3"}
+messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+print(client.messages.create(model="claude", max_tokens=50, messages=messages, tools=tools).content[0].text)
+"""
+
+
+async def test_an_agent_written_for_anthropic_is_recorded_streams_included(journal: Journal) -> None:
+    async def play(example, episode):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ANTHROPIC_AGENT, "add"),
+            env=os.environ | episode.endpoint.environment,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+        return out.decode().strip()
+
+    calling = tool_call("add", '{"a":1,  "b":2}')
+    record = await collect_one(play, journal, engine=ScriptedEngine([calling, "three"]))
+    assert record.output == "three"
+    first, second = record.calls
+    assert first.request.sampling.max_tokens == 50
+    assert second.request.messages[1:] == (
+        calling,
+        {"role": "tool", "tool_call_id": "call_0", "content": "3"},
+    )
+    before = first.completion.prompt_ids + first.completion.completion_ids
+    assert second.completion.prompt_ids[: len(before)] == before
+
+
+async def test_a_conversation_can_go_on_through_another_client(journal: Journal) -> None:
+    async def play(example, episode):
+        first = await episode.openai().responses.create(model="m", input="hi")
+        endpoint = episode.endpoint
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            second = await client.responses.create(model="m", input="2", previous_response_id=first.id)
+        return second.output_text
+
+    record = await collect_one(play, journal)
+    assert record.failure is None, record.failure
+    assert record.calls[1].request.messages[:2] == (*ASK, record.calls[0].completion.message)

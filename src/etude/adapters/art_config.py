@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from etude.config.finetuning import TrainerAdapterConfig
+from etude.inference.openai_config import plain_address
 
 _CONFIG_KEYS = frozenset({"learning_rate", "beta", "kl_penalty_coef", "trainer_args"})
 """Keys of `training` that travel in the train request's `config`, or only with the model."""
@@ -52,14 +52,7 @@ class ArtBackendConfig(BaseModel):
     @field_validator("base_url")
     @classmethod
     def _plain_address(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("expected an address like http://localhost:7999")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("expected an address without a password, `?` and `#`; there is `api_key`")
-        return value.rstrip("/")
+        return None if value is None else plain_address(value)
 
     @model_validator(mode="after")
     def _one_address(self) -> ArtBackendConfig:

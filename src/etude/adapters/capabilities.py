@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from etude.config.component import LlmConfig
 from etude.core.errors import CapabilityError
 from etude.core.trajectory import Method
+from etude.inference.openai_config import OpenAiLlmConfig
 
 ALL_METHODS: frozenset[Method] = frozenset({"grpo", "dpo", "supervised"})
 
@@ -20,8 +23,8 @@ class Capabilities:
     """Can train LoRA weights."""
     full_weights: bool = True
     """Can train all weights."""
-    token_ids_required: bool = False
-    """Needs the sampled token ids, and for `grpo` their logprobs; text is not enough."""
+    token_ids_for: frozenset[Method] = frozenset()
+    """Methods that need the sampled token ids, `grpo` and `dpo` their logprobs too; text is not enough."""
     versions: bool = False
     """Says which weights a job produced (`model_version` in the status metadata), so that the engine
     can adopt them and the liveness check can be made. Without it neither happens."""
@@ -47,3 +50,26 @@ def check_method(backend: str, capabilities: Capabilities, method: Method, build
         f"the trajectory builder {builder} makes data for the method '{method}', and the trainer adapter "
         f"{backend} can do: {can}. Choose another builder or adapter under 'finetuning'."
     )
+
+
+def check_tokens(
+    backend: str, capabilities: Capabilities, methods: Collection[Method], llm: LlmConfig, model: str
+) -> None:
+    """Raise CapabilityError when training needs tokens that the model's endpoint does not tell.
+
+    `methods` are those of the data, and `model` is the entry of `llms` that `llm` is.
+    """
+    needed = sorted(capabilities.token_ids_for.intersection(methods))
+    if not needed or not isinstance(llm, OpenAiLlmConfig):
+        return
+    what = f"the trainer adapter {backend} needs token ids for the method '{needed[0]}'"
+    if not llm.asks_for_token_ids:
+        raise CapabilityError(
+            f"{what}, and llms.{model} does not ask its endpoint for them. If that is vLLM (>= 0.10.2) or "
+            "`etude serve`, say so: 'provider: vllm' or 'provider: etude'. Others tell text only: choose a "
+            "builder for 'supervised' or 'dpo'"
+        )
+    if set(needed) - {"supervised"} and not llm.asks_for_logprobs:
+        raise CapabilityError(
+            f"{what} and their logprobs, and llms.{model} does not ask for logprobs; set 'logprobs: true'"
+        )

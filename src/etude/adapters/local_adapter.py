@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.adapters.capabilities import Capabilities
+from etude.adapters.capabilities import ALL_METHODS, Capabilities
 from etude.adapters.local_config import LocalAdapterConfig
 from etude.adapters.local_training import batch_of, learner_options, objective_of
 from etude.adapters.trainer_adapter import TrainerAdapter
@@ -73,7 +73,7 @@ class LocalAdapter(TrainerAdapter):
 
     def capabilities(self) -> Capabilities:
         """All methods, on token ids."""
-        return Capabilities(token_ids_required=True, versions=True, from_base=True)
+        return Capabilities(token_ids_for=ALL_METHODS, versions=True, from_base=True)
 
     async def is_healthy(self) -> bool:
         """Whether `initialize` has been called: there is nothing else that could be away."""
@@ -106,7 +106,7 @@ class LocalAdapter(TrainerAdapter):
             return _status(ref, TrainingStatusEnum.CANCELED)
         error = job.task.exception()
         if error is None:
-            return _stored_status(ref, job.task.result())
+            return _stored_status(ref, job.task.result(), self._require_learner().note)
         canceled = isinstance(error, TrainingCanceled)
         status = TrainingStatusEnum.CANCELED if canceled else TrainingStatusEnum.FAILED
         return _status(ref, status, message=str(error))
@@ -214,10 +214,12 @@ class LocalAdapter(TrainerAdapter):
         return self._learner
 
 
-def _stored_status(ref: TrainingJobRef, finished: FinishedJob | None) -> TrainingJobStatus:
+def _stored_status(
+    ref: TrainingJobRef, finished: FinishedJob | None, note: str | None = None
+) -> TrainingJobStatus:
     if finished is None:
         return _status(ref, TrainingStatusEnum.NOT_FOUND, message="no such job in this process or folder")
-    return _status(ref, TrainingStatusEnum.COMPLETED, 100.0, metadata=finished.metadata())
+    return _status(ref, TrainingStatusEnum.COMPLETED, 100.0, message=note, metadata=finished.metadata())
 
 
 def _status(

@@ -36,6 +36,13 @@ class GrpoConfig(BaseModel):
     constant_length: int = Field(
         default=256, ge=1, description="The constant of `aggregation: constant`, in tokens."
     )
+    ratio: Literal["token", "sequence"] = Field(
+        default="token", description="Each token's own ratio, or one of the whole sequence (GSPO)."
+    )
+    surrogate: Literal["clip", "cispo"] = Field(
+        default="clip",
+        description="Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO).",
+    )
     advantage_scale: Literal["std", "none"] = Field(
         default="std", description="Divide by the group's deviation (GRPO), or not (Dr. GRPO)."
     )
@@ -71,7 +78,11 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     token_budget: int = Field(
         default=16384,
         ge=1,
-        description="Padded tokens that go through the model at a time: memory for speed.",
+        description="Tokens that go through the model at a time: memory for speed.",
+    )
+    packing: Literal["tree", "padded"] = Field(
+        default="tree",
+        description="Compute tokens that trajectories share once (`tree`), or for each of them (`padded`).",
     )
     lora: LoraConfig | None = Field(default=None, description="Train LoRA weights; left out: all weights.")
     grpo: GrpoConfig = Field(default_factory=GrpoConfig, description="Options of the method `grpo`.")

@@ -40,7 +40,7 @@ def objective_of(method: Method, config: LocalAdapterConfig) -> Objective:
     grpo, dpo = config.grpo, config.dpo
     match method:
         case "grpo":
-            return Grpo(grpo.clip_low, grpo.clip_high, grpo.beta, grpo.aggregation, grpo.constant_length)
+            return Grpo(**grpo.model_dump(exclude={"advantage_scale"}))
         case "dpo":
             return Dpo(dpo.beta, dpo.label_smoothing, dpo.reference)
         case "supervised":
@@ -57,4 +57,5 @@ def learner_options(config: LocalAdapterConfig) -> LearnerOptions:
         passes=config.passes,
         batch_size=config.batch_size,
         token_budget=config.token_budget,
+        packing=config.packing,
     )

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from etude.adapters.capabilities import Capabilities, check_method
-from etude.adapters.openai_rows import jsonl
-from etude.adapters.trainer_adapter import TrainerAdapter, poll_until_final
-from etude.config.finetuning import TrainerAdapterConfig
-from etude.core.errors import TrainingError
+from etude.adapters.openai_config import JobsConfig
+from etude.adapters.openai_create import create_once, suffix_of
+from etude.adapters.openai_errors import TrainingJobNotFoundClientError, api_errors, error_repr
+from etude.adapters.openai_events import JobLog, append_line, metrics_of, progress_of
+from etude.adapters.openai_rows import jsonl, rows_of
+from etude.adapters.trainer_adapter import TrainerAdapter
+from etude.core.errors import BackendError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.keys import content_hash
+from etude.core.keys import content_hash, fold
 from etude.core.skipped import Skipped
 from etude.core.trajectory import Method, TrajectoryCollection
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+
+__all__ = ["OpenAiJobs", "TrainingJobNotFoundClientError"]
 
 _STATES = {
     "validating_files": TrainingStatusEnum.PENDING,
@@ -37,49 +40,31 @@ _STATES = {
 _JOB, _VERSION = "etude_job", "etude_version"
 """In the metadata of a job: the name it was submitted under, and the number of the version it makes."""
 
-_DAILY_LIMIT = "daily_rate_limit_exceeded"
-_MAX_SUFFIX = 64
-
-
-class TrainingJobNotFoundClientError(TrainingError):
-    """There is no such job: none was created, or the backend does not know it."""
-
-    def __init__(self, job_id: str | None) -> None:
-        told = "no job was created yet" if job_id is None else f"the backend knows no job {job_id}"
-        super().__init__(f"training job not found: {told}")
-        self.job_id = job_id
-
-
-class OpenAiJobsConfig(TrainerAdapterConfig):
-    """How jobs are made."""
-
-    n_epochs: int | Literal["auto"] = Field(
-        default="auto", description="Times that a job goes over its data."
-    )
-    learning_rate_multiplier: float | Literal["auto"] = Field(
-        default="auto", description="Factor of the default."
-    )
-    beta: float | Literal["auto"] = Field(
-        default="auto", description="How hard preferences pull away from the reference, in DPO."
-    )
-    min_rows: int = Field(default=10, ge=1, description="The API refuses training files with fewer rows.")
-    daily_limit_wait: float = Field(
-        default=3600.0, gt=0, description="Seconds until the next try when the day's jobs are used up."
-    )
-    daily_limit_tries: int = Field(default=25, ge=1, description="Tries before that is an error.")
+_BACKOFF = 1.5
+_SEED_SHIFT = 32
+"""Keys have 63 bits, and the API's seeds 31."""
 
 
 class OpenAiJobs(TrainerAdapter):
-    """Uploads training files, makes jobs of them, and follows these. Versions are the API's model names."""
+    """Uploads training files, makes jobs of them, and follows these. Versions are the API's model names.
 
-    adapter_config: OpenAiJobsConfig
+    Everything is looked for before it is made, so that whoever was killed and comes again pays once.
+    """
 
-    def __init__(self, adapter_config: OpenAiJobsConfig, client: AsyncOpenAI, model: str) -> None:
-        """`model` is the API's name of the base model."""
+    backend: ClassVar[str] = "openai"
+    """What refs and errors call it."""
+    adapter_config: JobsConfig
+
+    def __init__(
+        self, adapter_config: JobsConfig, client: AsyncOpenAI, model: str, log: Path | None = None
+    ) -> None:
+        """`model` is the API's name of the base model; `log` a file of the run for the jobs' events."""
         super().__init__(adapter_config)
         self.client = client
         self._start = ModelVersion(number=0, location=model, digest=content_hash(model))
         self._newest = 0
+        self._log = JobLog(log)
+        self._events: dict[str, list[FineTuningJobEvent]] = {}
 
     def capabilities(self) -> Capabilities:
         """What the API can be given as text."""
@@ -88,33 +73,56 @@ class OpenAiJobs(TrainerAdapter):
 
     async def is_healthy(self) -> bool:
         """Whether the API answers, and takes the key."""
-        from openai import APIError
-
         try:
-            await self.client.fine_tuning.jobs.list(limit=1)
-        except APIError:
+            await self.check()
+        except BackendError:
             return False
         return True
 
+    async def check(self) -> None:
+        """Raise BackendError, with what the API says, unless it answers and takes the key."""
+        with self._calling():
+            await self.client.fine_tuning.jobs.list(limit=1)
+
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Upload the rows and make a job of them. See `TrainerAdapter.submit`."""
-        check_method("'openai'", self.capabilities(), trajectories.method, "of this run")
+        check_method(f"'{self.backend}'", self.capabilities(), trajectories.method, "of this run")
         name = trajectories.run_id
         known = await self.find(name)
         if known is not None:
-            return _ref(name, known)
-        if len(trajectories) < self.adapter_config.min_rows:
+            return self._ref(name, known)
+        rows = self.rows(trajectories)
+        if len(rows) < self.adapter_config.min_rows:
             least = self.adapter_config.min_rows
-            return Skipped(
-                reason=f"too little data: {len(trajectories)} rows, and the API takes {least} or more"
-            )
-        content = jsonl(trajectories)
-        with _api_errors():
-            file = await self.client.files.create(file=(f"{name}.jsonl", content), purpose="fine-tune")
-            return _ref(name, await self._create(name, file.id, trajectories.method))
+            return Skipped(reason=f"too little data: {len(rows)} rows, and the API takes {least} or more")
+        self._log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
+        file_id = await self._upload(name, jsonl(rows))
+        return self._ref(name, await self._create(name, file_id, trajectories.method))
+
+    def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
+        """The rows of the training file. Raises CapabilityError for data that the API has none for."""
+        return list(rows_of(trajectories))
+
+    def accept(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Look at the rows before they are uploaded; facts for the log. May raise to refuse them."""
+        return {}
+
+    def method_of(self, method: Method) -> dict[str, Any]:
+        """The `method` of a job: its type with the hyperparameters under it."""
+        return {"type": method, method: {"hyperparameters": self.hyperparameters(method)}}
+
+    def hyperparameters(self, method: Method) -> dict[str, Any]:
+        """What the config says of a method's training."""
+        config = self.adapter_config
+        common = {
+            "n_epochs": config.n_epochs,
+            "batch_size": config.batch_size,
+            "learning_rate_multiplier": config.learning_rate_multiplier,
+        }
+        return common | ({"beta": config.beta} if method == "dpo" else {})
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Where the job stands at the API."""
+        """Where the job stands at the API. Its new events go into the run's log."""
         try:
             job = await self.job(ref)
         except TrainingJobNotFoundClientError as error:
@@ -125,34 +133,58 @@ class OpenAiJobs(TrainerAdapter):
                 message=str(error),
             )
         state = _STATES.get(job.status, TrainingStatusEnum.RUNNING)
-        metadata: dict[str, Any] = {"metrics": {"trained_tokens": job.trained_tokens}}
-        message = error_repr(job)
+        told = metrics_of(await self._follow(ref.run_id, job.id))
+        metadata: dict[str, Any] = {"metrics": {**told, "trained_tokens": job.trained_tokens}}
+        message, progress = error_repr(job), progress_of(told)
         if state is TrainingStatusEnum.COMPLETED:
-            version = _version_of(job)
+            version, progress = _version_of(job), 100.0
             if version is None:
                 state, message = TrainingStatusEnum.FAILED, f"job {job.id} succeeded and names no model"
             else:
                 metadata["model_version"] = version.model_dump(mode="json")
                 self._go_on_from(version)
         return TrainingJobStatus(
-            run_id=ref.run_id, backend=ref.backend, status=state, message=message, metadata=metadata
+            run_id=ref.run_id,
+            backend=ref.backend,
+            status=state,
+            progress=progress,
+            message=message,
+            metadata=metadata,
         )
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """Ask every `poll_interval` seconds."""
-        return await poll_until_final(lambda: self.status(ref), poll_interval)
+        """Ask again and again, after pauses that grow. An API that is away for a while is waited for.
+
+        Raises BackendError when it stays away, or does not take the key any more: the job goes on.
+        """
+        answered = time.monotonic()
+        for pause in pauses(poll_interval, self.adapter_config.max_poll_interval):
+            try:
+                found = await self.status(ref)
+            except BackendError as error:
+                silent = time.monotonic() - answered
+                if not error.temporary or silent >= self.adapter_config.outage_limit:
+                    raise BackendError(
+                        f"job {ref.run_id} cannot be followed ({error}). It goes on; resume the run to go "
+                        "on with it."
+                    ) from error
+            else:
+                answered = time.monotonic()
+                if found.status.is_final:
+                    return found
+            await asyncio.sleep(pause)
+        raise AssertionError("the pauses do not end")
 
     def log_progress(
         self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
     ) -> None:
-        """Append the facts to `openai_jobs.jsonl` in `output_dir`; nothing without one."""
-        if output_dir is not None:
-            path = Path(output_dir) / "openai_jobs.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"run_id": ref.run_id, **metrics}) + "\n")
+        """Append the facts to the run's log of jobs, or to `<backend>_jobs.jsonl` in `output_dir`."""
+        if output_dir is None:
+            self._log.add(ref.run_id, metrics)
+        else:
+            append_line(Path(output_dir) / f"{self.backend}_jobs.jsonl", {"run_id": ref.run_id, **metrics})
 
     async def current_version(self) -> ModelVersion:
         """The model that the next job starts from."""
@@ -164,19 +196,20 @@ class OpenAiJobs(TrainerAdapter):
 
     async def cancel(self, ref: TrainingJobRef) -> None:
         """Stop the job if it still runs."""
-        from openai import APIStatusError
+        from openai import BadRequestError, NotFoundError
 
-        try:
-            await self.client.fine_tuning.jobs.cancel(await self._id(ref))
-        except (APIStatusError, TrainingJobNotFoundClientError):
-            return  # It is not there, or over: what was wanted.
+        with contextlib.suppress(TrainingJobNotFoundClientError):
+            job_id = await self._id(ref)
+            with self._calling(), contextlib.suppress(BadRequestError, NotFoundError):
+                # Not there, or over: what was wanted.
+                await self.client.fine_tuning.jobs.cancel(job_id)
 
     async def job(self, ref: TrainingJobRef) -> FineTuningJob:
-        """The job as the API tells it. Raises TrainingJobNotFoundClientError."""
+        """The job as the API tells it. Raises TrainingJobNotFoundClientError, BackendError."""
         from openai import NotFoundError
 
         job_id = await self._id(ref)
-        with _api_errors():
+        with self._calling():
             try:
                 return await self.client.fine_tuning.jobs.retrieve(job_id)
             except NotFoundError as error:
@@ -184,7 +217,7 @@ class OpenAiJobs(TrainerAdapter):
 
     async def find(self, name: str) -> FineTuningJob | None:
         """The job that was submitted under a name, by this process or another; the latest of several."""
-        with _api_errors():
+        with self._calling():
             async for job in self.client.fine_tuning.jobs.list(metadata={_JOB: name}):
                 if (job.metadata or {}).get(_JOB) == name:
                     return job
@@ -192,43 +225,51 @@ class OpenAiJobs(TrainerAdapter):
 
     async def events(self, ref: TrainingJobRef) -> list[FineTuningJobEvent]:
         """What the API tells of the job's progress, oldest first. Raises TrainingJobNotFoundClientError."""
-        job_id = await self._id(ref)
-        with _api_errors():
-            return [event async for event in self.client.fine_tuning.jobs.list_events(job_id)][::-1]
+        return await self._all_events(await self._id(ref))
+
+    async def _upload(self, name: str, content: bytes) -> str:
+        """The id of the file with this content; one that an earlier process uploaded is taken again."""
+        filename = f"{suffix_of(name)}-{content_hash(content.decode())[:12]}.jsonl"
+        with self._calling():
+            async for file in self.client.files.list(purpose="fine-tune"):
+                if file.filename == filename:
+                    return file.id
+            made = await self.client.files.create(file=(filename, content), purpose="fine-tune")
+        return made.id
 
     async def _create(self, name: str, file_id: str, method: Method) -> FineTuningJob:
-        """Raises TrainingError when the day's jobs stay used up."""
-        from openai import RateLimitError
-
-        config = self.adapter_config
+        metadata = {_JOB: name, _VERSION: str(max(self._newest, self._start.number) + 1)}
         request: dict[str, Any] = {
             "model": self._start.location,
             "training_file": file_id,
-            "method": self._method(method),
-            "suffix": re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:],
-            "metadata": {_JOB: name, _VERSION: str(max(self._newest, self._start.number) + 1)},
+            "method": self.method_of(method),
+            "metadata": metadata,
         }
-        for _ in range(config.daily_limit_tries):
-            try:
-                return await self.client.fine_tuning.jobs.create(**request)
-            except RateLimitError as error:
-                if error.code != _DAILY_LIMIT:
-                    raise
-            await asyncio.sleep(config.daily_limit_wait)
-        raise TrainingError(
-            f"job {name}: the day's fine-tuning jobs were used up at all {config.daily_limit_tries} tries. "
-            "Nothing that was collected is lost; resume the run to try again."
-        )
+        if self.run_config is not None:
+            request["seed"] = fold(self.run_config.seed, name) >> _SEED_SHIFT
+        with self._calling():
+            return await create_once(self.client, name, request, self.adapter_config, self.find, self._log)
 
-    def _method(self, method: Method) -> dict[str, Any]:
-        config = self.adapter_config
-        parameters: dict[str, Any] = {
-            "n_epochs": config.n_epochs,
-            "learning_rate_multiplier": config.learning_rate_multiplier,
-        }
-        if method == "dpo":
-            parameters["beta"] = config.beta
-        return {"type": method, method: {"hyperparameters": parameters}}
+    async def _follow(self, name: str, job_id: str) -> list[FineTuningJobEvent]:
+        """The events so far, logged. Those that cannot be had now are had later."""
+        try:
+            events = await self._all_events(job_id)
+        except BackendError:
+            return self._events.get(job_id, [])
+        self._log.add_events(name, events)
+        return events
+
+    async def _all_events(self, job_id: str) -> list[FineTuningJobEvent]:
+        known = self._events.setdefault(job_id, [])
+        last = known[-1].id if known else None
+        fresh: list[FineTuningJobEvent] = []
+        with self._calling():
+            async for event in self.client.fine_tuning.jobs.list_events(job_id, limit=100):
+                if event.id == last:
+                    break
+                fresh.append(event)
+        known.extend(reversed(fresh))
+        return list(known)
 
     async def _id(self, ref: TrainingJobRef) -> str:
         known = (ref.metadata or {}).get("job_id")
@@ -243,30 +284,20 @@ class OpenAiJobs(TrainerAdapter):
         if version.number > self._newest:
             self._start, self._newest = version, version.number
 
+    def _ref(self, name: str, job: FineTuningJob) -> TrainingJobRef:
+        metadata = {"job_id": job.id, "training_file": job.training_file}
+        return TrainingJobRef(run_id=name, backend=self.backend, metadata=metadata)
 
-@contextmanager
-def _api_errors() -> Iterator[None]:
-    """What the SDK raises, as an error of a run."""
-    from openai import APIError
-
-    try:
-        yield
-    except APIError as error:
-        raise TrainingError(f"the fine-tuning API: {type(error).__name__}: {error.message}") from error
+    def _calling(self) -> AbstractContextManager[None]:
+        return api_errors(str(self.client.base_url).rstrip("/"), self.client.api_key)
 
 
-def error_repr(job: FineTuningJob) -> str | None:
-    """`Code: c. Message: m. Parameter: p.` of a job that failed; None of others."""
-    error = job.error
-    if error is None or not (error.code or error.message):
-        return None
-    told = f"Code: {error.code}. Message: {error.message}."
-    return f"{told} Parameter: {error.param}." if error.param else told
-
-
-def _ref(name: str, job: FineTuningJob) -> TrainingJobRef:
-    metadata = {"job_id": job.id, "training_file": job.training_file}
-    return TrainingJobRef(run_id=name, backend="openai", metadata=metadata)
+def pauses(first: float, longest: float) -> Iterator[float]:
+    """Seconds between looks at a job, without end: they grow from `first` to `longest`."""
+    pause = first
+    while True:
+        yield pause
+        pause = max(first, min(pause * _BACKOFF, longest))
 
 
 def _version_of(job: FineTuningJob) -> ModelVersion | None:

@@ -3,35 +3,72 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etude.core.errors import CapabilityError, TrainingError
+from etude.core.example import Example
 from etude.core.message import Message
+from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
 _KEPT = ("tool_calls", "tool_call_id", "name")
 
 
-def jsonl(collection: TrajectoryCollection) -> bytes:
-    """The content of the training file.
-
-    Raises CapabilityError for data that the API has no rows for, TrainingError for malformed ones.
-    """
-    rows = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows_of(collection))
-    return "".join(rows).encode()
+def jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The content of a training file."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
 def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
-    """The rows, one for each trajectory to imitate, or for each preference. Raises as `jsonl`."""
+    """One row for each trajectory to imitate, for each preference, or for each group of GRPO.
+
+    Raises CapabilityError for data that there are no rows for, TrainingError for malformed data.
+    """
     for group in collection.trajectories:
-        for trajectory in group:
+        if collection.method == "grpo" and group:
+            yield grpo_row(group)
+        for trajectory in group if collection.method != "grpo" else ():
             if collection.method == "supervised":
                 yield supervised_row(trajectory)
-            elif collection.method == "dpo":
-                yield from (dpo_row(item, trajectory.metadata or {}) for item in trajectory.episode)
             else:
-                raise CapabilityError(f"the API has no training files for the method '{collection.method}'")
+                yield from (dpo_row(item, trajectory.metadata or {}) for item in trajectory.episode)
+
+
+def grpo_row(group: Sequence[Trajectory]) -> dict[str, Any]:
+    """`{"trajectories": […]}`: a group with the token ids and logprobs of what was sampled."""
+    return GrpoRow.of_group(group).model_dump(mode="json", exclude_none=True)
+
+
+def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> dict[str, Any]:
+    """`{"messages": […], "expected": …, "inputs": {…}}`: the prompt of a group, for OpenAI to answer.
+
+    Raises CapabilityError where one answer to one prompt is not all that there is.
+    """
+    items = [item for item in group[0].episode if isinstance(item, EpisodeItem)]
+    sampled = [place for place, item in enumerate(items) if _is_sampled(item)]
+    if len(sampled) != 1 or items[sampled[0] - 1].role is not EpisodeItemRole.USER:
+        raise CapabilityError(
+            "OpenAI's reinforcement fine-tuning answers a user's message once, and an episode has "
+            f"{len(sampled)} answers; train agents with tools or several turns with another adapter"
+        )
+    row: dict[str, Any] = {"messages": [_message(item) for item in items[: sampled[0]]]}
+    if example is not None:
+        row |= {"expected": example.expected, "inputs": dict(example.inputs)}
+    return row
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """All texts in a row that a model reads: contents, and what tool calls and tools say."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name not in ("role", "id", "type", "tool_call_id"):
+                yield from texts_of(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from texts_of(inner)
 
 
 def supervised_row(trajectory: Trajectory) -> dict[str, Any]:
@@ -43,12 +80,12 @@ def supervised_row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def dpo_row(item: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"input": …, "preferred_output": […], "non_preferred_output": […]}`. Raises as `jsonl`."""
+    """`{"input": …, "preferred_output": […], "non_preferred_output": […]}`. Raises as `rows_of`."""
     if not isinstance(item, DPOItem):
         raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
     if facts.get("turns", 1) > 1:
         raise CapabilityError(
-            "OpenAI's DPO compares two answers to one prompt, and a pair has several turns; "
+            "DPO over the fine-tuning API compares two answers to one prompt, and a pair has several turns; "
             "set 'compare: turns' in the builder 'dpo', or use 'malt'"
         )
     prompt = item.prompt
@@ -71,3 +108,7 @@ def _message(item: EpisodeItem) -> Message:
     if item.role is EpisodeItemRole.ASSISTANT and facts.get("given"):
         message["weight"] = 0
     return message
+
+
+def _is_sampled(item: EpisodeItem) -> bool:
+    return item.role is EpisodeItemRole.ASSISTANT and not (item.metadata or {}).get("given")

@@ -51,10 +51,10 @@ def _check_model(target: str, builder: Builder) -> OpenAiLlmConfig:
             f"llms.{target} has no 'base_url', and would be sampled from OpenAI; give it the address where "
             "the ART server serves the model (http://HOST:8000/v1, where nothing else is set)"
         )
-    if not llm.logprobs or not llm.return_token_ids:
+    if not llm.asks_for_logprobs or not llm.asks_for_token_ids:
         raise CapabilityError(
-            f"ART trains on sampled tokens and their logprobs; set 'logprobs: true' and 'return_token_ids: "
-            f"true' in llms.{target}"
+            f"ART trains on sampled tokens and their logprobs, and llms.{target} does not ask for them; set "
+            "'provider: vllm' there, which is what an ART server samples with"
         )
     return llm
 

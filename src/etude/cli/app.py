@@ -21,6 +21,7 @@ from etude.cli import (
     jobs,
     resume,
     runs,
+    serve,
     train,
     transcripts,
 )
@@ -90,6 +91,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     jobs.jobs,
     transcripts.transcripts,
     export.export,
+    serve.serve,
 )
 for _command in _COMMANDS:
     app.command()(reported(_command))

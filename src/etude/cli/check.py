@@ -56,6 +56,8 @@ def _show_estimate(estimate: Estimate) -> None:
     )
     if estimate.seconds is not None:
         say(f"time            about {about(estimate.seconds)}")
+    if estimate.training_usd is not None:
+        say(f"price           at most about ${estimate.training_usd:,.2f} for training")
     if estimate.disk_bytes is not None:
         say(f"disk            about {shown_bytes(estimate.disk_bytes)} for the versions that are kept")
     for assumption in estimate.assumptions:

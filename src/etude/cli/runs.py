@@ -10,6 +10,7 @@ import typer
 
 from etude.cli.console import emit, next_step, path_shown, say, table
 from etude.cli.errors import reported
+from etude.cli.hints import after_training
 from etude.cli.options import RUNS, AsJson, OutputDir, Run
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     if facts.state == "unfinished":
         next_step(f"etude resume {shown}")
     elif facts.kind == "train":
-        next_step(f"etude export {shown}")
+        next_step(after_training(path))
     else:
         next_step(f"etude evaluate --rescore {shown}")
 

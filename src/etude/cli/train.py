@@ -9,6 +9,7 @@ import typer
 
 from etude.cli.console import next_step, path_shown, say
 from etude.cli.errors import then
+from etude.cli.hints import after_training
 from etude.cli.options import AsJson, ConfigFile, Overrides
 from etude.cli.running import run as run_async
 
@@ -76,13 +77,15 @@ def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> dict[str, An
         outcome = run_async(finetune(settings, run, progress=progress))
     if not as_json:
         _tell(outcome.summary, run)
-        next_step(f"etude export {shown}   (the trained model as a folder)")
+        next_step(after_training(run.path))
     return outcome.summary
 
 
 def _tell(summary: dict[str, Any], run: RunFolder) -> None:
+    from etude.core.job import ModelVersion
     from etude.report.run_report import PLOT
     from etude.report.state import shown_reward
+    from etude.stored.versions import is_hosted
 
     before, after = summary["before"], summary["after"]
     say()
@@ -93,7 +96,9 @@ def _tell(summary: dict[str, Any], run: RunFolder) -> None:
     say(f"epochs          {trained} trained" + (f", {skipped} skipped" if skipped else ""))
     for key in ("best_version", "last_version"):
         if summary[key]:
-            say(f"{key.replace('_', ' '):<15} v{summary[key]['number']}")
+            version = ModelVersion.model_validate(summary[key])
+            where = f"  {version.location}" if is_hosted(run.path, version) else ""
+            say(f"{key.replace('_', ' '):<15} v{version.number}{where}")
     if (run.path / PLOT).exists():
         say(f"plot            {path_shown(run.path / PLOT)}")
     say(f"run             {path_shown(run.path)}")

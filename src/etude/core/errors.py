@@ -62,6 +62,10 @@ class EngineError(EtudeError):
     """A model call failed for good: retries are spent or the request is impossible."""
 
 
+class EngineAway(EngineError):
+    """The engine is not there at the moment: another try later may do better."""
+
+
 class EpisodeError(EtudeError):
     """An episode failed: its workflow raised, timed out or returned nothing usable."""
 
@@ -72,3 +76,12 @@ class ErrorBudgetExceeded(EtudeError):
 
 class TrainingError(EtudeError):
     """A training job failed, or a run ended without having trained on anything."""
+
+
+class BackendError(EtudeError):
+    """A training backend gave no usable answer. What runs there goes on: nothing is lost."""
+
+    def __init__(self, message: str, *, temporary: bool = False) -> None:
+        super().__init__(message)
+        self.temporary = temporary
+        """Whether asking again later may help."""

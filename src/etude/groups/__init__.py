@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from etude.adapters.lm_client import LanguageModelClient
 from etude.core.skipped import DryRun, Frozen, Skipped
 from etude.groups.agents import GroupAgent, ModelSettings, agents_of_model
-from etude.groups.clients import LanguageModelClient
 from etude.groups.data import Step
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.lineage import LineageEntry

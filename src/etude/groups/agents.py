@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from etude.adapters.lm_server_config import LmServerAdapterConfig
 from etude.adapters.local_config import LocalAdapterConfig
+from etude.adapters.openai_config import JobsConfig
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import RequestError
 from etude.protocols.protocol import Protocol
@@ -38,7 +41,9 @@ class ModelSettings:
 
     @classmethod
     def of_adapter(cls, model_name: str, config: TrainerAdapterConfig, **settings: bool) -> ModelSettings:
-        """The settings that a config has for its adapter; those of `_type: local` are known here."""
+        """The settings that a config has for its adapter; those of the shipped adapters are known here."""
+        if isinstance(config, JobsConfig):
+            return cls(model_name, **_of_jobs(config), **settings)
         if not isinstance(config, LocalAdapterConfig):
             return cls(model_name, **settings)
         lora = config.lora
@@ -51,6 +56,21 @@ class ModelSettings:
             lora_alpha_scale=1.0 if lora is None else lora.alpha / lora.r,
             **settings,
         )
+
+
+def _of_jobs(config: JobsConfig) -> dict[str, Any]:
+    """Where the config leaves something to the API, so do the settings."""
+    more: Mapping[str, Any] = config.hyperparameters if isinstance(config, LmServerAdapterConfig) else {}
+    rank = more.get("lora_rank") or None
+    found = {
+        "min_rows": config.min_rows,
+        "num_epochs": 1 if config.n_epochs == "auto" else config.n_epochs,
+        "rl_learning_rate": more.get("learning_rate"),
+        "dpo_beta": None if config.beta == "auto" else config.beta,
+        "lora_rank": rank,
+        "lora_alpha_scale": None if rank is None or "lora_alpha" not in more else more["lora_alpha"] / rank,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
     """Raise TrainingError for a job that failed, was cancelled or is not known to the backend."""
     if status.status is TrainingStatusEnum.COMPLETED:
         return
-    told = f": {status.message}" if status.message else ""
+    told = f": {status.message.rstrip('.')}" if status.message else ""
     raise TrainingError(
         f"job {ref.run_id} ({ref.backend}) ended as '{status.status}'{told}. "
         "Nothing that was collected is lost; resume the run to submit it again."

@@ -60,6 +60,7 @@ class ModelLine:
         self.version: ModelVersion | None = None
         """The weights that are sampled from, where the backend says."""
         self._warn = warn
+        self._told: set[str] = set()
 
     async def take_up(self, version: ModelVersion | None) -> None:
         """Go on from `version`, or begin with what the backend has.
@@ -106,9 +107,15 @@ class ModelLine:
         return (await self.status(ref)).status is not TrainingStatusEnum.NOT_FOUND
 
     async def wait(self, ref: TrainingJobRef, seconds: float, poll_interval: float) -> TrainingJobStatus:
-        """The status of the completed job. Raises TrainingError when it ends otherwise, or not in time."""
+        """The status of the completed job; what the backend has to say about it is passed on, once.
+
+        Raises TrainingError when it ends otherwise, or not in time.
+        """
         status = await wait_for(self.adapter, ref, seconds, poll_interval)
         require_completed(ref, status)
+        if status.message and status.message not in self._told:
+            self._told.add(status.message)
+            self._warn(status.message)
         return status
 
     async def adopt(self, ref: TrainingJobRef, status: TrainingJobStatus) -> ModelVersion | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from etude.adapters.lm_client import LanguageModelClient
+from etude.adapters.lm_server import LmServerAdapter
 from etude.adapters.openai_jobs import OpenAiJobs, TrainingJobNotFoundClientError
 from etude.builders.imitation import GuessReplacementConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
@@ -12,7 +14,6 @@ from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.skipped import Skipped
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 from etude.groups.agents import GroupAgent
-from etude.groups.clients import LanguageModelClient
 from etude.groups.data import Rollouts, Steps, collection, dpo_data, grpo_data, supervised_data
 from etude.groups.following import require_completed
 from etude.groups.line import LineRules, ModelLine
@@ -53,13 +54,11 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         line: ModelLine,
         protocol: Protocol | None = None,
         *,
-        language_model_client: LanguageModelClient | None = None,
         guesses: GuessReplacementConfig | None = None,
     ) -> None:
         """`line` is the model with its engine and adapter; its rules become those of the agents.
 
-        `language_model_client` controls the server that an `OpenAiJobs` adapter trains at, where that is
-        a language-model server. `guesses` says how a replaced decision is written.
+        `guesses` says how a replaced decision is written.
         """
         super().__init__(group_name, agent_wholes, protocol)
         self.line = line
@@ -70,7 +69,6 @@ class OpenAiSharedModelGroup(SharedModelGroup):
             min_rows=settings.min_rows,
             from_scratch=settings.fine_tune_from_scratch,
         )
-        self._server = language_model_client
         self._guesses = guesses or GuessReplacementConfig()
         self._state = SharedModelGroupState()
         self._given = False
@@ -80,9 +78,12 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     @property
     def training_client_type(self) -> ClientType:
         """What jobs go through: the OpenAI API, a language-model server, another adapter, or nothing."""
-        if isinstance(self.line.adapter, OpenAiJobs):
-            return "openai" if self._server is None else "lm_server"
-        return "adapter" if self.line.adapter.capabilities().methods else "none"
+        adapter = self.line.adapter
+        if isinstance(adapter, LmServerAdapter):
+            return "lm_server"
+        if isinstance(adapter, OpenAiJobs):
+            return "openai"
+        return "adapter" if adapter.capabilities().methods else "none"
 
     @property
     def is_trainable(self) -> bool:
@@ -97,9 +98,13 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     @property
     def language_model_client(self) -> LanguageModelClient:
         """The client that controls the server's engine. Raises CapabilityError where there is no server."""
-        if self._server is None:
+        return self._lm_server.server
+
+    @property
+    def _lm_server(self) -> LmServerAdapter:
+        if not isinstance(self.line.adapter, LmServerAdapter):
             raise CapabilityError(f"group '{self.group_name}' does not train at a language-model server")
-        return self._server
+        return self.line.adapter
 
     @property
     def openai_client(self) -> AsyncOpenAI:
@@ -203,12 +208,12 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     async def train(self) -> None:
         """Put the engine of a language-model server away; elsewhere both fit."""
         if self.training_client_type == "lm_server":
-            await self.language_model_client.stop_engine()
+            await self._lm_server.put_engine_away()
 
     async def eval(self) -> None:
         """Have the engine sample from the current model."""
         if self.training_client_type == "lm_server":
-            await self.language_model_client.start_engine(self.model_name)
+            await self._lm_server.bring_engine_back()
         if self._state.version is not None:
             await self.line.sample_from(self._state.version)
 

@@ -40,7 +40,7 @@ def serve_by_art(llm: Json, adapter: Json) -> Json:
     address = llm.get("base_url") or f"http://{host}:{_ART_PORT}/v1"
     sampling = {name: value for name, value in llm.items() if name != "logprobs"}
     name = backend.get("name", ArtBackendConfig.model_fields["name"].default)
-    return sampling | {"model_name": name, "base_url": address, "api_key": key, "return_token_ids": True}
+    return sampling | {"model_name": name, "base_url": address, "api_key": key, "provider": "vllm"}
 
 
 def run_here(llm: Json, model: str | None) -> Json:

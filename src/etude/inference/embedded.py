@@ -13,8 +13,10 @@ from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.errors import EngineError
 from etude.core.job import ModelVersion
 from etude.inference.decoder import Row, make_decoder
+from etude.inference.sampled import OnToken, Sampled, SampledToken, TokenRequest
 from etude.inference.sampler import uniforms
 from etude.models.policy import Policy
+from etude.models.speech import Speech
 
 _KEPT_CONVERSATIONS = 64
 """Conversations whose keys and values are kept between two turns."""
@@ -24,14 +26,13 @@ _KEPT_CONVERSATIONS = 64
 class _Job:
     """A request on its way through the engine's thread."""
 
-    request: ChatRequest
     row: Row
     prompt_length: int
     limit: int
     """Length at which the row is cut."""
-    drifted: bool
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Completion]
+    future: asyncio.Future[Sampled]
+    on_token: OnToken | None = None
     finish_reason: str = ""
     text: str = ""
     version: int = 0
@@ -61,13 +62,49 @@ class EmbeddedEngine:
         self._thread: threading.Thread | None = None
 
     @property
+    def speech(self) -> Speech:
+        """How the model reads and writes."""
+        return self.policy.speech
+
+    @property
     def version(self) -> int:
         """Number of the model version in memory."""
         return self.policy.version
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message. See `Engine.complete`."""
+        prompt = self.policy.template.prompt(request)
+        sampled = await self.sample(
+            TokenRequest(prompt.ids, request.sampling, request.key, request.conversation)
+        )
+        earlier_calls = sum(len(message.get("tool_calls") or ()) for message in request.messages)
+        try:
+            message = self.policy.template.parse(
+                sampled.text, request.tools, prompt_ids=sampled.prompt_ids, first_call=earlier_calls
+            )
+        except Exception as error:
+            # A tokenizer's own parser may raise anything.
+            raise EngineError(
+                f"the model's answer cannot be parsed: {type(error).__name__}: {error}"
+            ) from error
+        return Completion(
+            message=message,
+            finish_reason="tool_calls" if message.get("tool_calls") else sampled.finish_reason,
+            prompt_ids=sampled.prompt_ids,
+            completion_ids=sampled.ids,
+            logprobs=sampled.logprobs,
+            usage=Usage(len(sampled.prompt_ids), len(sampled.ids)),
+            model_version=sampled.version,
+            drifted=prompt.drifted,
+        )
+
+    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
+        """Continue a prompt of token ids; `on_token` is told of each token as it is sampled.
+
+        Raises EngineError as `complete`; cancelling the call frees what it held.
+        """
         job = self._prepare(request)
+        job.on_token = on_token
         with self._wake:
             if self._closed:
                 raise EngineError("the engine is closed")
@@ -90,11 +127,10 @@ class EmbeddedEngine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def _prepare(self, request: ChatRequest) -> _Job:
-        prompt = self.policy.template.prompt(request)
-        length, context, sampling = len(prompt.ids), self.policy.max_context, request.sampling
+    def _prepare(self, request: TokenRequest) -> _Job:
+        length, context, sampling = len(request.prompt_ids), self.policy.max_context, request.sampling
         if not length:
-            raise EngineError("the model's chat template made an empty prompt of the messages")
+            raise EngineError("the prompt is empty: the model has nothing to continue")
         if length >= context:
             raise EngineError(
                 f"the prompt has {length} tokens, and the model's context ends at {context}; shorten the "
@@ -103,15 +139,8 @@ class EmbeddedEngine:
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
         key = request.key if sampling.seed is None else sampling.seed
         loop = asyncio.get_running_loop()
-        return _Job(
-            request=request,
-            row=Row(request.conversation, list(prompt.ids), sampling, uniforms(key)),
-            prompt_length=length,
-            limit=min(length + wanted, context),
-            drifted=prompt.drifted,
-            loop=loop,
-            future=loop.create_future(),
-        )
+        row = Row(request.conversation, list(request.prompt_ids), sampling, uniforms(key), top=request.top)
+        return _Job(row, length, min(length + wanted, context), loop, loop.create_future())
 
     def _start_afresh(self) -> None:
         self._decoder = make_decoder(
@@ -161,11 +190,19 @@ class EmbeddedEngine:
                 self._weights_id = self.policy.weights_id
             grown = {id(row) for row in self._decoder.step([job.row for job in alive])}
             version = self.policy.version
+        self._tell([job for job in alive if job.on_token is not None and id(job.row) in grown])
         for job in alive:
             if id(job.row) in grown and self._is_finished(job):
                 job.version = version
                 done.append(job)
         return done
+
+    def _tell(self, jobs: Sequence[_Job]) -> None:
+        """Pass new tokens on to those who want each at once."""
+        for loop in {job.loop for job in jobs}:
+            news = [(job, _newest(job.row)) for job in jobs if job.loop is loop]
+            with suppress(RuntimeError):  # The loop was closed, and nobody listens any more.
+                loop.call_soon_threadsafe(_tell_all, news)
 
     def _is_finished(self, job: _Job) -> bool:
         ids, decode = job.row.ids, self.policy.template.decode
@@ -199,28 +236,30 @@ class EmbeddedEngine:
             with suppress(RuntimeError):  # The loop was closed, and nobody waits any more.
                 loop.call_soon_threadsafe(_resolve, results)
 
-    def _outcome(self, job: _Job) -> Completion | EngineError:
-        ids, length, request = job.row.ids, job.prompt_length, job.request
-        earlier_calls = sum(len(message.get("tool_calls") or ()) for message in request.messages)
-        try:
-            message = self.policy.template.parse(
-                job.text, request.tools, prompt_ids=ids[:length], first_call=earlier_calls
-            )
-        except Exception as error:  # noqa: BLE001  a tokenizer's own parser may raise anything
-            return EngineError(f"the model's answer cannot be parsed: {type(error).__name__}: {error}")
-        return Completion(
-            message=message,
-            finish_reason="tool_calls" if message.get("tool_calls") else job.finish_reason,
-            prompt_ids=tuple(ids[:length]),
-            completion_ids=tuple(ids[length:]),
-            logprobs=tuple(job.row.logprobs),
-            usage=Usage(length, len(ids) - length),
-            model_version=job.version,
-            drifted=job.drifted,
+    def _outcome(self, job: _Job) -> Sampled:
+        row, length = job.row, job.prompt_length
+        return Sampled(
+            prompt_ids=tuple(row.ids[:length]),
+            ids=tuple(row.ids[length:]),
+            logprobs=tuple(row.logprobs),
+            top=tuple(row.top_logprobs),
+            text=job.text,
+            finish_reason=job.finish_reason,
+            version=job.version,
         )
 
 
-def _resolve(batch: list[tuple[asyncio.Future[Completion], Completion | EngineError]]) -> None:
+def _newest(row: Row) -> SampledToken:
+    return SampledToken(row.ids[-1], row.logprobs[-1], row.top_logprobs[-1] if row.top else ())
+
+
+def _tell_all(news: list[tuple[_Job, SampledToken]]) -> None:
+    for job, token in news:
+        if job.on_token is not None and not job.future.done():
+            job.on_token(token)
+
+
+def _resolve(batch: list[tuple[asyncio.Future[Sampled], Sampled | EngineError]]) -> None:
     for future, result in batch:
         if future.done():
             continue

@@ -4,30 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hmac
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from etude.core.errors import RequestError
-from etude.inference.chat_api import Handler, WireResponse, answer, error_response
+from etude.inference.gateway import Gateway, Handler, WireResponse, error_response
+from etude.inference.listening import listen
+from etude.inference.said import Said
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
 
 _SHUTDOWN_SECONDS = 1
-_BACKLOG = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to send OpenAI requests so that they are recorded into one episode."""
+    """Where to send requests so that they are recorded into one episode.
+
+    Chat completions, the Responses API, and Anthropic's messages.
+    """
 
     base_url: str
     """Ends in `/v1`, as the OpenAI SDKs want it."""
     api_key: str = field(repr=False)
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """The same without `/v1`, as the Anthropic SDKs want it."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which the OpenAI and Anthropic SDKs in another process find the endpoint."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.anthropic_base_url,
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
 
 
 class EndpointServer:
@@ -37,7 +55,7 @@ class EndpointServer:
         """Port 0 lets the system choose a free one."""
         self._host = host
         self._port = port
-        self._handlers: dict[str, tuple[str, Handler]] = {}
+        self._gateways: dict[str, tuple[str, Gateway]] = {}
         self._socket: socket.socket | None = None
         self._stop: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
@@ -55,20 +73,23 @@ class EndpointServer:
         """
         if self._socket is not None:
             return
-        self._socket = _listen(self._host, self._port)
+        self._socket = listen(self._host, self._port)
         self._stop = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._serve(self._socket, self._stop))
 
-    def open(self, handler: Handler) -> Endpoint:
-        """A new key; requests that bear it are answered by `handler`. Starts the server."""
+    def open(self, handler: Handler, said: Said | None = None) -> Endpoint:
+        """A new key; requests that bear it are answered by `handler`. Starts the server.
+
+        `said` is what the episode's other clients were answered.
+        """
         self.start()
         name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        self._handlers[name] = (secret, handler)
+        self._gateways[name] = (secret, Gateway(handler, said))
         return Endpoint(self.base_url, f"etude-{name}-{secret}")
 
     def revoke(self, endpoint: Endpoint) -> None:
         """Refuse the endpoint's key from now on."""
-        self._handlers.pop(endpoint.api_key.split("-")[1], None)
+        self._gateways.pop(endpoint.api_key.split("-")[1], None)
 
     async def close(self) -> None:
         """Stop listening and end the requests under way. Calling it twice is fine."""
@@ -78,15 +99,20 @@ class EndpointServer:
         await self._task
         self._task = self._stop = self._socket = None
 
-    def authorized(self, authorization: str) -> Handler | None:
-        """The handler that a request's `Authorization` header gives access to, if any."""
-        scheme, _, key = authorization.partition(" ")
+    def authorized(self, headers: Mapping[str, str]) -> Gateway | None:
+        """The gateway that a request's key gives access to, if any.
+
+        The key is in `Authorization: Bearer`, or in `x-api-key` where Anthropic's clients have it.
+        """
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")
         _, _, rest = key.partition("-")
         name, _, secret = rest.partition("-")
         # The name only finds the entry; whether the secret is right must not show in the time it takes.
-        expected, handler = self._handlers.get(name, ("", None))
+        expected, gateway = self._gateways.get(name, ("", None))
         same = hmac.compare_digest(expected.encode(), secret.encode())
-        return handler if same and scheme.lower() == "bearer" else None
+        return gateway if same else None
 
     async def _serve(self, listening: socket.socket, stop: asyncio.Event) -> None:
         import uvicorn
@@ -131,33 +157,14 @@ def _application(server: EndpointServer) -> FastAPI:
 
 
 async def _respond(server: EndpointServer, request: Request) -> WireResponse:
-    handler = server.authorized(request.headers.get("authorization", ""))
-    if handler is None:
+    path = request.url.path
+    gateway = server.authorized(request.headers)
+    if gateway is None:
         return error_response(
+            path,
             401,
             "the API key is not that of a running episode; use the base_url and api_key of episode.endpoint",
             kind="authentication_error",
             code="invalid_api_key",
         )
-    path = request.url.path.removeprefix("/v1")
-    return await answer(handler, request.method, path, request.headers, await request.body())
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        if error.errno == errno.EADDRINUSE:
-            raise RequestError(
-                f"port {port} on {host} is in use by another program; stop it, or choose another port "
-                f"(0 takes a free one)"
-            ) from error
-        raise RequestError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
-        ) from error
-    listening.setblocking(False)
-    return listening
+    return await gateway.answer(request.method, path, request.headers, await request.body())

@@ -16,18 +16,15 @@ from etude.core.errors import EngineError, RequestError
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.inference.http_lanes import HttpLanes
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.openai_failures import Disturbed, Refused, failure_of
 from etude.inference.openai_wire import encode, parse_completion, request_fields
+from etude.inference.providers import NOT_FOR_REASONING
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
-_OPENAI = "https://api.openai.com/v1"
 _SILENT = logging.NullHandler()
-_PLAIN_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""vLLM fills these in from the model's own generation config where a request leaves them open; the
-logprobs it reports are then not those of the distribution that it sampled from."""
 
 
 class OpenAiEngine:
@@ -35,7 +32,8 @@ class OpenAiEngine:
 
     def __init__(self, config: OpenAiLlmConfig) -> None:
         self._config = config
-        self._base_url = config.base_url or os.environ.get("OPENAI_BASE_URL", "").rstrip("/") or _OPENAI
+        self._base_url = config.address
+        self._provider = config.told_by
         self._secrets = [value.get_secret_value() for value in config.headers.values()]
         self._lanes = HttpLanes(f"{self._base_url}/chat/completions", self._headers())
         self._model = config.model_name
@@ -44,6 +42,8 @@ class OpenAiEngine:
         # Without a handler, logging would print "stamina.retry_scheduled" in the middle of the progress.
         logging.getLogger("stamina").addHandler(_SILENT)
         self._fixed_fields = self._make_fixed_fields()
+        thinks = self._provider.thinks(config.model_name)
+        self._omitted = (*config.omit, *(NOT_FOR_REASONING if thinks else ()))
 
     @property
     def version(self) -> int:
@@ -53,8 +53,10 @@ class OpenAiEngine:
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message. Raises EngineError when all attempts are spent or it is refused."""
         fields = request_fields(request)
-        for name in self._config.omit:
+        for name in self._omitted:
             fields.pop(name, None)
+        if "max_tokens" in fields:
+            fields[self._provider.max_tokens] = fields.pop("max_tokens")
         fields |= self._fixed_fields
         try:
             async for attempt in self._attempts(request.key):
@@ -128,7 +130,7 @@ class OpenAiEngine:
         if key:
             self._secrets.append(key)
             headers["authorization"] = f"Bearer {key}"
-        elif self._base_url == _OPENAI:
+        elif self._base_url == OPENAI_URL:
             raise RequestError(
                 f"model '{self._config.model_name}' is to be sampled from OpenAI, but there is no API key. "
                 "Set OPENAI_API_KEY, or `api_key`, or `base_url` for another endpoint."
@@ -138,12 +140,12 @@ class OpenAiEngine:
     def _make_fixed_fields(self) -> dict[str, Any]:
         config = self._config
         fields: dict[str, Any] = {}
-        if config.logprobs:
-            fields["logprobs"] = True
+        if config.asks_for_logprobs:
+            fields |= {"logprobs": True, **self._provider.with_logprobs}
             if config.top_logprobs is not None:
                 fields["top_logprobs"] = config.top_logprobs
-        if config.return_token_ids:
-            fields |= {"return_token_ids": True, **_PLAIN_SAMPLING}
+        if config.asks_for_token_ids:
+            fields |= {"return_token_ids": True, **self._provider.with_token_ids}
         return fields | config.extra_body
 
     def _error(self, reason: str) -> EngineError:

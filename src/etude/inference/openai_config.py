@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -9,6 +10,9 @@ from pydantic import Field, SecretStr, field_validator
 
 from etude.config.component import LlmConfig
 from etude.core.call import Sampling
+from etude.inference.providers import PROVIDERS, Provider, provider_at
+
+OPENAI_URL = "https://api.openai.com/v1"
 
 _OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "n"})
 
@@ -41,19 +45,25 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     max_retry_wait: float = Field(
         default=30.0, ge=0, description="Longest wait in seconds between two attempts."
     )
-    logprobs: bool = Field(
-        default=True,
-        description="Ask for the sampled tokens' logprobs. At temperatures other than 1 a vLLM server must "
-        "run with `--logprobs-mode processed_logprobs` for them to be those of the sampling distribution.",
+    provider: Literal["auto", "openai", "openrouter", "vllm", "etude", "other"] = Field(
+        default="auto",
+        description="Who answers there; `auto` goes by the address. Say `vllm`, or `etude` for `etude "
+        "serve`, to have token ids.",
+    )
+    logprobs: bool | None = Field(
+        default=None,
+        description="Ask for the sampled tokens' logprobs; left out: where the provider tells them. At "
+        "temperatures other than 1 a vLLM server must run with `--logprobs-mode processed_logprobs` for them "
+        "to be those of the sampling distribution.",
     )
     top_logprobs: int | None = Field(
         default=None, ge=0, le=20, description="Ask for the most likely tokens as well."
     )
-    return_token_ids: bool = Field(
-        default=False,
-        description="Ask for token ids, as vLLM >= 0.10.2 gives them; training on this model needs them. "
-        "Also switches off the model's own top_k, min_p and repetition penalty; `extra_body` can set "
-        "them again.",
+    return_token_ids: bool | None = Field(
+        default=None,
+        description="Ask for token ids, as vLLM >= 0.10.2 gives them; GRPO on this model needs them. Left "
+        "out: where the provider tells them. But for `etude` it also switches off the model's own top_k, "
+        "min_p and repetition penalty; `extra_body` can set them again.",
     )
     headers: dict[str, SecretStr] = Field(default_factory=dict, description="More request headers.")
     extra_body: dict[str, Any] = Field(default_factory=dict, description="More fields of the request body.")
@@ -64,16 +74,7 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     @field_validator("base_url")
     @classmethod
     def _plain_address(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("expected an address like http://localhost:8000/v1")
-        if parts.username or parts.password:
-            raise ValueError("an address with a password in it would be shown in errors; use `api_key`")
-        if parts.query or parts.fragment:
-            raise ValueError("expected an address without `?` and `#`")
-        return value.rstrip("/")
+        return None if value is None else plain_address(value)
 
     @field_validator("extra_body")
     @classmethod
@@ -84,6 +85,40 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
         return value
 
     @property
+    def address(self) -> str:
+        """Where requests go: `base_url`, or else what the environment says, or else OpenAI."""
+        return self.base_url or os.environ.get("OPENAI_BASE_URL", "").rstrip("/") or OPENAI_URL
+
+    @property
+    def told_by(self) -> Provider:
+        """Who answers there, and how."""
+        return provider_at(self.address) if self.provider == "auto" else PROVIDERS[self.provider]
+
+    @property
+    def asks_for_token_ids(self) -> bool:
+        """Whether requests ask for the sampled token ids."""
+        return self.told_by.token_ids if self.return_token_ids is None else self.return_token_ids
+
+    @property
+    def asks_for_logprobs(self) -> bool:
+        """Whether requests ask for the sampled tokens' logprobs."""
+        provider = self.told_by
+        tells = provider.logprobs and not provider.thinks(self.model_name)
+        return tells if self.logprobs is None else self.logprobs
+
+    @property
     def sampling(self) -> Sampling:
         """How to sample where a call does not say."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
+
+
+def plain_address(value: str) -> str:
+    """The address without a slash at its end. Raises ValueError unless it is one, and keeps no secret."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected an address like http://localhost:8000/v1")
+    if parts.username or parts.password:
+        raise ValueError("an address with a password in it would be shown in errors; use `api_key`")
+    if parts.query or parts.fragment:
+        raise ValueError("expected an address without `?` and `#`")
+    return value.rstrip("/")

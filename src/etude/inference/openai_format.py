@@ -1,17 +1,17 @@
 """Between the values of this program and the JSON of OpenAI's chat completions API.
 
-Pure functions, shared by the recording client and the loopback endpoint.
+Pure functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from etude.core.call import Completion
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
+from etude.inference.dialect import ChatBody, RecordedCompletion, require_honoured, require_object
 from etude.inference.sampling import SAMPLING_NAMES
 from etude.store.plain import plain
 
@@ -36,50 +36,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Parameters that cannot be honoured, and the values at which they change nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatBody:
-    """A chat completion request, taken apart."""
-
-    model: str
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] = ()
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    """The sampling parameters that the request gave, under the names of `Sampling`."""
-    stream: bool = False
-    include_usage: bool = False
-    """Whether a stream ends with a chunk that holds the usage."""
-    logprobs: bool = False
-    return_token_ids: bool = False
-    function: str | None = None
-    """The function of the agent that asks, when the request's headers name one."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedCompletion:
-    """A completion that was recorded, as the API presents it."""
-
-    id: str
-    model: str
-    completion: Completion
-
-
 def parse_chat_body(body: Any) -> ChatBody:
     """Read the JSON of a chat completion request.
 
     Raises RequestError for what is missing or malformed, and for parameters that would have to be
     ignored: a request is honoured as it stands or refused.
     """
-    if not isinstance(body, dict):
-        raise RequestError("the request must be a JSON object")
-    for name, value in body.items():
-        if name in _FREE or value is None:
-            continue
-        if name not in _NEUTRAL:
-            raise RequestError(f"parameter '{name}' is not supported for a recorded model; leave it out")
-        if value not in _NEUTRAL[name]:
-            raise RequestError(
-                f"parameter '{name}' can only be {_NEUTRAL[name][0]!r} for a recorded model, found {value!r}"
-            )
+    body = require_object(body)
+    require_honoured(body, _FREE, _NEUTRAL)
     sampling = {name: body[name] for name in SAMPLING_NAMES if body.get(name) is not None}
     if body.get("max_completion_tokens") is not None:
         sampling["max_tokens"] = body["max_completion_tokens"]
@@ -142,7 +106,7 @@ def completion_to_wire(recorded: RecordedCompletion, body: ChatBody, *, created:
         "index": 0,
         "message": {"content": None} | completion.message | {"role": "assistant"},
         "finish_reason": completion.finish_reason,
-        "logprobs": _logprobs(completion) if body.logprobs else None,
+        "logprobs": logprobs_to_wire(completion) if body.logprobs else None,
     }
     wire: dict[str, Any] = {
         "id": recorded.id,
@@ -176,7 +140,7 @@ def completion_to_chunks(
     }
     yield chunk({"role": "assistant", "content": "", **extras})
     content = {"content": completion.message["content"]} if completion.message.get("content") else {}
-    logprobs = _logprobs(completion) if body.logprobs else None
+    logprobs = logprobs_to_wire(completion) if body.logprobs else None
     token_ids = {"token_ids": completion.completion_ids} if body.return_token_ids else {}
     yield chunk(content, logprobs=logprobs, **token_ids)
     for index, tool_call in enumerate(completion.message.get("tool_calls") or ()):
@@ -200,7 +164,7 @@ def _usage(completion: Completion) -> dict[str, int]:
     }
 
 
-def _logprobs(completion: Completion) -> dict[str, Any] | None:
+def logprobs_to_wire(completion: Completion) -> dict[str, Any] | None:
     """One entry per sampled token. The tokens are named by their ids, as vLLM does on request."""
     if completion.logprobs is None:
         return None

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import httpx
 
-from etude.inference.chat_api import Handler, WireResponse, answer
+from etude.inference.gateway import Gateway, Handler, WireResponse
+from etude.inference.said import Said
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -21,32 +22,32 @@ _API_KEY = "recorded"
 class RecordingTransport(httpx.AsyncBaseTransport):
     """Hands each request to a handler and gives back the response. No socket is opened."""
 
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+    def __init__(self, handler: Handler, said: Said | None = None) -> None:
+        self._gateway = Gateway(handler, said)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx."""
         body = await request.aread()
-        response = await answer(self._handler, request.method, _path(request), request.headers, body)
+        response = await self._gateway.answer(request.method, request.url.path, request.headers, body)
         return _to_httpx(response)
 
 
 class BlockingRecordingTransport(httpx.BaseTransport):
     """The same for clients without asyncio: `run` runs a coroutine on the event loop and waits."""
 
-    def __init__(self, handler: Handler, run: RunOnLoop) -> None:
-        self._handler = handler
+    def __init__(self, handler: Handler, run: RunOnLoop, said: Said | None = None) -> None:
+        self._gateway = Gateway(handler, said)
         self._run = run
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx."""
         body = request.read()
-        response = self._run(answer(self._handler, request.method, _path(request), request.headers, body))
+        response = self._run(self._gateway.answer(request.method, request.url.path, request.headers, body))
         return _to_httpx(response)
 
 
-def recording_client(handler: Handler) -> AsyncOpenAI:
-    """An `AsyncOpenAI` whose chat completions are made and recorded by `handler`.
+def recording_client(handler: Handler, said: Said | None = None) -> AsyncOpenAI:
+    """An `AsyncOpenAI` whose chat completions and responses are made and recorded by `handler`.
 
     It does not retry and has no timeout of its own: the engine behind the handler retries, and the
     episode's timeout ends it.
@@ -54,7 +55,7 @@ def recording_client(handler: Handler) -> AsyncOpenAI:
     from openai import AsyncOpenAI
 
     # Version 3 of the SDK is annotated with httpx2, and takes a client of httpx all the same.
-    http_client: Any = httpx.AsyncClient(transport=RecordingTransport(handler))
+    http_client: Any = httpx.AsyncClient(transport=RecordingTransport(handler, said))
     return AsyncOpenAI(
         api_key=_API_KEY,
         base_url=_BASE_URL,
@@ -64,11 +65,11 @@ def recording_client(handler: Handler) -> AsyncOpenAI:
     )
 
 
-def blocking_recording_client(handler: Handler, run: RunOnLoop) -> OpenAI:
+def blocking_recording_client(handler: Handler, run: RunOnLoop, said: Said | None = None) -> OpenAI:
     """An `OpenAI` client for functions without asyncio; see `recording_client`."""
     from openai import OpenAI
 
-    http_client: Any = httpx.Client(transport=BlockingRecordingTransport(handler, run))
+    http_client: Any = httpx.Client(transport=BlockingRecordingTransport(handler, run, said))
     return OpenAI(
         api_key=_API_KEY,
         base_url=_BASE_URL,
@@ -76,10 +77,6 @@ def blocking_recording_client(handler: Handler, run: RunOnLoop) -> OpenAI:
         timeout=None,
         http_client=http_client,
     )
-
-
-def _path(request: httpx.Request) -> str:
-    return request.url.path.removeprefix("/v1")
 
 
 def _to_httpx(response: WireResponse) -> httpx.Response:

@@ -20,6 +20,10 @@ class Row:
     """The row's own random numbers, one for each token."""
     logprobs: list[float] = field(default_factory=list)
     """Of the sampled tokens."""
+    top: int = 0
+    """How many of the most likely tokens to keep at each step."""
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    """For each sampled token, the most likely tokens in its place and their logprobs, best first."""
     slot: int = -1
     cached: int = 0
     """Leading tokens whose keys and values are in the slot."""

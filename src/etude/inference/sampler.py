@@ -29,10 +29,15 @@ def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
         ],
         device=device,
     )
-    ids_B, logprobs_B = sample(logits_BV, temperature_B, top_p_B, uniform_B)
+    logprobs_BV = distribution(logits_BV, temperature_B, top_p_B)
+    ids_B, logprobs_B = draw(logprobs_BV, temperature_B == 0, uniform_B)
     for row, token, logprob in zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True):
         row.ids.append(token)
         row.logprobs.append(logprob)
+    for index, row in enumerate(rows):
+        if row.top:
+            best, tokens = logprobs_BV[index].topk(min(row.top, logprobs_BV.shape[1]))
+            row.top_logprobs.append(tuple(zip(tokens.tolist(), best.tolist(), strict=True)))
 
 
 def sample(
@@ -44,11 +49,24 @@ def sample(
     Rows with temperature 0 are greedy; their logprobs are the model's own. Raises EngineError when
     logits are not finite.
     """
+    logprobs_BV = distribution(logits_BV, temperature_B, top_p_B)
+    return draw(logprobs_BV, temperature_B == 0, uniform_B)
+
+
+def distribution(logits_BV: torch.Tensor, temperature_B: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
+    """Logprobs [B, V] of the distributions that rows are drawn from; of greedy rows the model's own."""
     greedy_B = temperature_B == 0
     scale_B = torch.where(greedy_B, 1.0, temperature_B)
     logprobs_BV = torch.log_softmax(logits_BV.float() / scale_B[:, None], dim=-1)
     if bool((top_p_B < 1).any()):
         logprobs_BV = _nucleus(logprobs_BV, torch.where(greedy_B, 1.0, top_p_B))
+    return logprobs_BV
+
+
+def draw(
+    logprobs_BV: torch.Tensor, greedy_B: torch.Tensor, uniform_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token id a row [B] and its logprob [B]. Raises EngineError when the logprobs are not finite."""
     cdf_BV = logprobs_BV.exp().cumsum(dim=-1)
     total_B = cdf_BV[:, -1]
     if not bool(torch.isfinite(total_B).all()):

@@ -15,12 +15,20 @@ Aggregation = Literal["token", "sequence", "constant"]
 """`token` weighs all tokens of a step alike (DAPO, Yu et al., 2025), `sequence` all sequences alike
 (GRPO, Shao et al., 2024), `constant` divides by a fixed length (Dr. GRPO, Liu et al., 2025)."""
 
+Ratio = Literal["token", "sequence"]
+"""Each token's own ratio, or for all tokens of a sequence the geometric mean of theirs (GSPO, Zheng et al.,
+2025)."""
+
+Surrogate = Literal["clip", "cispo"]
+"""PPO's, or importance weights that are truncated and have no gradient (CISPO, MiniMax, 2025)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grpo:
     """L = -Σ w·min(r·A, clip(r, 1-ε_low, 1+ε_high)·A) + β·Σ w·(e^d - d - 1)
 
-    with r = π/π_sampled and d = log π_ref - log π (the k3 estimate of KL, Schulman, 2020).
+    with r = π/π_sampled and d = log π_ref - log π (the k3 estimate of KL, Schulman, 2020). With `cispo` the
+    first sum is that of w·min(r, 1+ε_high)·A·log π, where r is a constant.
     """
 
     clip_low: float = 0.2
@@ -28,6 +36,8 @@ class Grpo:
     beta: float = 0.0
     aggregation: Aggregation = "token"
     constant_length: int = 256
+    ratio: Ratio = "token"
+    surrogate: Surrogate = "clip"
 
     @property
     def needs_reference(self) -> bool:
@@ -52,16 +62,15 @@ class Grpo:
 
     def loss(self, logprobs_BT: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """See `Objective.loss`."""
-        log_ratio_BT = torch.where(micro.weights_BT > 0, logprobs_BT - micro.sampled_BT, 0.0)
-        ratio_BT = log_ratio_BT.exp()
-        clipped_BT = ratio_BT.clamp(1 - self.clip_low, 1 + self.clip_high)
-        gain_BT = torch.minimum(ratio_BT * micro.advantages_BT, clipped_BT * micro.advantages_BT)
+        trained_BT = micro.weights_BT > 0
+        log_ratio_BT = torch.where(trained_BT, logprobs_BT - micro.sampled_BT, 0.0)
+        ratio_BT = self._ratio(log_ratio_BT, trained_BT).exp()
+        gain_BT, off_BT = self._gain(ratio_BT, logprobs_BT, micro.advantages_BT)
         loss = -(micro.weights_BT * gain_BT).sum()
         with torch.no_grad():
-            off_BT = ratio_BT * micro.advantages_BT > clipped_BT * micro.advantages_BT
             metrics = {
-                "clip_fraction": float(off_BT.sum()) * micro.token_share,
-                "sampled_kl": float((ratio_BT - 1 - log_ratio_BT).sum()) * micro.token_share,
+                "clip_fraction": float((off_BT & trained_BT).sum()) * micro.token_share,
+                "sampled_kl": float((log_ratio_BT.exp() - 1 - log_ratio_BT).sum()) * micro.token_share,
             }
         if self.beta > 0 and micro.reference_BT is not None:
             gap_BT = torch.where(micro.weights_BT > 0, micro.reference_BT - logprobs_BT, 0.0)
@@ -69,3 +78,22 @@ class Grpo:
             loss = loss + self.beta * kl
             metrics["reference_kl"] = float(kl.detach())
         return loss, metrics
+
+    def _ratio(self, log_ratio_BT: torch.Tensor, trained_BT: torch.Tensor) -> torch.Tensor:
+        """Logarithms of the ratios that count."""
+        if self.ratio == "token":
+            return log_ratio_BT
+        lengths_B1 = trained_BT.sum(dim=1, keepdim=True).clamp(min=1)
+        return (log_ratio_BT.sum(dim=1, keepdim=True) / lengths_B1).expand_as(log_ratio_BT)
+
+    def _gain(
+        self, ratio_BT: torch.Tensor, logprobs_BT: torch.Tensor, advantages_BT: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is to grow for each token, and whether its ratio was cut."""
+        most = 1 + self.clip_high
+        if self.surrogate == "cispo":
+            weight_BT = ratio_BT.detach().clamp(max=most)
+            return weight_BT * advantages_BT * logprobs_BT, ratio_BT > most
+        clipped_BT = ratio_BT.clamp(1 - self.clip_low, most)
+        plain_BT, other_BT = ratio_BT * advantages_BT, clipped_BT * advantages_BT
+        return torch.minimum(plain_BT, other_BT), plain_BT > other_BT

@@ -7,19 +7,26 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from etude.core.errors import StoreError, TrainingError
 from etude.core.keys import generator
 from etude.learner.batch import TrainingBatch
-from etude.learner.objective import MicroBatch, Objective
-from etude.learner.padding import Unit, micro_batches, token_logprobs
+from etude.learner.objective import Objective, Pass
+from etude.learner.packed import PackedStep
+from etude.learner.padding import Unit, padded_passes
+from etude.learner.tree_model import why_not_trees
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
+
+Packing = Literal["tree", "padded"]
+"""`tree` computes tokens that sequences share once, where there are any and the model takes token trees;
+`padded` never does. The gradients are the same."""
 
 OPTIMISER_FILE = "optimiser.safetensors"
 STATE_FILE = "learner.json"
@@ -40,7 +47,8 @@ class LearnerOptions:
     batch_size: int | None = None
     """Units per optimiser step; None takes all of a job at once."""
     token_budget: int = 16384
-    """Padded tokens that go through the model at a time."""
+    """Tokens that go through the model at a time."""
+    packing: Packing = "tree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,9 @@ class Learner:
         self.policy = policy
         self.options = options
         self.step = 0
+        self.note: str | None = None
+        """Why tokens that sequences share are computed for each of them, once it is known that they are."""
+        self._takes_trees: bool | None = None
         self._seed = seed
         self._optimiser = torch.optim.AdamW(
             list(policy.trainable().values()),
@@ -107,6 +118,17 @@ class Learner:
             for name in sorted(names)
         }
 
+    def evaluate(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
+        """The loss and metrics that a step on all of `batch` would have; nothing changes."""
+        units: list[Unit] = [unit for unit in batch.units if any(any(sequence.weights) for sequence in unit)]
+        totals: dict[str, float] = {"loss": 0.0}
+        with self.policy.lock, torch.no_grad():
+            for one in self._passes(units, objective):
+                loss, metrics = objective.loss(one.logprobs(self.policy.model), one.micro)
+                for name, value in {"loss": float(loss), **metrics}.items():
+                    totals[name] = totals.get(name, 0.0) + value
+        return totals
+
     def _plan(self, units: Sequence[Unit], objective: Objective) -> list[list[Unit]]:
         """The units of every optimiser step, shuffled anew for every pass."""
         size = self.options.batch_size or len(units)
@@ -123,33 +145,62 @@ class Learner:
         self, units: list[Unit], objective: Objective, canceled: threading.Event
     ) -> dict[str, float]:
         start = time.perf_counter()
-        totals: dict[str, float] = {"loss": 0.0}
-        tokens = 0
         self._optimiser.zero_grad(set_to_none=True)
-        for micro in self._micro_batches(units, objective):
-            if canceled.is_set():
-                raise TrainingCanceled("canceled")
-            loss, metrics = objective.loss(token_logprobs(self.policy.model, micro), micro)
-            loss.backward()  # type: ignore[no-untyped-call]
-            tokens += int((micro.weights_BT != 0).sum())
-            for name, value in {"loss": float(loss.detach()), **metrics}.items():
-                totals[name] = totals.get(name, 0.0) + value
+        metrics, tokens = self.add_gradient(units, objective, canceled)
         norm = self._apply_gradient()
         seconds = max(time.perf_counter() - start, 1e-9)
-        return {**totals, "grad_norm": norm, "learning_rate": self._rate(), "tokens_per_s": tokens / seconds}
+        return {**metrics, "grad_norm": norm, "learning_rate": self._rate(), "tokens_per_s": tokens / seconds}
 
-    def _micro_batches(self, units: list[Unit], objective: Objective) -> Iterable[MicroBatch]:
+    def add_gradient(
+        self, units: Sequence[Unit], objective: Objective, canceled: threading.Event | None = None
+    ) -> tuple[dict[str, float], int]:
+        """Add the gradient of an optimiser step to the parameters'; gives its metrics and trained tokens.
+
+        A part of what `train` does, for callers that hold the policy's lock. Raises TrainingCanceled.
+        """
+        totals: dict[str, float] = {"loss": 0.0}
+        tokens = 0
+        for one in self._passes(units, objective):
+            if canceled is not None and canceled.is_set():
+                raise TrainingCanceled("canceled")
+            loss, metrics = objective.loss(one.logprobs(self.policy.model), one.micro)
+            loss.backward()  # type: ignore[no-untyped-call]
+            tokens += int((one.micro.weights_BT != 0).sum())
+            for name, value in {"loss": float(loss.detach()), **metrics}.items():
+                totals[name] = totals.get(name, 0.0) + value
+        return totals, tokens
+
+    def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass]:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""
         factors, share = objective.normalised(units), 1.0 / len(units)
         if objective.skips_idle:
             live = [index for index, unit in enumerate(units) if _has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
-        micros = micro_batches(units, factors, share, self.options.token_budget, self.policy.device)
+        passes = self._cut(units, factors, share)
         if not objective.needs_reference:
-            return micros
+            return passes
         with self.policy.as_base(), torch.no_grad():
-            model = self.policy.model
-            return [replace(micro, reference_BT=token_logprobs(model, micro)) for micro in micros]
+            return [self._with_reference(one) for one in passes]
+
+    def _cut(self, units: Sequence[Unit], factors: Sequence[Sequence[float]], share: float) -> Iterator[Pass]:
+        """As token trees where sequences begin alike and the model takes them, or else padded."""
+        budget, device = self.options.token_budget, self.policy.device
+        if self.options.packing == "tree":
+            step = PackedStep(units)
+            if step.pays and self._can_pack():
+                return step.passes(factors, share, budget, device)
+        return padded_passes(units, factors, share, budget, device)
+
+    def _can_pack(self) -> bool:
+        if self._takes_trees is None:
+            reason = why_not_trees(self.policy.model)
+            self._takes_trees = reason is None
+            if reason is not None:
+                self.note = f"tokens that sequences share are computed for each of them: {reason}"
+        return self._takes_trees
+
+    def _with_reference(self, one: Pass) -> Pass:
+        return Pass(replace(one.micro, reference_BT=one.logprobs(self.policy.model)), one.logprobs)
 
     def _apply_gradient(self) -> float:
         parameters = list(self.policy.trainable().values())

@@ -1,14 +1,15 @@
 """The seam between the learner and the maths of a method.
 
 An objective sees padded tensors and gives a scalar. Weights are normalised over the whole optimiser
-step before it is called, so micro-batches just add up.
+step before it is called, so micro-batches just add up. How the sequences go through the model is none of
+its business: see `etude.learner.padding` and `etude.learner.packed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -17,21 +18,30 @@ from etude.learner.batch import TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Padded tensors of a few units. Position t of a [B, T] tensor is about predicting token t."""
+    """Padded tensors of a few units: a row is a sequence, and an entry about the choice of one token.
 
-    ids_BT: torch.Tensor
+    Tokens that nobody chose have weight 0, or may not be there at all.
+    """
+
     weights_BT: torch.Tensor
     advantages_BT: torch.Tensor
     sampled_BT: torch.Tensor
     """Logprobs under the policy that sampled."""
-    temperature_BT: torch.Tensor
-    """Temperature of each token's distribution."""
     unit_share: float
     """One over the units of the optimiser step; a preference is a unit of two neighbouring rows."""
     token_share: float
     """One over the trained tokens that the optimiser step computes: for metrics, which are plain means."""
     reference_BT: torch.Tensor | None = None
     """Logprobs under the reference model, where the objective wants them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A micro-batch, and how its sequences go through a model."""
+
+    micro: MicroBatch
+    logprobs: Callable[[Any], torch.Tensor]
+    """For a model the logprobs [B, T] of the micro-batch's tokens, with gradient."""
 
 
 class Objective(Protocol):

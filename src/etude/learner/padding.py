@@ -7,32 +7,32 @@ It is the baseline that every faster way must equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from etude.learner.batch import TokenSequence
-from etude.learner.objective import MicroBatch
+from etude.learner.objective import MicroBatch, Pass
 from etude.models.architecture import logits_after
 
 Unit = Sequence[TokenSequence]
 
 
-def micro_batches(
+def padded_passes(
     units: Sequence[Unit],
     factors: Sequence[Sequence[float]],
     share: float,
     token_budget: int,
     device: torch.device,
-) -> Iterator[MicroBatch]:
+) -> Iterator[Pass]:
     """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
 
     Units of like length go together. A unit is never split, and one above the budget goes alone.
     `factors` and `share` are for the whole step; see `Objective.normalised` and `MicroBatch.unit_share`.
     """
-    trained = sum(1 for unit in units for sequence in unit for weight in sequence.weights if weight)
-    shares = share, 1.0 / max(trained, 1)
+    shares = share, token_share(units)
     order = sorted(range(len(units)), key=lambda index: max(len(s.ids) for s in units[index]))
     batch: list[int] = []
     rows = 0
@@ -47,12 +47,18 @@ def micro_batches(
         yield _padded([units[i] for i in batch], [factors[i] for i in batch], shares, device)
 
 
+def token_share(units: Sequence[Unit]) -> float:
+    """See `MicroBatch.token_share`."""
+    trained = sum(1 for unit in units for sequence in unit for weight in sequence.weights if weight)
+    return 1.0 / max(trained, 1)
+
+
 def _padded(
     units: Sequence[Unit],
     factors: Sequence[Sequence[float]],
     shares: tuple[float, float],
     device: torch.device,
-) -> MicroBatch:
+) -> Pass:
     sequences = [sequence for unit in units for sequence in unit]
     scales = [factor for unit in factors for factor in unit]
     width = max(len(sequence.ids) for sequence in sequences)
@@ -62,28 +68,30 @@ def _padded(
         return torch.tensor(rows, device=device)
 
     scale_B1 = torch.tensor(scales, device=device)[:, None]
-    return MicroBatch(
-        ids_BT=tensor(lambda sequence: sequence.ids),
+    micro = MicroBatch(
         weights_BT=tensor(lambda sequence: sequence.weights) * scale_B1,
         advantages_BT=tensor(lambda sequence: sequence.advantages),
         sampled_BT=tensor(lambda sequence: sequence.logprobs),
-        temperature_BT=tensor(lambda sequence: sequence.temperatures or [1.0] * len(sequence.ids), 1.0),
         unit_share=shares[0],
         token_share=shares[1],
     )
-
-
-def token_logprobs(model: Any, micro: MicroBatch) -> torch.Tensor:
-    """Logprobs [B, T] of every token given those before it, at the temperature it was sampled at.
-
-    Zero up to the first position that any row trains on: logits are made from there on only.
-    """
+    ids_BT = tensor(lambda sequence: sequence.ids)
+    temperatures_BT = tensor(lambda sequence: sequence.temperatures or [1.0] * len(sequence.ids), 1.0)
     trained_T = (micro.weights_BT != 0).any(dim=0)
     first = max(1, int(trained_T.long().argmax())) if bool(trained_T.any()) else 1
-    width = micro.ids_BT.shape[1]
-    kept = torch.arange(first - 1, width - 1, device=micro.ids_BT.device)
-    logits_BKV = logits_after(model, micro.ids_BT, kept).float()
-    logits_BKV = logits_BKV / micro.temperature_BT[:, first:, None]
-    targets_BK = micro.ids_BT[:, first:]
+    return Pass(micro, partial(_token_logprobs, ids_BT, temperatures_BT, first))
+
+
+def _token_logprobs(
+    ids_BT: torch.Tensor, temperatures_BT: torch.Tensor, first: int, model: Any
+) -> torch.Tensor:
+    """Logprobs [B, T] of every token given those before it, at the temperature it was sampled at.
+
+    Zero up to `first`, the first position that any row trains on: logits are made from there on only.
+    """
+    kept = torch.arange(first - 1, ids_BT.shape[1] - 1, device=ids_BT.device)
+    logits_BKV = logits_after(model, ids_BT, kept).float()
+    logits_BKV = logits_BKV / temperatures_BT[:, first:, None]
+    targets_BK = ids_BT[:, first:]
     nll = F.cross_entropy(logits_BKV.flatten(0, 1), targets_BK.flatten(), reduction="none")
     return F.pad(-nll.view(targets_BK.shape), (first, 0))

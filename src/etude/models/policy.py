@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from etude.core.errors import EngineError, RequestError, StoreError
+from etude.core.errors import EngineError, StoreError
 from etude.core.job import ModelVersion
 from etude.models.architecture import max_context
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.source import not_loaded, require_source
+from etude.models.speech import Speech
+from etude.models.stops import stop_ids
 from etude.models.template import ChatTemplate
 from etude.models.weights import digest, load_tensors, save_tensors
 
@@ -52,7 +54,7 @@ class Policy:
         self.lock = threading.RLock()
         self.max_context = max_context(model)
         """Tokens that prompt and completion may have together."""
-        self.stop_ids = _stop_ids(model, tokenizer)
+        self.stop_ids = stop_ids(tokenizer, getattr(model, "generation_config", None), model.config)
         self.template = ChatTemplate(tokenizer, self.stop_ids)
         self._base: dict[str, torch.Tensor] | None = None
         self._digests: dict[int, str] = {}
@@ -78,6 +80,12 @@ class Policy:
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise not_loaded(source, error) from error
         return cls(model.to(where), tokenizer, name, where)
+
+    @property
+    def speech(self) -> Speech:
+        """How it reads and writes."""
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        return Speech(self.tokenizer, self.template, self.stop_ids, self.max_context, vocabulary)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that training changes, by name."""
@@ -212,17 +220,3 @@ def _silence_progress_bars() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-
-
-def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end an assistant's turn, as the model's own files name them."""
-    found: set[int] = set()
-    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    if not found:
-        raise RequestError(
-            f"the model '{tokenizer.name_or_path}' names no end-of-turn token (eos_token_id); set it in its "
-            "generation_config.json"
-        )
-    return frozenset(found)

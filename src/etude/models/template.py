@@ -68,7 +68,8 @@ class ChatTemplate:
     ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """Token ids of a finished conversation, and for each whether the assistant would have sampled it.
 
-        Built turn by turn, as prompts and completions would be. Raises RequestError when the template
+        Built turn by turn, as prompts and completions would be. A message with the `weight` 0 counts as
+        not sampled, as in OpenAI's training files. Raises RequestError when the template
         renders a conversation differently once it has gone on.
         """
         ids: list[int] = []
@@ -92,7 +93,7 @@ class ChatTemplate:
             done = closed[: end.position + len(end.token)]
             spoken = self._tokenised(done[len(asked) :])
             ids += [*given, *spoken]
-            sampled += [False] * len(given) + [True] * len(spoken)
+            sampled += [False] * len(given) + [message.get("weight") != 0] * len(spoken)
         return tuple(ids), tuple(sampled)
 
     def completion_ids(self, text: str) -> tuple[int, ...]:

@@ -10,15 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.adapters.capabilities import Capabilities, check_from_base, check_method
+from etude.adapters.capabilities import (
+    ALL_METHODS,
+    Capabilities,
+    check_from_base,
+    check_method,
+    check_tokens,
+)
 from etude.adapters.local_config import LocalAdapterConfig
+from etude.adapters.openai_config import JobsConfig, OpenAiAdapterConfig
 from etude.config.builder import Builder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
+from etude.config.target_builder import TargetBuilder
 from etude.core.errors import CapabilityError, EtudeError
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig, require_local_extra
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.dry_builder import DryBuilder
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
@@ -28,7 +36,7 @@ from etude.store.run_folder import RunFolder
 _FEW = 50
 """Fewer validation examples than this leave an interval wider than ±0.14."""
 
-LOCAL_CAPABILITIES = Capabilities(token_ids_required=True, versions=True, from_base=True)
+LOCAL_CAPABILITIES = Capabilities(token_ids_for=ALL_METHODS, versions=True, from_base=True)
 
 
 @dataclass
@@ -75,7 +83,10 @@ async def _look(
         size = await _check_models(config, examples, findings)
         if config.finetuning.enabled:
             for name, block in blocks_of(config.finetuning).items():
-                await _check_training(builder, f"training {name}" if name else "training", block, findings)
+                own = builder if name is None else TargetBuilder(builder, name)
+                what = f"training {name}" if name else "training"
+                await _check_training(own, what, block, findings)
+                _check_hosted(own.config, what, block, len(examples), findings)
         else:
             findings.warn(
                 "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
@@ -181,11 +192,13 @@ def _check_remote(what: str, llm: Any, findings: Findings) -> None:
     if not isinstance(llm, OpenAiLlmConfig):
         findings.ok(what, f"_type: {llm.type_name}")
         return
-    where = llm.base_url or os.environ.get("OPENAI_BASE_URL") or "OpenAI"
+    where = "OpenAI" if llm.address == OPENAI_URL else llm.address
+    tells = ["token ids"] * llm.asks_for_token_ids + ["logprobs"] * llm.asks_for_logprobs
     if llm.api_key is None and not os.environ.get("OPENAI_API_KEY") and where == "OpenAI":
         findings.warn(what, "no api_key in the config and no OPENAI_API_KEY in the environment")
     else:
-        findings.ok(what, f"{llm.model_name} at {where}; whether it answers is not tried")
+        asked = f"asked for {' and '.join(tells)}" if tells else "text only"
+        findings.ok(what, f"{llm.model_name} at {where}, {asked}; whether it answers is not tried")
 
 
 def _adapter_of(config: Config, model: str) -> LocalAdapterConfig | None:
@@ -207,7 +220,10 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         check_method(f"'{kind}'", capabilities, trajectory_builder.method, f"'{made_by}'")
         if block.fine_tune_from_scratch:
             check_from_base(f"'{kind}'", capabilities)
-        _check_token_ids(builder.config, str(block.target_model), capabilities, kind)
+        target = str(block.target_model)
+        check_tokens(
+            f"'{kind}'", capabilities, trajectory_builder.methods, builder.config.llms[target], target
+        )
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectory_builder.initialize(block.model_copy(deep=True))
         await trajectory_builder.cleanup()
@@ -215,6 +231,32 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         findings.fail(what, error)
     else:
         findings.ok(what, f"{made_by} data ({trajectory_builder.method}), trained by {kind}")
+
+
+def _check_hosted(
+    config: Config, what: str, block: FinetuneConfig, examples: int, findings: Findings
+) -> None:
+    """What a hosted backend does otherwise than one would think."""
+    adapter = config.trainer_adapters.get(block.trainer_adapter or "")
+    if not isinstance(adapter, JobsConfig):
+        return
+    graded = isinstance(adapter, OpenAiAdapterConfig) and adapter.reinforcement is not None
+    if graded:
+        findings.warn(
+            what,
+            "OpenAI's reinforcement fine-tuning samples and grades by itself: the run's answers and rewards "
+            "are measured, and only its prompts are trained on",
+        )
+    builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
+    groups = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
+    in_groups = graded or builder.type_name == "grpo"
+    rows = groups * (1 if in_groups else getattr(builder, "num_generations", 1))
+    if builder.type_name in ("grpo", "expert_iteration") and rows < adapter.min_rows:
+        findings.warn(
+            what,
+            f"an epoch makes {rows} rows at most, and jobs need {adapter.min_rows}: every epoch would be "
+            "skipped. Raise examples_per_epoch or num_generations of the builder",
+        )
 
 
 async def _capabilities(builder: Builder, block: FinetuneConfig) -> tuple[Capabilities, str]:
@@ -231,12 +273,3 @@ async def _capabilities(builder: Builder, block: FinetuneConfig) -> tuple[Capabi
             f"{config.llms[target].type_name}`; make it local, or choose an adapter for its backend"
         )
     return LOCAL_CAPABILITIES, adapter_config.type_name
-
-
-def _check_token_ids(config: Config, target: str, capabilities: Capabilities, kind: str) -> None:
-    llm = config.llms[target]
-    if capabilities.token_ids_required and isinstance(llm, OpenAiLlmConfig) and not llm.return_token_ids:
-        raise CapabilityError(
-            f"the trainer adapter '{kind}' needs token ids, and llms.{target} does not ask its endpoint for "
-            "them; set 'return_token_ids: true' (vLLM >= 0.10.2 has them)"
-        )

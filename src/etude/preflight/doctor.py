@@ -30,6 +30,7 @@ def examine(folder: Path) -> Findings:
     _packages(findings)
     for extra, use in EXTRAS.items():
         _extra(extra, use, findings)
+    _backends(findings)
     _torch(findings)
     _machine(folder, findings)
     findings.ok("sqlite", sqlite3.sqlite_version)
@@ -82,6 +83,15 @@ def _extra(extra: str, use: str, findings: Findings) -> None:
         findings.warn(what, f"not installed ({', '.join(missing)}); for {use}: {install}")
     else:
         findings.ok(what, f"installed: {use}")
+
+
+def _backends(findings: Findings) -> None:
+    """Where training could happen."""
+    here = "local" if installed("torch") else "local (needs the extra 'local')"
+    key = "" if os.environ.get("OPENAI_API_KEY") else " (needs OPENAI_API_KEY)"
+    address = os.environ.get("OPENAI_BASE_URL")
+    where = f"; OPENAI_BASE_URL sends models without a base_url to {address}" if address else ""
+    findings.ok("training backends", f"{here}, lm_server (a server of yours), openai{key}{where}")
 
 
 def _requirements(package: str, extra: str) -> list[Requirement]:

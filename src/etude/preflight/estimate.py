@@ -10,6 +10,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig
+from etude.preflight.cost import training_cost
 from etude.preflight.earlier_run import Earlier, earlier_run
 from etude.preflight.machine import free_disk
 from etude.preflight.sizes import ModelSize, shown_bytes
@@ -34,6 +35,8 @@ class Estimate:
     """Of the versions that are kept; None when they are a backend's."""
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    training_usd: float | None = None
+    """Price of hosted training, at most; None when there is none, or it is not known."""
 
     def as_json(self) -> dict[str, Any]:
         """As JSON."""
@@ -72,6 +75,12 @@ def estimate_run(
             "training itself not counted"
         )
     disk, warnings = _disk(config, size)
+    usd, priced = training_cost(
+        config,
+        blocks_of(config.finetuning).values(),
+        training,
+        each.prompt_tokens + each.completion_tokens,
+    )
     return Estimate(
         training_episodes=training,
         validation_episodes=validation,
@@ -80,8 +89,9 @@ def estimate_run(
         completion_tokens=round(episodes * each.completion_tokens),
         seconds=seconds,
         disk_bytes=disk,
-        assumptions=tuple(assumptions),
+        assumptions=(*assumptions, *priced),
         warnings=warnings,
+        training_usd=usd,
     )
 
 

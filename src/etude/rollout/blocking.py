@@ -85,7 +85,7 @@ class SyncEpisode:
 
         episode = self._episode
         episode.require_model(model)
-        return blocking_recording_client(lambda body: episode.answer(body, model), self._wait)
+        return blocking_recording_client(lambda body: episode.answer(body, model), self._wait, episode.said)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -13,7 +13,9 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
-from etude.inference.openai_format import ChatBody, RecordedCompletion, plain_messages
+from etude.inference.dialect import ChatBody, RecordedCompletion
+from etude.inference.openai_format import plain_messages
+from etude.inference.said import Said
 from etude.rollout.function import FunctionScope, current_function
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, reply_of
@@ -51,6 +53,8 @@ class Episode:
         self._server = server
         self._events: list[Event] = []
         self._endpoint: Endpoint | None = None
+        self.said = Said()
+        """What clients were answered, to be known again in whatever form it comes back."""
 
     @property
     def id(self) -> str:
@@ -96,7 +100,7 @@ class Episode:
         return reply_of(call)
 
     def openai(self, model: str | None = None) -> AsyncOpenAI:
-        """A real `AsyncOpenAI` client whose chat completions are recorded into this episode.
+        """A real `AsyncOpenAI` client whose chat completions and responses are recorded into this episode.
 
         A request that names an entry of `llms` goes to it; any other model name means `model`, or the
         model that `chat` would take. The client does not retry and opens no connection.
@@ -104,7 +108,7 @@ class Episode:
         from etude.inference.recording import recording_client
 
         self.require_model(model)
-        return recording_client(lambda body: self.answer(body, model))
+        return recording_client(lambda body: self.answer(body, model), self.said)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -115,7 +119,7 @@ class Episode:
         """
         if self._endpoint is None:
             try:
-                self._endpoint = self._server.open(self.answer)
+                self._endpoint = self._server.open(self.answer, self.said)
             except RequestError as error:
                 self._recorder.fatal = error
                 raise

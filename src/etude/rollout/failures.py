@@ -9,7 +9,7 @@ from pathlib import Path
 
 from etude.core.episode import Failure
 from etude.core.errors import EngineError
-from etude.inference.chat_api import ERROR_HEADER
+from etude.inference.gateway import ERROR_HEADER
 
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(

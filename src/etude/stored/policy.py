@@ -48,7 +48,8 @@ def local_model(config: Config, wanted: RunVersion) -> LocalLlmConfig:
     llm = config.llms.get(name) if name is not None else None
     if not isinstance(llm, LocalLlmConfig):
         kind = "of no known type" if llm is None else f"`_type: {llm.type_name}`"
-        raise RequestError(
-            f"the model of run {wanted.run.name} is {kind}; only the weights of `_type: local` are here"
-        )
+        told = f"the model of run {wanted.run.name} is {kind}; only the weights of `_type: local` are here"
+        if wanted.version is not None:
+            told += f". {wanted} is the model '{wanted.version.location}' of its backend: ask for that name"
+        raise RequestError(told)
     return llm

@@ -118,6 +118,11 @@ def stored_at(run: Path, version: ModelVersion) -> Path | None:
     return run.joinpath(*parts[len(parts) - 1 - parts[::-1].index("checkpoints") :])
 
 
+def is_hosted(run: Path, version: ModelVersion | None) -> bool:
+    """Whether a version's weights are a backend's, and not in the run folder."""
+    return version is not None and version.number > 0 and stored_at(run, version) is None
+
+
 def _best_or_last(wish: str, history: History, run: Path) -> ModelVersion | None:
     version = best_version(history) if wish == BEST else last_version(history)
     if version is None:

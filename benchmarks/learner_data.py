@@ -1,0 +1,73 @@
+"""What the learner's benchmark trains on: random tokens in the shapes that agents make."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from etude.learner.batch import TokenSequence
+from etude.models.policy import Policy
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+
+MODELS = {
+    "0.13M": TinyShape(max_context=2048),
+    "0.9M": TinyShape(hidden_size=128, layers=4, heads=4, intermediate_size=384, max_context=2048),
+}
+"""The demos' Llama, and one with twice its width and depth."""
+
+_VOCABULARY = 512
+
+
+def model(name: str) -> Policy:
+    """One of MODELS with random weights, and a vocabulary of 512."""
+    texts = [f"{left} plus {right} is {left + right}." for left in range(99) for right in range(99)]
+    return build_policy(build_tokenizer(texts, vocab_size=_VOCABULARY), 0, MODELS[name])
+
+
+def short(choose: random.Random) -> list[TokenSequence]:
+    """8 prompts of about 48 tokens, 8 completions of about 11 each."""
+    prompts = [_tokens(choose, choose.randint(40, 56)) for _ in range(8)]
+    return [_sequence(choose, prompt, choose.randint(4, 18)) for prompt in prompts for _ in range(8)]
+
+
+def long(choose: random.Random) -> list[TokenSequence]:
+    """One prompt of 1024 tokens, 8 completions of 64."""
+    prompt = _tokens(choose, 1024)
+    return [_sequence(choose, prompt, 64) for _ in range(8)]
+
+
+def turns(choose: random.Random) -> list[TokenSequence]:
+    """8 conversations of 6 turns after a prompt of 210 tokens: 48 calls, each a sequence of its own.
+
+    A turn is an answer of about 40 tokens, and about 20 of what a tool says to it.
+    """
+    prompt, found = _tokens(choose, 210), []
+    for _ in range(8):
+        context = prompt
+        for _ in range(6):
+            found.append(_sequence(choose, context, choose.randint(20, 60)))
+            context = [*found[-1].ids, *_tokens(choose, choose.randint(10, 30))]
+    return found
+
+
+SHAPES: dict[str, Callable[[random.Random], list[TokenSequence]]] = {
+    "short": short,
+    "long": long,
+    "turns": turns,
+}
+
+
+def _tokens(choose: random.Random, count: int) -> list[int]:
+    return [choose.randrange(7, 260) for _ in range(count)]
+
+
+def _sequence(choose: random.Random, prompt: Sequence[int], count: int) -> TokenSequence:
+    """A completion of `count` tokens, all of which are trained on."""
+    given, advantage = (0.0,) * len(prompt), choose.choice([-1, 1]) * choose.uniform(0.2, 2)
+    return TokenSequence(
+        ids=(*prompt, *_tokens(choose, count)),
+        weights=given + (1.0,) * count,
+        advantages=given + (advantage,) * count,
+        # What an untrained model says of a token, so that the ratios are near 1.
+        logprobs=given + (-6.2,) * count,
+    )

@@ -1,0 +1,31 @@
+"""Taking a port."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from etude.core.errors import RequestError
+
+_BACKLOG = 512
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises RequestError when that is not possible."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise RequestError(
+                f"port {port} on {host} is in use by another program; stop it, or choose another port "
+                f"(0 takes a free one)"
+            ) from error
+        raise RequestError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
+        ) from error
+    listening.setblocking(False)
+    return listening

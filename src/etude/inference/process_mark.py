@@ -1,0 +1,47 @@
+"""A note of a child process, by which the next parent ends it when this one is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+
+def mark_process(path: Path, pid: int) -> None:
+    """Note a process group by its leader."""
+    path.write_text(json.dumps({"pid": pid, "started": _started(pid)}), encoding="utf-8")
+
+
+def forget_process(path: Path) -> None:
+    """The process has ended."""
+    path.unlink(missing_ok=True)
+
+
+def kill_marked(path: Path) -> bool:
+    """Kill the noted process group, if it still runs; whether it did.
+
+    A number that another process has got since is told by the time at which that one started.
+    """
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        pid, started = int(noted["pid"]), noted["started"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    runs = started is not None and _started(pid) == started
+    if runs:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    forget_process(path)
+    return runs
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, in the kernel's ticks; None where that is not told."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    # The name in brackets may hold blanks; what follows it does not.
+    return stat.rpartition(")")[2].split()[19]

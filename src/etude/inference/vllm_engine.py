@@ -1,0 +1,147 @@
+"""Sampling from a vLLM process, token ids in and token ids out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+
+from etude.core.errors import EngineAway, EngineError
+from etude.inference.sampled import OnToken, Sampled, SampledToken, TokenRequest, TopLogprobs
+from etude.inference.vllm_process import VllmProcess
+from etude.models.speech import Speech
+
+_ID = "token_id:"
+"""What vLLM puts before ids that stand for token texts."""
+_SEED_BITS = 63
+
+
+class VllmEngine:
+    """One model of a vLLM process: the one that it serves, or LoRA weights on it."""
+
+    def __init__(
+        self,
+        process: VllmProcess,
+        name: str,
+        speech: Speech,
+        *,
+        max_tokens: int,
+        wait: float,
+        version: int = 0,
+    ) -> None:
+        """`name` is vLLM's for the model; `wait` the seconds that a request waits for a restart."""
+        self.speech = speech
+        self.version = version
+        self._process = process
+        self._name = name
+        self._max_tokens = max_tokens
+        self._wait = wait
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(60.0, read=600.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        )
+
+    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
+        """Continue a prompt of token ids. See `TokenEngine.sample`.
+
+        The logprobs are those of the distribution that was sampled from: temperature and top_p included.
+        """
+        await self._process.ready(self._wait)
+        tokens: list[SampledToken] = []
+        finish_reason = ""
+        async for choice in self._choices(self._body(request)):
+            for token in _tokens(choice, request.top):
+                tokens.append(token)
+                if on_token is not None:
+                    on_token(token)
+            finish_reason = choice.get("finish_reason") or finish_reason
+        if not finish_reason:
+            raise EngineError("vLLM ended its answer half-way")
+        ids = tuple([token.id for token in tokens])
+        return Sampled(
+            prompt_ids=request.prompt_ids,
+            ids=ids,
+            logprobs=tuple([token.logprob for token in tokens]),
+            top=tuple([token.top for token in tokens]) if request.top else (),
+            text=self._text(ids, request.sampling.stop),
+            finish_reason="length" if finish_reason == "length" else "stop",
+            version=self.version,
+        )
+
+    async def close(self) -> None:
+        """Close connections; vLLM then gives up their requests."""
+        await self._client.aclose()
+
+    def _body(self, request: TokenRequest) -> dict[str, Any]:
+        sampling, room = request.sampling, self.speech.max_context - len(request.prompt_ids)
+        wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
+        seed = request.key if sampling.seed is None else sampling.seed
+        return {
+            "model": self._name,
+            "prompt": list(request.prompt_ids),
+            "max_tokens": min(wanted, room),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": seed % 2**_SEED_BITS,
+            "stop": list(sampling.stop),
+            "stop_token_ids": sorted(self.speech.stop_ids),
+            "logprobs": request.top,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "stream": True,
+        }
+
+    async def _choices(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The streamed pieces of the only choice. Raises EngineError for whatever goes wrong."""
+        process = self._process
+        try:
+            async with self._client.stream(
+                "POST", f"{process.base_url}/v1/completions", json=dict(body), headers=process.headers
+            ) as reply:
+                if reply.status_code != httpx.codes.OK:
+                    told = (await reply.aread()).decode("utf-8", "replace")[:300]
+                    raise EngineError(f"vLLM answered {reply.status_code}: {told}")
+                async for line in reply.aiter_lines():
+                    data = line.removeprefix("data:").strip()
+                    if not line.startswith("data:") or data == "[DONE]":
+                        continue
+                    chunk = json.loads(data)
+                    if "error" in chunk:
+                        raise EngineError(f"vLLM failed: {str(chunk['error'])[:300]}")
+                    for choice in chunk["choices"]:
+                        yield choice
+        except httpx.HTTPError as error:
+            raise EngineAway(f"vLLM went away: {type(error).__name__}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineError(f"vLLM's answer cannot be read: {type(error).__name__}: {error}") from error
+
+    def _text(self, ids: tuple[int, ...], stops: tuple[str, ...]) -> str:
+        """Without the end of turn, and cut before the first stop string."""
+        said = ids[:-1] if ids and ids[-1] in self.speech.stop_ids else ids
+        text = self.speech.template.decode(list(said))
+        found = [place for stop in stops if (place := text.find(stop)) >= 0]
+        return text[: min(found)] if found else text
+
+
+def _tokens(choice: Mapping[str, Any], count: int) -> list[SampledToken]:
+    """The new tokens of a streamed piece."""
+    ids = choice.get("token_ids") or []
+    told = choice.get("logprobs") or {}
+    logprobs = told.get("token_logprobs") or []
+    tops = told.get("top_logprobs") or [None] * len(ids)
+    if not len(ids) == len(logprobs) == len(tops):
+        raise ValueError(
+            f"{len(ids)} token ids, {len(logprobs)} logprobs, {len(tops)} lists of the likeliest"
+        )
+    return [
+        SampledToken(int(token), float(logprob), _top(top, count))
+        for token, logprob, top in zip(ids, logprobs, tops, strict=True)
+    ]
+
+
+def _top(wire: Mapping[str, float] | None, count: int) -> TopLogprobs:
+    """The likeliest; vLLM adds the one that was sampled, where it is not among them."""
+    pairs = [(int(name.removeprefix(_ID)), float(value)) for name, value in (wire or {}).items()]
+    return tuple(sorted(pairs, key=lambda pair: -pair[1])[:count])

@@ -1,0 +1,310 @@
+"""A `vllm serve` process: started, watched, restarted when it crashes or hangs, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import httpx
+from pydantic import SecretStr
+
+from etude.core.errors import EngineAway, EngineError
+from etude.inference.last_lines import last_lines
+from etude.inference.process_mark import forget_process, kill_marked, mark_process
+
+_LOG = logging.getLogger("etude.vllm")
+
+State: TypeAlias = Literal["stopped", "starting", "running", "restarting", "failed"]
+
+_LARGEST_LOG = 20 * 2**20
+_GRACE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """How to run vLLM."""
+
+    folder: Path
+    """For its log and its mark."""
+    dtype: str
+    """Always told: vLLM's own `auto` makes bfloat16 of float32 weights."""
+    command: tuple[str, ...] = ("vllm",)
+    arguments: tuple[str, ...] = ()
+    """More of `vllm serve`'s options."""
+    max_lora_rank: int = 64
+    max_loras: int = 2
+    """LoRA weights that one batch may mix."""
+    start_seconds: float = 600.0
+    """Compiling a model for the first time takes minutes."""
+    look_seconds: float = 2.0
+    """Between two looks at its health."""
+    hung_seconds: float = 60.0
+    """Without an answer about its health, after which it counts as hung."""
+    attempts: int = 5
+    """Starts in a row that may fail."""
+    backoff_seconds: float = 1.0
+    """Before the first restart; twice as long before each that follows, and a minute at most."""
+
+
+@dataclass(slots=True)
+class VllmProcess:
+    """One vLLM at a time, serving one model and any LoRA weights for it, on a loopback port.
+
+    Its LoRA weights are loaded anew after a restart. It is in a process group of its own, and its log goes
+    on in `vllm.log` from one process to the next. What a killed server left running is killed first.
+    """
+
+    options: VllmOptions
+    source: str = ""
+    state: State = "stopped"
+    reason: str = ""
+    """Why it is restarting or failed, with the log's last lines."""
+    restarts: int = 0
+    port: int = 0
+    key: SecretStr = field(default_factory=lambda: SecretStr(secrets.token_urlsafe(24)))
+    _process: asyncio.subprocess.Process | None = None
+    _watching: asyncio.Task[None] | None = None
+    _loras: dict[str, Path] = field(default_factory=dict)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @property
+    def base_url(self) -> str:
+        """Where it listens; another port after each start."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What its requests need."""
+        return {"authorization": f"Bearer {self.key.get_secret_value()}"}
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, where one runs."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def log(self) -> Path:
+        """Everything that it printed."""
+        return self.options.folder / "vllm.log"
+
+    async def start(self, source: str) -> None:
+        """Serve `source`; returns when requests are answered. Raises EngineError when it does not start."""
+        watched = self._watching is not None and not self._watching.done()
+        if watched and self.source == source:
+            await self.ready(self.options.start_seconds)
+            return
+        await self.stop()
+        self.source = source
+        await self._set("starting")
+        try:
+            await self._spawn()
+            await self._wait_healthy()
+        except EngineError as error:
+            await self._end()
+            await self._set("failed", str(error))
+            raise
+        except BaseException:
+            await self._end()
+            await self._set("stopped")
+            raise
+        await self._set("running")
+        self._watching = asyncio.create_task(self._watch(), name="watch vllm")
+
+    async def stop(self) -> None:
+        """End the process; its LoRA weights are forgotten."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            self._watching = None
+        await self._end()
+        self._loras.clear()
+        await self._set("stopped")
+
+    async def ready(self, seconds: float) -> None:
+        """Wait until requests are answered. Raises EngineAway when they are not to be, or not in time."""
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self.state not in ("starting", "restarting"))
+        except TimeoutError as error:
+            raise EngineAway(f"vLLM is not back after {seconds:g} s; /engine/status says why") from error
+        if self.state != "running":
+            raise EngineAway("vLLM does not run; /engine/status says why")
+
+    async def add_lora(self, name: str, folder: Path) -> None:
+        """Load LoRA weights (the absolute path of a folder that peft writes) under a name never used before.
+
+        Raises EngineError when vLLM refuses them.
+        """
+        await self._load_lora(name, folder)
+        self._loras[name] = folder
+
+    async def remove_lora(self, name: str) -> None:
+        """Unload LoRA weights; those that are not loaded are no error."""
+        if self._loras.pop(name, None) is not None and self.state == "running":
+            with contextlib.suppress(EngineError):
+                await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def _load_lora(self, name: str, folder: Path) -> None:
+        # Never `load_inplace`: that reads the folder again at every step, and changes answers half-way.
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+
+    async def _post(self, path: str, body: Mapping[str, str]) -> None:
+        async with httpx.AsyncClient(base_url=self.base_url, headers=self.headers, timeout=120) as client:
+            try:
+                reply = await client.post(path, json=dict(body))
+            except httpx.HTTPError as error:
+                raise EngineError(f"vLLM does not answer at {path}: {type(error).__name__}") from error
+        if reply.status_code != httpx.codes.OK:
+            raise EngineError(f"vLLM refused {path} with {reply.status_code}: {reply.text[:300]}")
+
+    async def _spawn(self) -> None:
+        options = self.options
+        options.folder.mkdir(parents=True, exist_ok=True)
+        kill_marked(self._mark)
+        if self.log.exists() and self.log.stat().st_size > _LARGEST_LOG:
+            self.log.replace(self.log.with_suffix(".log.1"))
+        self.port = _free_port()
+        arguments = _arguments(options, self.source, self.port)
+        with self.log.open("ab") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *options.command,
+                    *arguments,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env=_environment(self.key),
+                )
+            except OSError as error:
+                raise EngineError(
+                    f"'{options.command[0]}' cannot be started: {error.strerror}; install vLLM, or name its "
+                    "program with --vllm-command"
+                ) from error
+        mark_process(self._mark, self._process.pid)
+
+    @property
+    def _mark(self) -> Path:
+        return self.options.folder / "vllm.pid"
+
+    async def _wait_healthy(self) -> None:
+        process, end = self._process, time.monotonic() + self.options.start_seconds
+        assert process is not None
+        while not await self._is_healthy():
+            if process.returncode is not None:
+                raise EngineError(f"vLLM ended with code {process.returncode} at its start. {self._told()}")
+            if time.monotonic() > end:
+                raise EngineError(f"vLLM did not start in {self.options.start_seconds:g} s. {self._told()}")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 0.25)
+
+    async def _is_healthy(self) -> bool:
+        timeout = min(10.0, self.options.hung_seconds)
+        async with httpx.AsyncClient(base_url=self.base_url, headers=self.headers, timeout=timeout) as client:
+            try:
+                return (await client.get("/health")).status_code == httpx.codes.OK
+            except httpx.HTTPError:
+                return False
+
+    async def _watch(self) -> None:
+        while True:
+            what = await self._trouble()
+            self.restarts += 1
+            await self._set("restarting", f"{what}. {self._told()}")
+            _LOG.error("%s", self.reason)
+            await self._end(politely=False)
+            if not await self._restart():
+                return
+
+    async def _trouble(self) -> str:
+        """Waits for something to go wrong, and says what."""
+        process, seen = self._process, time.monotonic()
+        assert process is not None
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), self.options.look_seconds)
+            if process.returncode is not None:
+                return f"vLLM ended with code {process.returncode}"
+            if await self._is_healthy():
+                seen = time.monotonic()
+            elif time.monotonic() - seen > self.options.hung_seconds:
+                return f"vLLM did not answer for {self.options.hung_seconds:g} s"
+
+    async def _restart(self) -> bool:
+        """Whether it runs again."""
+        for attempt in range(self.options.attempts):
+            await asyncio.sleep(min(60.0, self.options.backoff_seconds * 2**attempt))
+            try:
+                await self._spawn()
+                await self._wait_healthy()
+                for name, folder in self._loras.items():
+                    await self._load_lora(name, folder)
+            except EngineError as error:
+                await self._end()
+                await self._set("restarting", str(error))
+                _LOG.error("%s", error)
+                continue
+            await self._set("running")
+            _LOG.warning("vLLM runs again, after %d restart(s)", self.restarts)
+            return True
+        tried = f"vLLM was started {self.options.attempts} times in vain; start it with POST /engine/start"
+        await self._set("failed", f"{tried}. {self.reason}")
+        return False
+
+    async def _end(self, *, politely: bool = True) -> None:
+        """End the process group; `politely` gives it time to end by itself."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL) if politely else (signal.SIGKILL,):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(process.wait()), _GRACE_SECONDS)
+        forget_process(self._mark)
+
+    async def _set(self, state: State, reason: str = "") -> None:
+        async with self._changed:
+            self.state, self.reason = state, reason
+            self._changed.notify_all()
+
+    def _told(self) -> str:
+        lines = last_lines(self.log)
+        return f"The last lines of {self.log}:\n{lines}" if lines else f"{self.log} is empty"
+
+
+def _arguments(options: VllmOptions, source: str, port: int) -> Sequence[str]:
+    return (
+        *("serve", source, "--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype),
+        # Logprobs of the distribution that was sampled from, temperature included, as the learner takes them.
+        *("--logprobs-mode", "processed_logprobs"),
+        "--disable-uvicorn-access-log",
+        *("--enable-lora", "--max-loras", str(options.max_loras)),
+        *("--max-lora-rank", str(options.max_lora_rank)),
+        *options.arguments,
+    )
+
+
+def _environment(key: SecretStr) -> dict[str, str]:
+    return {
+        **os.environ,
+        "VLLM_API_KEY": key.get_secret_value(),
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])

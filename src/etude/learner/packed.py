@@ -1,0 +1,159 @@
+"""The fast way to run sequences through a model: as token trees, every token once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from etude.learner.batch import TokenSequence
+from etude.learner.objective import MicroBatch, Pass
+from etude.learner.packing import packs
+from etude.learner.padding import Unit
+from etude.learner.selective import selective_logprobs
+from etude.learner.tree import TokenTree, token_tree
+from etude.learner.tree_layout import TreeLayout
+from etude.learner.tree_model import head_logits, tree_hidden
+from etude.models.architecture import text_config
+
+_PAYS = 0.8
+"""Share of the tokens that a tree must be left with to be faster than padding, on a CPU."""
+
+
+class _Row:
+    """A sequence, as far as it is trained on."""
+
+    def __init__(self, sequence: TokenSequence) -> None:
+        self.sequence = sequence
+        self.trained = np.flatnonzero(np.asarray(sequence.weights[1:])) + 1
+        """Positions of the tokens with a weight; the first of all is not chosen after anything."""
+        self._reach = slice(0, 0) if not len(self.trained) else slice(self.trained[0], self.trained[-1] + 1)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """What the model has to read: nothing that comes after the last choice, nor that itself."""
+        return self.sequence.ids[: max(self._reach.stop - 1, 0)]
+
+    def values(self, field: Sequence[float]) -> np.ndarray:
+        """A field's values of the trained tokens."""
+        return np.asarray(field[self._reach], dtype=np.float64)[self.trained - self._reach.start]
+
+    def temperatures(self) -> np.ndarray:
+        """Those of the trained tokens."""
+        given = self.sequence.temperatures
+        return self.values(given) if given else np.ones(len(self.trained))
+
+
+class PackedStep:
+    """The units of one optimiser step as a token tree."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._units = units
+        self._rows = [[_Row(sequence) for sequence in unit] for unit in units]
+        self._tree = token_tree([row.ids for unit in self._rows for row in unit])
+
+    @property
+    def size(self) -> int:
+        """Tokens that go through the model."""
+        return len(self._tree)
+
+    @property
+    def pays(self) -> bool:
+        """Whether sequences have so much in common that a tree is faster than padding."""
+        tokens = sum(len(sequence.ids) for unit in self._units for sequence in unit)
+        return 0 < len(self._tree) <= _PAYS * tokens
+
+    def passes(
+        self, factors: Sequence[Sequence[float]], share: float, token_budget: int, device: torch.device
+    ) -> Iterator[Pass]:
+        """Packs of at most `token_budget` tokens of the tree. See `padding.padded_passes`."""
+        paths = iter(self._tree.paths)
+        unit_paths = [[next(paths) for _ in unit] for unit in self._rows]
+        shares = share, 1.0 / max(sum(len(row.trained) for unit in self._rows for row in unit), 1)
+        packed = packs(self._tree, unit_paths, token_budget)
+        for pack in packed:
+            rows = [row for index in pack for row in self._rows[index]]
+            scales = [factor for index in pack for factor in factors[index]]
+            tree = self._tree if len(packed) == 1 else token_tree([row.ids for row in rows])
+            yield _pass(tree, rows, scales, shares, device)
+
+
+def _pass(
+    tree: TokenTree,
+    rows: Sequence[_Row],
+    scales: Sequence[float],
+    shares: tuple[float, float],
+    device: torch.device,
+) -> Pass:
+    width = max(len(row.trained) for row in rows)
+
+    def tensor(field: Callable[[TokenSequence], Sequence[float]]) -> torch.Tensor:
+        filled = np.zeros((len(rows), width), dtype=np.float32)
+        for number, row in enumerate(rows):
+            filled[number, : len(row.trained)] = row.values(field(row.sequence))
+        return torch.from_numpy(filled).to(device)
+
+    micro = MicroBatch(
+        weights_BT=tensor(lambda sequence: sequence.weights) * torch.tensor(scales, device=device)[:, None],
+        advantages_BT=tensor(lambda sequence: sequence.advantages),
+        sampled_BT=tensor(lambda sequence: sequence.logprobs),
+        unit_share=shares[0],
+        token_share=shares[1],
+    )
+    return Pass(micro, partial(_logprobs, _Forward.of(tree, rows, width, device)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """A tree of N tokens, and the E different choices after them that B rows of up to K are made of."""
+
+    ids_N: torch.Tensor
+    layout: TreeLayout
+    places_E: torch.Tensor
+    """After which token of the tree it was chosen."""
+    targets_E: torch.Tensor
+    """The token that was chosen."""
+    temperatures_E: torch.Tensor
+    choices_BK: torch.Tensor
+    """Which of the choices each entry is, and E for padding."""
+
+    @classmethod
+    def of(cls, tree: TokenTree, rows: Sequence[_Row], width: int, device: torch.device) -> _Forward:
+        """The rows' choices; those of the same token in the same place at the same temperature are one."""
+        along = zip(tree.paths, rows, strict=True)
+        places = np.concatenate([path[row.trained - 1] for path, row in along])
+        targets = np.concatenate([row.values(row.sequence.ids) for row in rows]).astype(np.int64)
+        temperatures = np.concatenate([row.temperatures() for row in rows])
+        degrees, degree = np.unique(temperatures, return_inverse=True)
+        names = (places * (targets.max() + 1) + targets) * len(degrees) + degree
+        _, first, choice = np.unique(names, return_index=True, return_inverse=True)
+        choices = np.full((len(rows), width), len(first))
+        choices[np.arange(width) < np.array([len(row.trained) for row in rows])[:, None]] = choice
+        return cls(
+            ids_N=torch.from_numpy(tree.ids).to(device),
+            layout=TreeLayout.of(tree, device, places),
+            places_E=torch.from_numpy(places[first]).to(device),
+            targets_E=torch.from_numpy(targets[first]).to(device),
+            temperatures_E=torch.from_numpy(temperatures[first].astype(np.float32)).to(device),
+            choices_BK=torch.from_numpy(choices).to(device),
+        )
+
+
+def _logprobs(forward: _Forward, model: Any) -> torch.Tensor:
+    """Logprobs [B, K] of the rows' choices, each computed once."""
+    hidden_ND = tree_hidden(model, forward.ids_N, forward.layout)
+    hidden_ED = hidden_ND.index_select(0, forward.places_E)
+    logprobs_E = selective_logprobs(
+        partial(head_logits, model),
+        hidden_ED,
+        forward.targets_E,
+        forward.temperatures_E,
+        text_config(model).vocab_size,
+    )
+    rows, width = forward.choices_BK.shape
+    return F.pad(logprobs_E, (0, 1)).index_select(0, forward.choices_BK.flatten()).view(rows, width)

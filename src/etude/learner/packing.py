@@ -1,0 +1,60 @@
+"""Which units of an optimiser step go through the model together, when shared tokens are computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from etude.learner.tree import Places, TokenTree
+
+
+def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int) -> list[list[int]]:
+    """Indices of `units` by pack; a pack has at most `token_budget` tokens of the tree.
+
+    A unit is given as the paths of its sequences in `tree`. It is never split, and one above the budget
+    goes alone. The largest subtrees that fit stay whole; a pack with a part of a larger one repeats what
+    comes before it. Each subtree goes where the least room is left (best fit), of those packs that already
+    have most of its tokens.
+    """
+    places = [np.unique(np.concatenate(unit)) for unit in units]
+    packed: list[list[int]] = []
+    held: list[np.ndarray] = []
+    used: list[int] = []
+    for piece in _pieces(tree, units, places, token_budget):
+        wanted = np.unique(np.concatenate([places[index] for index in piece]))
+        costs = [len(wanted) - int(mask[wanted].sum()) for mask in held]
+        room = [token_budget - there - cost for there, cost in zip(used, costs, strict=True)]
+        fitting = [number for number in range(len(packed)) if room[number] >= 0]
+        if fitting:
+            best = min(fitting, key=lambda number: (costs[number], room[number]))
+        else:
+            best = len(packed)
+            packed.append([])
+            held.append(np.zeros(len(tree), dtype=bool))
+            used.append(0)
+            costs.append(len(wanted))
+        packed[best] += piece
+        held[best][wanted] = True
+        used[best] += costs[best]
+    return [sorted(pack) for pack in packed]
+
+
+def _pieces(
+    tree: TokenTree, units: Sequence[Sequence[Places]], places: Sequence[Places], token_budget: int
+) -> list[list[int]]:
+    """Units by the largest subtree that fits, with what comes before it; the largest pieces first."""
+    pieces: dict[int, list[int]] = {}
+    for index, unit in enumerate(units):
+        path = max(unit, key=len)
+        sizes = tree.ends[path] - path + tree.depths[path]
+        fits = sizes <= token_budget
+        key = int(path[fits.argmax()]) if fits.any() else -1 - index
+        pieces.setdefault(key, []).append(index)
+    result: list[tuple[int, list[int]]] = []
+    for piece in pieces.values():
+        size = len(np.unique(np.concatenate([places[index] for index in piece])))
+        # Preferences may have a second sequence outside the subtree of their first.
+        whole = size <= token_budget
+        result += [(size, piece)] if whole else [(len(places[index]), [index]) for index in piece]
+    return [piece for _, piece in sorted(result, key=lambda one: (-one[0], one[1]))]

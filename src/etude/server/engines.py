@@ -1,0 +1,234 @@
+"""The engines in memory: one for each model that is asked for, loaded and put away as needed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from etude.core.errors import EtudeError
+from etude.inference.sampled import TokenEngine
+from etude.models.speech import Speech
+from etude.server.backend import Backend
+from etude.server.errors import ApiError
+from etude.server.models import ModelStore, ServedModel
+from etude.server.settings import ServerSettings
+
+_LOG = logging.getLogger("etude.server")
+
+State: TypeAlias = Literal["running", "stopping", "stopped"]
+
+
+@dataclass(slots=True, eq=False)
+class _Loaded:
+    model: ServedModel
+    engine: TokenEngine
+    users: int = 0
+    used: float = 0.0
+
+
+class EnginePool:
+    """Engines by model name. The least recently used one makes room for another."""
+
+    def __init__(self, settings: ServerSettings, models: ModelStore, backend: Backend) -> None:
+        """Nothing is in memory before `start`."""
+        self._settings = settings
+        self._models = models
+        self._backend = backend
+        self._loaded: dict[str, _Loaded] = {}
+        self._loading = asyncio.Lock()
+        self._loads: dict[str, asyncio.Task[_Loaded]] = {}
+        self._inside = 0
+        """Requests that have been let in, whether their model is in memory yet or not."""
+        self._changed = asyncio.Condition()
+        self._state: State = "running"
+        self._holds: set[str] = set()
+        self.sequences = 0
+        """Under way and waiting, over all models."""
+
+    @property
+    def state(self) -> State:
+        """Whether requests are served, or wait."""
+        return self._state
+
+    def status(self) -> dict[str, Any]:
+        """What `GET /engine/status` tells."""
+        return {
+            "object": "engine.status",
+            "engine": self._backend.name,
+            "status": self._state,
+            "models": sorted(self._loaded),
+            "sequences": self.sequences,
+            **self._backend.status(),
+        }
+
+    @asynccontextmanager
+    async def using(self, name: str, sequences: int) -> AsyncIterator[TokenEngine]:
+        """The engine of a model, for a request of so many sequences.
+
+        Raises ApiError: 404 for an unknown model, 429 when the queue is full, 503 when the engine stays
+        away or the model cannot be loaded.
+        """
+        known = self._loaded.get(name)
+        model = await asyncio.to_thread(self._models.get, name) if known is None else known.model
+        limit = self._settings.max_queue
+        if self.sequences + sequences > limit:
+            raise ApiError(
+                429,
+                f"{self.sequences} sequences are under way, and the server takes {limit} at once",
+                code="queue_full",
+                retry_after=1,
+            )
+        self.sequences += sequences
+        try:
+            async with self._let_in(model) as loaded:
+                yield loaded.engine
+        finally:
+            self.sequences -= sequences
+
+    async def start(self, holder: str = "") -> None:
+        """Serve again, once all who put the engine away have said so; load the base model if none is."""
+        self._holds.discard(holder)
+        if self._holds:
+            return
+        async with self._changed:
+            if self._state == "stopping":
+                await self._changed.wait_for(lambda: self._state == "stopped")
+            self._state = "running"
+            self._changed.notify_all()
+        if not self._loaded:
+            await self._get(self._models.base)
+
+    async def stop(self, holder: str = "") -> None:
+        """Let requests under way finish, then free the memory. Requests wait until `start`."""
+        self._holds.add(holder)
+        async with self._changed:
+            if self._state != "running":
+                await self._changed.wait_for(lambda: self._state != "stopping")
+                return
+            self._state = "stopping"
+            await self._changed.wait_for(lambda: not self._inside)
+        # Without the condition, which a load that is under way may wait for.
+        async with self._loading:
+            await self._put_away()
+        async with self._changed:
+            self._state = "stopped"
+            self._changed.notify_all()
+
+    async def forget(self, name: str) -> None:
+        """Drop a deleted model from memory; requests that run on it are cut."""
+        async with self._loading:
+            if name in self._loaded:
+                await self._unload(name)
+
+    async def close(self) -> None:
+        """Free everything."""
+        await self._put_away()
+
+    async def _put_away(self) -> None:
+        for name in list(self._loaded):
+            await self._unload(name)
+        await self._backend.put_away()
+
+    @asynccontextmanager
+    async def _let_in(self, model: ServedModel) -> AsyncIterator[_Loaded]:
+        """Wait for the engine, and keep it until the block ends."""
+        try:
+            async with asyncio.timeout(self._settings.engine_wait), self._changed:
+                await self._changed.wait_for(lambda: self._state == "running")
+                self._inside += 1
+        except TimeoutError as error:
+            raise self._away() from error
+        try:
+            try:
+                async with asyncio.timeout(self._settings.engine_wait):
+                    loaded = await self._get(model)
+                    while self._loaded.get(model.name) is not loaded:
+                        # It had to make room again before anybody could use it.
+                        loaded = await self._get(model)
+            except TimeoutError as error:
+                raise self._away() from error
+            loaded.users += 1
+            try:
+                yield loaded
+            finally:
+                loaded.users -= 1
+                loaded.used = time.monotonic()
+        finally:
+            self._inside -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _away(self) -> ApiError:
+        return ApiError(
+            503,
+            "the engine is away, or busy with loading or with other models; try again later",
+            code="engine_unavailable",
+            retry_after=max(5.0, self._settings.engine_wait),
+        )
+
+    async def _get(self, model: ServedModel) -> _Loaded:
+        """The model in memory. Loading goes on when nobody has the patience: the next one will want it."""
+        name = model.name
+        if name in self._loaded:
+            return self._loaded[name]
+        if name not in self._loads:
+            self._loads[name] = asyncio.create_task(self._load(model))
+            self._loads[name].add_done_callback(lambda done: self._loads.pop(name, None))
+        return await asyncio.shield(self._loads[name])
+
+    async def _load(self, model: ServedModel) -> _Loaded:
+        async with self._loading:
+            if self._state != "running":
+                raise self._away()
+            await self._make_room(model)
+            try:
+                engine = await self._backend.load(model)
+            except (EtudeError, RuntimeError) as error:
+                _LOG.error("model %s cannot be loaded: %s", model.name, error)
+                told = f"the model {model.name} cannot be loaded; the server's log has the reason"
+                raise ApiError(503, told, code="model_unavailable", retry_after=60) from error
+            self._loaded[model.name] = loaded = _Loaded(model, engine, used=time.monotonic())
+            return loaded
+
+    async def _make_room(self, model: ServedModel) -> None:
+        """Put models away that cannot be there too, and wait while they are in use."""
+        while in_the_way := self._in_the_way(model):
+            idle = [one for one in in_the_way if not one.users]
+            if idle:
+                await self._unload(min(idle, key=lambda one: one.used).model.name)
+                continue
+            async with self._changed:
+                await self._changed.wait_for(lambda: any(not one.users for one in self._in_the_way(model)))
+
+    def _in_the_way(self, model: ServedModel) -> list[_Loaded]:
+        """Models of another place; with too many of its own, those."""
+        place, loaded = self._backend.place(model), list(self._loaded.values())
+        others = [one for one in loaded if self._backend.place(one.model) != place]
+        return others or (loaded if len(loaded) >= self._settings.max_models else [])
+
+    async def _unload(self, name: str) -> None:
+        loaded = self._loaded.pop(name)
+        await self._backend.unload(loaded.model, loaded.engine)
+
+
+def require_room(speech: Speech, prompt_ids: tuple[int, ...]) -> None:
+    """Raise ApiError when a prompt leaves no room for an answer, or has ids that are no tokens."""
+    context, length = speech.max_context, len(prompt_ids)
+    if not length:
+        raise ApiError(400, "the prompt is empty", code="invalid_value")
+    if length >= context:
+        raise ApiError(
+            400,
+            f"the model's context is {context} tokens, and the prompt has {length}; shorten it",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    if max(prompt_ids) >= speech.vocabulary:
+        raise ApiError(
+            400, f"token id {max(prompt_ids)} is not in the vocabulary of {speech.vocabulary}", param="prompt"
+        )

@@ -1,0 +1,138 @@
+"""The guard in front of all routes: who may come in, with how much, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from urllib.parse import urlsplit
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from etude.server.errors import ApiError, error_object
+from etude.server.metrics import Metrics
+from etude.server.settings import ServerSettings
+from etude.server.versions import (
+    VERSION_HEADER,
+    WARNING_HEADER,
+    refusal_of,
+    server_version,
+    warning_of,
+)
+
+_OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
+"""Paths that need no key: they tell nothing of anybody."""
+_UPLOAD = "/v1/files"
+_MULTIPART_BYTES = 64 * 1024
+"""What an upload's form may take beside the file."""
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Guard:
+    """Checks key, host, version and size of each request, and counts it."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, started, status = Headers(scope=scope), time.perf_counter(), 500
+        client = headers.get(VERSION_HEADER)
+        request_id = headers.get("x-request-id", "")[:128] or f"req_{secrets.token_hex(12)}"
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                added = MutableHeaders(scope=message)
+                added["x-request-id"] = request_id
+                added[VERSION_HEADER] = server_version()
+                if client and refusal_of(client) is None and (warning := warning_of(client)):
+                    added[WARNING_HEADER] = warning
+            await send(message)
+
+        try:
+            refused = self._refusal(scope["path"], headers)
+            if refused is not None:
+                await _response(refused)(scope, receive, send_on)
+            else:
+                await self._app(scope, self._limited(scope, headers, receive), send_on)
+        finally:
+            route = getattr(scope.get("route"), "path", "unknown")
+            self._metrics.count_request(scope["method"], route, status, time.perf_counter() - started)
+
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+        client = headers.get(VERSION_HEADER)
+        if path not in _OPEN:
+            if not self._has_key(headers):
+                return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+            if self._settings.api_key is None and not self._names_us(headers):
+                # A web page could otherwise reach the server through a name that leads to this machine.
+                return ApiError(403, "this server answers to localhost only; start it with a key")
+            if client is not None and (told := refusal_of(client)):
+                return ApiError(400, told, code="incompatible_version")
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._limit(path):
+            return self._too_large(path)
+        return None
+
+    def _has_key(self, headers: Headers) -> bool:
+        if self._settings.api_key is None:
+            return True
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        expected = self._settings.api_key.get_secret_value()
+        same = hmac.compare_digest(expected.encode(), key.strip().encode())
+        return same and scheme.lower() == "bearer"
+
+    def _names_us(self, headers: Headers) -> bool:
+        try:
+            name = urlsplit(f"//{headers.get('host', '')}").hostname
+        except ValueError:
+            return False
+        return name in _LOCAL_NAMES or name == self._settings.host
+
+    def _limit(self, path: str) -> int:
+        upload = path.rstrip("/") == _UPLOAD
+        return self._settings.max_file + _MULTIPART_BYTES if upload else self._settings.max_body
+
+    def _too_large(self, path: str) -> ApiError:
+        return ApiError(
+            413, f"the request is larger than {self._limit(path)} bytes", code="request_too_large"
+        )
+
+    def _limited(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """Receives the body, and stops when it is too large or does not come."""
+        seen, whole = 0, False
+
+        async def receive_some() -> Message:
+            nonlocal seen, whole
+            try:
+                async with asyncio.timeout(None if whole else self._settings.body_timeout):
+                    message = await receive()
+            except TimeoutError as error:
+                raise ApiError(408, "the rest of the request did not come", code="timeout") from error
+            if message["type"] == "http.request":
+                seen += len(message.get("body", b""))
+                whole = not message.get("more_body", False)
+                if seen > self._limit(scope["path"]):
+                    raise self._too_large(scope["path"])
+            return message
+
+        return receive_some
+
+
+def _response(error: ApiError) -> JSONResponse:
+    content = error_object(error.status_code, str(error.detail), param=error.param, code=error.code)
+    headers = dict(error.headers or {})
+    if error.status_code == 413:
+        # The rest of the body is not read.
+        headers["connection"] = "close"
+    return JSONResponse(content, error.status_code, headers)

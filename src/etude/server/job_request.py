@@ -1,0 +1,85 @@
+"""The body of `POST /v1/fine_tuning/jobs`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from etude.core.keys import content_hash
+from etude.core.trajectory import Method
+from etude.server.hyperparameters import DpoMethod, GrpoMethod, Hyperparameters, SupervisedMethod
+from etude.server.ids import check_suffix
+
+IDEMPOTENCY_FIELD = "idempotency_key"
+"""In the metadata, where a client cannot send the header `Idempotency-Key`."""
+
+_Key = Annotated[str, Field(min_length=1, max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+
+
+class MethodBody(BaseModel):
+    """`method`: its type, and the hyperparameters under the type's name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Method
+    supervised: SupervisedMethod | None = None
+    dpo: DpoMethod | None = None
+    grpo: GrpoMethod | None = None
+
+    @model_validator(mode="after")
+    def _only_its_own(self) -> MethodBody:
+        others = {"supervised", "dpo", "grpo"} - {self.type}
+        if wrong := sorted(name for name in others if getattr(self, name) is not None):
+            raise ValueError(f"the method is {self.type}, and there are options of {', '.join(wrong)}")
+        return self
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """Those of the method."""
+        options = {"supervised": self.supervised, "dpo": self.dpo, "grpo": self.grpo}[self.type]
+        return Hyperparameters() if options is None else options.hyperparameters
+
+
+class JobBody(BaseModel):
+    """What to train, on what, and how."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(min_length=1)
+    training_file: str = Field(min_length=1)
+    validation_file: str | None = None
+    method: MethodBody = Field(default_factory=lambda: MethodBody(type="supervised"))
+    hyperparameters: Hyperparameters | None = Field(
+        default=None, description="Deprecated by OpenAI in favour of `method`; supervised only."
+    )
+    suffix: str | None = Field(default=None, description="Part of the new model's name.")
+    seed: int | None = Field(default=None, ge=0, lt=2**53)
+    metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
+    integrations: list[Literal["none"]] | None = Field(default=None, max_length=0)
+
+    @field_validator("suffix")
+    @classmethod
+    def _names_a_model(cls, suffix: str | None) -> str | None:
+        return check_suffix(suffix) if suffix else None
+
+    @model_validator(mode="after")
+    def _told_once(self) -> JobBody:
+        if self.hyperparameters is not None and "method" in self.model_fields_set:
+            raise ValueError("hyperparameters belong under method")
+        return self
+
+    @property
+    def asked(self) -> Hyperparameters:
+        """The hyperparameters that the request gives."""
+        return self.hyperparameters or self.method.hyperparameters
+
+    def key(self, header: str | None) -> str | None:
+        """What makes this request the same as an earlier one, if anything does."""
+        return header or (self.metadata or {}).get(IDEMPOTENCY_FIELD) or None
+
+    def hash(self) -> str:
+        """Differs between requests for different jobs."""
+        told: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        return content_hash(told)

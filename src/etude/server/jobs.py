@@ -1,0 +1,217 @@
+"""The training jobs: a queue in the database, which server and workers share."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from etude.server.database import EVENTS, JOBS, MODELS
+from etude.server.errors import ApiError
+from etude.server.ids import new_id, not_found
+from etude.server.pages import Row, page_of
+
+WAITING = ("validating_files", "queued")
+FINAL = ("succeeded", "failed", "cancelled")
+
+
+class JobStore:
+    """Jobs, their events and their checkpoints. Every change is one transaction."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def create(self, values: Mapping[str, Any]) -> tuple[Row, bool]:
+        """Queue a job, and whether it is new: one with the same idempotency key is given back instead.
+
+        Raises ApiError 409 when that one was asked for with other words.
+        """
+        row = {
+            "id": new_id("ftjob"),
+            "created": time.time(),
+            "status": "queued",
+            "result_files": [],
+            "attempts": 0,
+            **values,
+        }
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(sa.insert(JOBS).values(row))
+                _tell(connection, row["id"], f"Created fine-tuning job: {row['id']}", once="created")
+                _tell(connection, row["id"], "Files validated, moving job to queued state", once="queued")
+        except IntegrityError:
+            known = self.of_key(str(values["idempotency_key"]))
+            if known is None:
+                raise
+            return self._same(known, str(values["request_hash"])), False
+        return self.get(str(row["id"])), True
+
+    def of_key(self, key: str) -> Row | None:
+        """The job that was created with an idempotency key."""
+        return self._first(JOBS.c.idempotency_key == key)
+
+    def again(self, key: str, request_hash: str) -> Row | None:
+        """The job of an earlier request with the same key. Raises ApiError 409 for another request."""
+        known = self.of_key(key)
+        return None if known is None else self._same(known, request_hash)
+
+    def get(self, name: str) -> Row:
+        """A job. Raises ApiError 404."""
+        row = self._first(JOBS.c.id == name)
+        if row is None:
+            raise not_found("fine-tuning job", name, param="id", code="fine_tune_not_found")
+        return row
+
+    def page(self, metadata: Mapping[str, str], after: str | None, limit: int) -> tuple[list[Row], bool]:
+        """A page of jobs that have all of `metadata`, and whether there are more."""
+        conditions = [JOBS.c.metadata[key].as_string() == value for key, value in metadata.items()]
+        return page_of(self._engine, JOBS, *conditions, after=after, limit=limit)
+
+    def events(self, job: str, after: str | None, limit: int) -> tuple[list[Row], bool]:
+        """A page of a job's events, and whether there are more. Raises ApiError 404."""
+        self.get(job)
+        return page_of(self._engine, EVENTS, EVENTS.c.job == job, after=after, limit=limit)
+
+    def checkpoints(self, job: str, after: str | None, limit: int) -> tuple[list[Row], bool]:
+        """A page of a job's checkpoints, and whether there are more. Raises ApiError 404."""
+        self.get(job)
+        conditions = (MODELS.c.job == job, MODELS.c.step.is_not(None))
+        return page_of(self._engine, MODELS, *conditions, after=after, limit=limit)
+
+    def with_status(self, *statuses: str) -> list[Row]:
+        """The jobs with a status, in the order in which they came."""
+        query = sa.select(JOBS).where(JOBS.c.status.in_(statuses)).order_by(JOBS.c.number)
+        with self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def counts(self) -> Mapping[str, int]:
+        """Jobs by status."""
+        with self._engine.connect() as connection:
+            return Counter(connection.execute(sa.select(JOBS.c.status)).scalars())
+
+    def start(self, job: str) -> bool:
+        """Queued to running; False when the job is not in the queue any more."""
+        return self._move(job, ("queued",), "running", attempts=JOBS.c.attempts + 1)
+
+    def requeue(self, job: str, why: str, attempts: int) -> bool:
+        """Running to queued: it goes on later, from its last checkpoint."""
+        return self._move(job, ("running",), "queued", event=why, level="warn", attempts=attempts)
+
+    def cancel(self, job: str) -> Row:
+        """End a job that has not ended. Raises ApiError: 404, and 400 when it has."""
+        told, now = "Fine-tuning job cancelled", time.time()
+        if not self._move(job, (*WAITING, "running"), "cancelled", finished=now, event=told):
+            row = self.get(job)
+            raise ApiError(
+                400, f"job {job} has ended: it is {row['status']}", param="id", code="job_already_completed"
+            )
+        return self.get(job)
+
+    def fail(self, job: str, message: str, code: str, param: str | None = None) -> bool:
+        """End a job that cannot be done."""
+        error = {"code": code, "message": message, "param": param}
+        told = f"The job failed: {message}"
+        return self._move(
+            job, (*WAITING, "running"), "failed", error=error, finished=time.time(), event=told, level="error"
+        )
+
+    def succeed(self, job: str, model: Mapping[str, Any], **facts: Any) -> bool:
+        """Running to succeeded, and the new model is there, both or neither; False when it was cancelled."""
+        told = [
+            f"New fine-tuned model created: {model['id']}",
+            "The job has successfully completed",
+        ]
+        change = {"fine_tuned_model": model["id"], "finished": time.time(), "status": "succeeded", **facts}
+        with self._engine.begin() as connection:
+            running = (JOBS.c.id == job) & (JOBS.c.status == "running")
+            if connection.execute(sa.update(JOBS).where(running).values(change)).rowcount == 0:
+                return False
+            connection.execute(sa.insert(MODELS).values(model))
+            for text in told:
+                _tell(connection, job, text)
+        return True
+
+    def tell(
+        self, job: str, message: str, *, once: str | None = None, data: Mapping[str, Any] | None = None
+    ) -> None:
+        """An event. One that was told already under the name `once` is told anew in its place."""
+        with self._engine.begin() as connection:
+            _tell(connection, job, message, once=once, data=data)
+
+    def set(self, job: str, **facts: Any) -> None:
+        """Change facts of a job, but never its status."""
+        with self._engine.begin() as connection:
+            connection.execute(sa.update(JOBS).where(JOBS.c.id == job).values(facts))
+
+    def add_checkpoint(self, job: str, model: Mapping[str, Any], keep: int) -> list[str]:
+        """Note a checkpoint, and forget all but the last `keep`; returns the folders to delete."""
+        mine = (MODELS.c.job == job) & MODELS.c.step.is_not(None)
+        with self._engine.begin() as connection:
+            connection.execute(sa.delete(MODELS).where(MODELS.c.id == model["id"]))
+            connection.execute(sa.insert(MODELS).values(model))
+            found = connection.execute(
+                sa.select(MODELS.c.id, MODELS.c.folder).where(mine).order_by(MODELS.c.step.desc())
+            ).all()
+            old: Sequence[Any] = found[keep:]
+            connection.execute(sa.delete(MODELS).where(MODELS.c.id.in_([one.id for one in old])))
+        return [one.folder for one in old]
+
+    def _move(
+        self,
+        job: str,
+        before: Sequence[str],
+        after: str,
+        *,
+        event: str | None = None,
+        level: str = "info",
+        **facts: Any,
+    ) -> bool:
+        where = (JOBS.c.id == job) & JOBS.c.status.in_(before)
+        with self._engine.begin() as connection:
+            done = connection.execute(sa.update(JOBS).where(where).values(status=after, **facts))
+            if done.rowcount and event is not None:
+                _tell(connection, job, event, level=level)
+        return bool(done.rowcount)
+
+    def _first(self, condition: sa.ColumnElement[bool]) -> Row | None:
+        with self._engine.connect() as connection:
+            row = connection.execute(sa.select(JOBS).where(condition)).mappings().first()
+        return None if row is None else dict(row)
+
+    def _same(self, known: Row, request_hash: str) -> Row:
+        if known["request_hash"] != request_hash:
+            raise ApiError(
+                409,
+                f"the idempotency key belongs to job {known['id']}, which was created by another request",
+                code="idempotency_key_reused",
+            )
+        return known
+
+
+def _tell(
+    connection: sa.Connection,
+    job: str,
+    message: str,
+    *,
+    level: str = "info",
+    once: str | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> None:
+    if once is not None:
+        connection.execute(sa.delete(EVENTS).where((EVENTS.c.job == job) & (EVENTS.c.once == once)))
+    connection.execute(
+        sa.insert(EVENTS).values(
+            id=new_id("ftevent"),
+            created=time.time(),
+            job=job,
+            level=level,
+            type="message" if data is None else "metrics",
+            message=message,
+            data=None if data is None else dict(data),
+            once=once,
+        )
+    )

@@ -1,0 +1,204 @@
+"""The scheduler: takes jobs from the queue, gives each a worker process, and sees how that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from etude.server.engines import EnginePool
+from etude.server.job_folder import JobFolder
+from etude.server.jobs import JobStore
+from etude.server.settings import ServerSettings
+from etude.server.worker import WorkerOrder
+from etude.store.lock import locked_by
+
+_LOG = logging.getLogger("etude.server")
+
+_ATTEMPTS = 3
+"""Workers that may end without a checkpoint before their job is given up."""
+_LOOK_SECONDS = 0.5
+_GRACE_SECONDS = 20.0
+"""For a worker to end by itself once its job is cancelled or the server stops."""
+_HOLDER = "jobs"
+
+
+class Scheduler:
+    """Runs up to `running_jobs` workers. All that must survive it is in the database.
+
+    A worker outlives a server that is killed. It holds its job's lock while it lives, so the next server
+    finds it, and waits for it instead of starting another.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        jobs: JobStore,
+        pool: EnginePool,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment` is that of the workers; left out: the server's own, without its keys."""
+        self._settings = settings
+        self._jobs = jobs
+        self._pool = pool
+        self._environment = dict(environment) if environment is not None else _without_keys(settings)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._woken = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with what earlier servers left, then go on with the queue."""
+        self._loop = asyncio.get_running_loop()
+        self._main = self._loop.create_task(self._run())
+
+    def wake(self) -> None:
+        """Look at the queue now; from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def stop(self) -> None:
+        """Ask the workers to make checkpoints and end; their jobs go back to the queue."""
+        if self._main is not None:
+            self._main.cancel()
+        for job in self._tasks:
+            self._signal(job, signal.SIGTERM)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=_GRACE_SECONDS)
+            for job in self._tasks:
+                self._signal(job, signal.SIGKILL)
+
+    def _signal(self, job: str, number: signal.Signals) -> None:
+        """To a job's worker, whichever server started it."""
+        process = self._processes.get(job)
+        lock = JobFolder(self._settings.data_dir, job).lock
+        pid = locked_by(lock) if process is None else process.pid
+        with contextlib.suppress(ProcessLookupError):
+            if pid:
+                os.kill(pid, number)
+
+    async def _run(self) -> None:
+        for job in await asyncio.to_thread(self._jobs.with_status, "running"):
+            self._add(job["id"], self._wait_for_orphan(job["id"]))
+        while True:
+            self._woken.clear()
+            try:
+                await self._take_from_queue()
+                if self._settings.stop_engine_for_jobs and not self._tasks:
+                    await self._pool.start(_HOLDER)
+            except Exception:  # noqa: BLE001  a full disk today must not end the queue for good
+                _LOG.exception("the queue of jobs could not be looked at; it will be tried again")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), 5 * _LOOK_SECONDS)
+
+    async def _take_from_queue(self) -> None:
+        for job in await asyncio.to_thread(self._jobs.with_status, "queued"):
+            if len(self._tasks) >= self._settings.running_jobs:
+                return
+            if job["id"] in self._tasks or not await asyncio.to_thread(self._jobs.start, job["id"]):
+                continue
+            if self._settings.stop_engine_for_jobs:
+                await self._pool.stop(_HOLDER)
+            self._add(job["id"], self._work(job["id"]))
+
+    def _add(self, job: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks[job] = task
+        task.add_done_callback(lambda done: self._ended(job, done))
+
+    def _ended(self, job: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[job]
+        self._woken.set()
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.error("the scheduler failed at job %s", job, exc_info=task.exception())
+
+    async def _work(self, job: str) -> None:
+        process = await self._spawn(job)
+        self._processes[job] = process
+        try:
+            code = await self._wait(job, process)
+        finally:
+            self._processes.pop(job, None)
+        await self._settle(job, f"exit code {code}" if code >= 0 else f"signal {-code}")
+
+    async def _spawn(self, job: str) -> asyncio.subprocess.Process:
+        settings, folder = self._settings, JobFolder(self._settings.data_dir, job)
+        order = WorkerOrder(
+            data_dir=settings.data_dir.absolute(),
+            job=job,
+            source=settings.model,
+            name=settings.name,
+            device=settings.device,
+            dtype=settings.dtype,
+            checkpoint_steps=settings.checkpoint_steps,
+        )
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with folder.log.open("ab") as log:
+            # In a session of its own: Ctrl-C is for the server, which then asks its workers to end.
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "etude.server.worker",
+                order.model_dump_json(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self._environment,
+            )
+
+    async def _wait(self, job: str, process: asyncio.subprocess.Process) -> int:
+        """The worker's exit code. One that does not end after its job is cancelled is killed."""
+        ended: float | None = None
+        while True:
+            try:
+                return await asyncio.wait_for(asyncio.shield(process.wait()), _LOOK_SECONDS)
+            except TimeoutError:
+                row = await asyncio.to_thread(self._jobs.get, job)
+            if row["status"] == "running":
+                continue
+            ended = ended or time.monotonic()
+            if time.monotonic() - ended > _GRACE_SECONDS:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+    async def _wait_for_orphan(self, job: str) -> None:
+        """A job that an earlier server started: its worker may still be at it."""
+        lock = JobFolder(self._settings.data_dir, job).lock
+        while True:
+            if await asyncio.to_thread(locked_by, lock) is None:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        # It was not the job's fault: a machine that restarts often must not fail it.
+        await self._settle(job, "the server was ended", counts=False)
+
+    async def _settle(self, job: str, how: str, *, counts: bool = True) -> None:
+        """After a worker's end: the job is over, or goes on later, or is given up."""
+        row = await asyncio.to_thread(self._jobs.get, job)
+        folder = JobFolder(self._settings.data_dir, job)
+        if row["status"] != "running":
+            return
+        if await asyncio.to_thread(locked_by, folder.lock) is not None:
+            await self._wait_for_orphan(job)
+        elif counts and row["attempts"] >= _ATTEMPTS:
+            told = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
+            await asyncio.to_thread(self._jobs.fail, job, told.rstrip("; "), "worker_crashed")
+        else:
+            step = folder.newest()
+            place = f"from step {step}" if step else "from its start"
+            told = f"The worker ended early ({how}); the job goes on {place}"
+            attempts = row["attempts"] if counts else 0
+            await asyncio.to_thread(self._jobs.requeue, job, told, attempts)
+
+
+def _without_keys(settings: ServerSettings) -> dict[str, str]:
+    """The environment without variables that hold the server's key."""
+    key = None if settings.api_key is None else settings.api_key.get_secret_value()
+    return {name: value for name, value in os.environ.items() if value != key}

@@ -1,0 +1,101 @@
+"""Running the server until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from etude.core.errors import EtudeError, StoreError
+from etude.inference.listening import listen
+from etude.server.app import create_app
+from etude.server.backend import Backend, EmbeddedBackend
+from etude.server.protocol import patient_protocol
+from etude.server.settings import ServerSettings, require_safe
+from etude.server.vllm_backend import VllmBackend
+from etude.store.lock import RunLock
+
+
+class ServeError(EtudeError):
+    """The server could not start."""
+
+
+def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `on_ready` gets the address once requests are answered.
+
+    Requests under way have `settings.drain` seconds to finish. Raises RequestError for unsafe settings or
+    a port in use, StoreError when the data folder is unusable or in use, ServeError when the model cannot
+    be loaded.
+    """
+    require_safe(settings)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with listen(settings.host, settings.port) as listening:
+        lock = _lock(settings)
+        try:
+            backend = _backend(settings)
+            _run(create_app(settings, backend), backend, settings, listening, on_ready)
+        finally:
+            lock.release()
+
+
+def _backend(settings: ServerSettings) -> Backend:
+    return VllmBackend(settings) if settings.engine == "vllm" else EmbeddedBackend(settings)
+
+
+def _run(
+    app: ASGIApp,
+    backend: Backend,
+    settings: ServerSettings,
+    listening: socket.socket,
+    on_ready: Callable[[str], None],
+) -> None:
+    host, port = listening.getsockname()[:2]
+
+    class Server(uvicorn.Server):
+        """Tells when it is ready, and why it cannot be."""
+
+        error: EtudeError | None = None
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            try:
+                # Before anything is served: a model that cannot be loaded is an error of the command.
+                await backend.open()
+            except EtudeError as error:
+                self.error, self.should_exit = error, True
+                return
+            await super().startup(sockets)
+            if self.started:
+                on_ready(f"http://{host}:{port}")
+
+    config = uvicorn.Config(
+        app,
+        http=patient_protocol(settings.body_timeout),
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain)),
+    )
+    server = Server(config)
+    server.run(sockets=[listening])
+    if server.error is not None:
+        raise server.error
+    if not server.started:
+        raise ServeError("the server could not start; the lines above say why")
+
+
+def _lock(settings: ServerSettings) -> RunLock:
+    """One server in a data folder: two would start the same jobs."""
+    try:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{settings.data_dir}: {error.strerror}; choose another --data-dir") from error
+    try:
+        return RunLock(settings.data_dir / "lock")
+    except StoreError as error:
+        raise StoreError(
+            f"{settings.data_dir} is in use by another server; stop it, or choose another --data-dir"
+        ) from error

@@ -1,0 +1,93 @@
+"""How a server runs."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from etude.core.errors import RequestError
+
+MEBIBYTE = 2**20
+
+
+class ServerSettings(BaseModel):
+    """The settings of one server process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    """A model folder, or a name on the Hugging Face hub."""
+    name: str = Field(min_length=1)
+    """What clients call that model."""
+    data_dir: Path
+    """Where files, jobs and fine-tuned models are kept."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    """0 takes a free one."""
+    api_key: SecretStr | None = None
+    engine: Literal["embedded", "vllm"] = "embedded"
+    """What samples: a model in this process, or a vLLM that the server runs."""
+    vllm_command: str = "vllm"
+    """vLLM's program, as a shell would take it."""
+    vllm_args: tuple[str, ...] = ()
+    """More options of `vllm serve`."""
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_batch: int = Field(default=256, ge=1)
+    """Sequences that an engine samples at once."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Most tokens of a chat completion that asks for no number."""
+    max_queue: int = Field(default=1024, ge=1)
+    """Sequences under way and waiting; more are refused with 429."""
+    max_models: int = Field(default=3, ge=1)
+    """Models in memory at once."""
+    max_body: int = Field(default=32 * MEBIBYTE, ge=1024)
+    """Bytes of a request, but for uploads."""
+    max_file: int = Field(default=512 * MEBIBYTE, ge=1024)
+    """Bytes of an uploaded file."""
+    body_timeout: float = Field(default=30.0, gt=0)
+    """Seconds that a client may keep the server waiting for the next piece of its request."""
+    running_jobs: int = Field(default=1, ge=1)
+    """Training jobs at once."""
+    waiting_jobs: int = Field(default=100, ge=1)
+    """Jobs in the queue; more are refused with 429."""
+    checkpoint_steps: int = Field(default=10, ge=1)
+    """Optimiser steps between two checkpoints that an interrupted job resumes from."""
+    engine_wait: float = Field(default=30.0, ge=0)
+    """Seconds that a request waits for an engine that was put away."""
+    stop_engine_for_jobs: bool = False
+    """Put the engine away while jobs train, to leave them the device."""
+    drain: float = Field(default=30.0, ge=0)
+    """Seconds that requests under way have to finish when the server is stopped."""
+
+
+def server_settings(**given: Any) -> ServerSettings:
+    """The settings, checked. Raises RequestError that names what is wrong."""
+    try:
+        return ServerSettings(**given)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        option = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        raise RequestError(f"{option}: {first['msg']}") from error
+
+
+def require_safe(settings: ServerSettings) -> None:
+    """Raise RequestError for a server that others can reach and that has no key."""
+    if settings.api_key is None and not is_loopback(settings.host):
+        raise RequestError(
+            f"--host {settings.host} lets other machines in, and there is no API key; put one in an "
+            "environment variable and name it: --api-key-env ETUDE_API_KEY"
+        )
+    if settings.api_key is not None and not settings.api_key.get_secret_value().strip():
+        raise RequestError("the API key is empty; put one in the variable that --api-key-env names")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server on `host`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,205 @@
+"""One job, from its file to a new model."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from etude.core.errors import TrainingError
+from etude.core.keys import fold
+from etude.export.draft import draft_of
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.objective import Objective
+from etude.models.policy import LoraOptions, Policy
+from etude.server.files import FileStore
+from etude.server.ids import model_name
+from etude.server.job_data import (
+    Step,
+    Units,
+    batch_of,
+    has_gradient,
+    objective_of,
+    plan_steps,
+    trained_tokens,
+    units_of,
+)
+from etude.server.job_folder import JobFolder
+from etude.server.jobs import JobStore
+from etude.server.models import ModelStore
+from etude.server.pages import Row
+from etude.server.training_file import read_rows
+from etude.server.weights import load_policy
+
+KEPT_CHECKPOINTS = 3
+"""Checkpoints of a job that can be asked as models: those of its last epochs."""
+
+RESULTS_HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
+
+
+class Interrupted(Exception):
+    """The worker was asked to make way; the job goes on later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job runs, and on what."""
+
+    data_dir: Path
+    source: str
+    """The base model's folder or name."""
+    device: str
+    dtype: str
+    checkpoint_steps: int
+
+
+class JobTraining:
+    """Trains one job step by step, and can stop and go on after each."""
+
+    def __init__(self, place: Place, job: Row, jobs: JobStore, files: FileStore, models: ModelStore) -> None:
+        """Load model and rows, and go to the newest checkpoint.
+
+        Raises TrainingError for rows that the model cannot take, ApiError for a model or file that is gone.
+        """
+        self._place = place
+        self._job = job
+        self._jobs = jobs
+        self._files = files
+        self._values: Mapping[str, Any] = job["hyperparameters"]
+        self._folder = JobFolder(place.data_dir, job["id"])
+        self._objective: Objective = objective_of(job["method"], self._values)
+        self._policy = self._load(models)
+        self._start_digest = self._policy.digest()
+        self._rows = self._read(job["training_file"])
+        self._validation = self._read(job["validation_file"]) if job["validation_file"] else []
+        live = [has_gradient(units) for units in self._rows]
+        values = self._values
+        self._steps = plan_steps(live, values["n_epochs"], values["batch_size"], job["seed"])
+        rate = values["learning_rate"] * values["learning_rate_multiplier"]
+        self._learner = Learner(self._policy, LearnerOptions(learning_rate=rate), job["seed"])
+        self._done = self._folder.newest()
+        self._results: list[str] = []
+        if self._done:
+            self._results = self._folder.load(self._done, self._policy, self._learner)["results"]
+        self._folder.prune(self._public_steps() | {self._done})
+
+    def run(self, canceled: Event, stopping: Event) -> None:
+        """Take the steps that are left, and make the new model.
+
+        Raises TrainingCanceled when `canceled` is set, Interrupted when `stopping` is, after a checkpoint.
+        """
+        went_on = f", from step {self._done}" if self._done else ""
+        told = f"Fine-tuning job started{went_on}"
+        self._jobs.tell(self._job["id"], told, once=f"started {self._done}")
+        clock = (time.time(), self._done)
+        for step in self._steps[self._done :]:
+            metrics = self._take(step, canceled)
+            self._done = step.number
+            self._report(step, metrics, clock)
+            due = step.number % self._place.checkpoint_steps == 0
+            if step.ends_epoch or due or stopping.is_set():
+                self._save(step, metrics)
+            if stopping.is_set():
+                raise Interrupted
+        self._finish()
+
+    def _load(self, models: ModelStore) -> Policy:
+        model, values = models.get(self._job["model"]), self._values
+        fresh = values["lora_rank"] > 0 and model.lora is None
+        lora = LoraOptions(values["lora_rank"], values["lora_alpha"]) if fresh else None
+        policy = load_policy(
+            self._place.source,
+            model,
+            device=self._place.device,
+            dtype=self._place.dtype,
+            lora=lora,
+            seed=fold(self._job["seed"], "lora"),
+        )
+        if self._objective.needs_reference:
+            # The reference is the model that the job starts from, wherever it resumes.
+            policy.keep_base()
+        return policy
+
+    def _read(self, file: str) -> list[Units]:
+        rows = read_rows(self._files.path(file), self._job["method"])
+        return units_of(rows, self._policy, self._values)
+
+    def _take(self, step: Step, canceled: Event) -> dict[str, float]:
+        batch = batch_of(self._rows[row] for row in step.rows)
+        metrics = self._learner.train(batch, self._objective, canceled=canceled)
+        if self._validation and step.ends_epoch:
+            metrics["valid_loss"] = self._learner.evaluate(batch_of(self._validation), self._objective)[
+                "loss"
+            ]
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def _report(self, step: Step, metrics: dict[str, float], clock: tuple[float, int]) -> None:
+        """An event, a line of the results, and when the job is expected to end."""
+        loss, of = metrics.get("loss", math.nan), len(self._steps)
+        columns = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
+        values = [f"{metrics[name]:.6g}" if name in metrics else "" for name in columns]
+        self._results.append(",".join([str(step.number), *values]))
+        data = {"step": step.number, "total_steps": of, "epoch": step.epoch, "train_loss": loss, **metrics}
+        told = f"Step {step.number}/{of}: training loss={loss:.4f}"
+        if "valid_loss" in metrics:
+            told += f", validation loss={metrics['valid_loss']:.4f}"
+        finite = {name: value for name, value in data.items() if math.isfinite(value)}
+        self._jobs.tell(self._job["id"], told, once=f"step {step.number}", data=finite)
+        began, before = clock
+        left = (time.time() - began) / (step.number - before) * (of - step.number)
+        self._jobs.set(self._job["id"], estimated_finish=time.time() + left)
+
+    def _save(self, step: Step, metrics: dict[str, float]) -> None:
+        """A checkpoint to go on from; at the end of an epoch also one that can be asked as a model."""
+        digest = self._folder.save(step.number, {"results": self._results}, self._policy, self._learner)
+        if step.ends_epoch:
+            name = model_name(self._job["model"], self._job["suffix"], self._job["id"], step.number)
+            facts = {"step": step.number, "train_loss": metrics.get("loss")}
+            if "valid_loss" in metrics:
+                facts |= {"valid_loss": metrics["valid_loss"], "full_valid_loss": metrics["valid_loss"]}
+            row = self._model_row(name, self._folder.step_folder(step.number), digest)
+            self._jobs.add_checkpoint(
+                self._job["id"], row | {"step": step.number, "metrics": facts}, KEPT_CHECKPOINTS
+            )
+            told = f"Checkpoint created at step {step.number}"
+            self._jobs.tell(self._job["id"], told, once=f"checkpoint {step.number}")
+        self._jobs.set(self._job["id"], attempts=0)
+        self._folder.prune(self._public_steps() | {step.number})
+
+    def _finish(self) -> None:
+        folder = self._place.data_dir / "models" / self._job["id"]
+        with draft_of(folder) as draft:
+            digest = self._policy.save_version(draft, 1).digest
+            if digest == self._start_digest:
+                raise TrainingError("training changed no weight; raise learning_rate_multiplier")
+        results = f"file-{self._job['id'].removeprefix('ftjob-')}"
+        text = "\n".join([RESULTS_HEADER, *self._results, ""])
+        self._files.write_results(results, "step_metrics.csv", text)
+        name = model_name(self._job["model"], self._job["suffix"], self._job["id"])
+        self._jobs.succeed(
+            self._job["id"],
+            self._model_row(name, folder, digest) | {"metrics": {}},
+            trained_tokens=sum(trained_tokens(self._rows[row]) for one in self._steps for row in one.rows),
+            result_files=[results],
+        )
+        self._folder.prune(self._public_steps())
+
+    def _model_row(self, name: str, folder: Path, digest: str) -> dict[str, Any]:
+        rank = self._values["lora_rank"]
+        return {
+            "id": name,
+            "created": time.time(),
+            "job": self._job["id"],
+            "folder": self._folder.relative(folder),
+            "lora": {"r": rank, "alpha": self._values["lora_alpha"]} if rank else None,
+            "digest": digest,
+            "step": None,
+        }
+
+    def _public_steps(self) -> set[int]:
+        rows, _ = self._jobs.checkpoints(self._job["id"], None, KEPT_CHECKPOINTS)
+        return {int(row["step"]) for row in rows}

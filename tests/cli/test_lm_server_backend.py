@@ -1,0 +1,116 @@
+"""`etude check`, `train` and `resume` with training at a language-model server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.adapters.lm_stand_in import LmStandIn
+from tests.adapters.openai_stand_in import BASE, KEY
+from tests.cli.projects import change, etude, scripted_project
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LmStandIn]:
+    stand_in = LmStandIn(say=lambda model, number: "yes" if model != BASE or number % 3 else "no")
+    with stand_in.serve() as url:
+        monkeypatch.setenv("SERVER", url)
+        monkeypatch.setenv("SERVER_KEY", KEY)
+        monkeypatch.setattr("etude.adapters.lm_client._POLL", 0.0)
+        yield stand_in
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: LmStandIn) -> Path:
+    """The current folder, with a config that samples and trains at the server."""
+    monkeypatch.chdir(tmp_path)
+    config = scripted_project(tmp_path)
+    policy = {"_type": "openai", "model_name": BASE, "base_url": "${SERVER}", "api_key": "${SERVER_KEY}"}
+    change(
+        config,
+        llms={"policy": {**policy, "provider": "etude", "retry_wait": 0}},
+        trainer_adapters={"server": {"_type": "lm_server"}},
+        trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},
+    )
+    return config
+
+
+def test_grpo_goes_through_the_server_and_back(served, server):
+    shown = etude("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1")
+    assert shown.exit_code == 0, shown.stderr
+    (job,) = server.jobs.values()
+    assert job["method"]["type"] == "grpo"
+    groups = [row["trajectories"] for row in server.rows("ftjob-0")]
+    assert {len(group) for group in groups} == {4}
+    assert {tuple(one["turns"][0]["token_ids"]) for group in groups for one in group} == {
+        (*b"yes", 2),
+        (*b"no", 2),
+    }
+    summary = json.loads(Path("runs/r/summary.json").read_text())
+    assert summary["last_version"]["location"] == job["fine_tuned_model"]
+    assert server.sampled[-1] == job["fine_tuned_model"], "validation is by what was trained"
+    assert server.engine == []
+
+
+def test_the_engine_makes_room_for_the_job(served, server):
+    change(served, trainer_adapters__server__free_engine=True, finetuning__num_epochs=1)
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 0, shown.stderr
+    assert server.engine == ["start", "stop", "start"]
+
+
+def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, server):
+    change(served, trainer_adapters__server__free_engine=True, finetuning__num_epochs=1)
+    server.faults["GET /fine_tuning/jobs/ID"] = [401]
+    assert etude("train", "config.yml", "--name", "r").exit_code == 1
+    assert server.status["status"] == "stopped"
+    shown = etude("resume", "r")
+    assert shown.exit_code == 0, shown.stderr
+    assert len(server.jobs) == 1
+    assert server.status["status"] == "running"
+
+
+def test_a_check_asks_nobody(served, server):
+    shown = etude("check", "config.yml", "--json")
+    assert shown.exit_code == 0, shown.stdout
+    found = {one["what"]: one["detail"] for one in json.loads(shown.stdout)["findings"]}
+    assert "asked for token ids and logprobs" in found["model policy"]
+    assert found["training"] == "grpo data (grpo), trained by lm_server"
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"provider": "auto"}, "does not ask its endpoint for them.*'provider: etude'"),
+        ({"logprobs": False}, "does not ask for logprobs; set 'logprobs: true'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_grpo_without_tokens_is_refused_before_the_first_call(served, server, settings, message, command):
+    for name, value in settings.items():
+        change(served, **{f"llms__policy__{name}": value})
+    shown = etude(command, "config.yml")
+    assert shown.exit_code == 2
+    assert re.search(message, shown.stdout + shown.stderr)
+    assert server.requests == []
+
+
+def test_text_is_enough_for_other_methods(served, server):
+    change(served, llms__policy__provider="auto", finetuning__num_epochs=1)
+    change(served, trajectory_builders={"good": {"_type": "expert_iteration", "num_generations": 4}})
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 0, shown.stderr
+    assert server.jobs["ftjob-0"]["method"]["type"] == "supervised"
+
+
+def test_a_server_of_another_major_version_is_refused_before_anything_is_sampled(served, server):
+    server.version = "12.0"
+    shown = etude("train", "config.yml")
+    assert shown.exit_code == 1
+    assert "is etude 12.0, and this is etude" in shown.stderr
+    assert server.sampled == []

@@ -1,0 +1,215 @@
+"""A vLLM process and what is sampled from it; see `tests/vllm.py` for the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from etude.core.call import Sampling
+from etude.core.errors import EngineAway, EngineError
+from etude.inference.sampled import SampledToken, TokenRequest
+from etude.inference.vllm_engine import VllmEngine
+from etude.inference.vllm_process import VllmOptions, VllmProcess
+from etude.models.lora_folder import write_lora_folder
+from etude.models.policy import LoraOptions, Policy
+from etude.models.speech import Speech
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from tests.vllm import STAND_IN, command_of, commands
+
+PROMPT = (5, 40, 41, 42)
+
+
+@pytest.fixture
+def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    return command_of(request.param, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllm") / "tiny"
+    tokenizer = build_tokenizer(["yes, no, perhaps"], vocab_size=300)
+    # vLLM takes no heads smaller than 32.
+    shape = TinyShape(hidden_size=128, heads=4, intermediate_size=96, max_context=128)
+    build_policy(tokenizer, 1, shape).export(folder)
+    return folder
+
+
+def options_of(folder: Path, command: tuple[str, ...] = STAND_IN) -> VllmOptions:
+    """Of a vLLM that answers."""
+    return VllmOptions(
+        folder, "float32", command, ("--enforce-eager",), look_seconds=0.1, backoff_seconds=0.1
+    )
+
+
+def silent(folder: Path) -> VllmOptions:
+    """Of a stand-in that only lives."""
+    return replace(options_of(folder), arguments=("--silent",))
+
+
+@asynccontextmanager
+async def running(options: VllmOptions, source: Path) -> AsyncIterator[VllmProcess]:
+    process = VllmProcess(options)
+    try:
+        await process.start(str(source))
+        yield process
+    finally:
+        await process.stop()
+
+
+def engine_of(process: VllmProcess, name: str, source: Path) -> VllmEngine:
+    return VllmEngine(process, name, Speech.load(source), max_tokens=16, wait=120)
+
+
+def logprobs_of(policy: Policy, prompt: tuple[int, ...], ids: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)[torch.arange(len(ids)), list(ids)]
+
+
+def lora_folder(source: Path, folder: Path, seed: int) -> Policy:
+    """LoRA weights that change the model a lot, written to `folder`; and the model with them."""
+    policy = Policy.load(source)
+    policy.use_lora(LoraOptions(r=4, alpha=8), seed)
+    with torch.no_grad():
+        for name, tensor in policy.trainable().items():
+            if "lora_B" in name:
+                tensor.normal_(generator=torch.Generator().manual_seed(seed))
+    write_lora_folder(policy.trainable(), r=4, alpha=8, base=str(source), folder=folder)
+    return policy
+
+
+@commands
+async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weights(command, source, tmp_path):
+    async with running(options_of(tmp_path, command), source) as process:
+        trained = lora_folder(source, tmp_path / "lora", 3)
+        await process.add_lora("lora-1", tmp_path / "lora")
+        answers = {}
+        for name, policy in ((str(source), Policy.load(source)), ("lora-1", trained)):
+            engine, told = engine_of(process, name, source), list[SampledToken]()
+            sampled = await engine.sample(TokenRequest(PROMPT, key=7, top=2), told.append)
+            expected = logprobs_of(policy, PROMPT, sampled.ids)
+            assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
+            assert [token.id for token in told] == list(sampled.ids)
+            assert [len(top) for top in sampled.top] == [2] * len(sampled.ids)
+            answers[name] = sampled.ids
+            await engine.close()
+        assert len(set(answers.values())) == 2
+        await process.remove_lora("lora-1")
+        gone = engine_of(process, "lora-1", source)
+        with pytest.raises(EngineError, match="404"):
+            await gone.sample(TokenRequest(PROMPT))
+        await gone.close()
+
+
+@commands
+async def test_a_crash_is_noticed_and_mended_with_its_lora_weights(command, source, tmp_path):
+    async with running(options_of(tmp_path, command), source) as process:
+        lora_folder(source, tmp_path / "lora", 3)
+        await process.add_lora("lora-1", tmp_path / "lora")
+        engine = engine_of(process, "lora-1", source)
+        request = TokenRequest(PROMPT, Sampling(temperature=0))
+        before = await engine.sample(request)
+        first = process.pid
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: process.state == "restarting")
+        assert "code -9" in process.reason and "vllm.log" in process.reason
+        assert (await engine.sample(request)).ids == before.ids, "it waited until vLLM was back"
+        assert process.pid != first and process.restarts == 1
+        await engine.close()
+
+
+async def test_a_process_that_hangs_is_started_anew(source, tmp_path):
+    options = replace(silent(tmp_path), hung_seconds=0.5)
+    async with running(options, source) as process:
+        first = process.pid
+        async with httpx.AsyncClient() as client:
+            await client.post(f"{process.base_url}/hang")
+        await until(lambda: process.state == "restarting")
+        assert "did not answer for 0.5 s" in process.reason
+        await process.ready(60)
+        assert process.pid != first
+
+
+async def test_seeds_repeat_and_stop_strings_cut(source, tmp_path):
+    async with running(options_of(tmp_path), source) as process:
+        engine = engine_of(process, str(source), source)
+        one, same, other = [await engine.sample(TokenRequest(PROMPT, key=key)) for key in (3, 3, 4)]
+        assert one.ids == same.ids != other.ids
+        letter = next(letter for letter in one.text if letter.isalpha())
+        cut = await engine.sample(TokenRequest(PROMPT, Sampling(stop=(letter,)), key=3))
+        assert cut.text == one.text[: one.text.index(letter)] and cut.finish_reason == "stop"
+        assert cut.ids == one.ids[: len(cut.ids)]
+        await engine.close()
+
+
+async def test_a_model_that_cannot_be_served_is_told_with_the_last_lines(source, tmp_path):
+    options = replace(silent(tmp_path), arguments=("--fail",))
+    process = VllmProcess(options)
+    with pytest.raises(EngineError, match=r"code 1 at its start[\s\S]*no room for the KV cache"):
+        await process.start(str(source))
+    assert process.state == "failed"
+    with pytest.raises(EngineAway):
+        await process.ready(1)
+
+
+async def test_a_program_that_is_not_there_is_named(source, tmp_path):
+    options = replace(silent(tmp_path), command=("no-such-vllm",))
+    with pytest.raises(EngineError, match="'no-such-vllm' cannot be started"):
+        await VllmProcess(options).start(str(source))
+
+
+async def test_restarts_that_fail_come_to_an_end(source, tmp_path):
+    options = replace(silent(tmp_path), attempts=2)
+    async with running(options, source) as process:
+        process.options = replace(options, arguments=("--fail",))
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: process.state == "failed")
+        assert "2 times in vain" in process.reason
+        process.options = options
+        await process.start(str(source))
+        assert process.state == "running", "asked to start again, it does"
+
+
+async def test_what_a_killed_parent_left_is_killed_by_the_next(source, tmp_path):
+    async with running(silent(tmp_path), source) as orphaned:
+        left = orphaned.pid
+        orphaned._watching.cancel()  # As if this parent were gone.
+        async with running(silent(tmp_path), source) as process:
+            assert process.pid != left
+            await until(lambda: not alive(left))
+    assert not (tmp_path / "vllm.pid").exists()
+
+
+async def test_another_process_with_the_number_is_left_alone(source, tmp_path):
+    (tmp_path / "vllm.pid").write_text(json.dumps({"pid": os.getpid(), "started": "1"}))
+    async with running(silent(tmp_path), source) as process:
+        assert process.state == "running"
+
+
+async def test_stopping_ends_the_process(source, tmp_path):
+    async with running(silent(tmp_path), source) as process:
+        pid = process.pid
+    assert not alive(pid) and process.state == "stopped"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  another process is waited for
+            await asyncio.sleep(0.02)

@@ -1,0 +1,141 @@
+"""Token trees through a model: the gradients of padding, for every objective and family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from etude.learner.dpo import Dpo
+from etude.learner.grpo import Grpo
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.packed import PackedStep
+from etude.learner.sft import Sft
+from etude.learner.tree_model import why_not_trees
+from etude.models.policy import LoraOptions
+from tests.learner.gradients import assert_same, batch_of, gradient_of
+from tests.learner.trees import forest
+from tests.models.tiny_models import family, fresh_policy, policy
+
+OBJECTIVES = {
+    "grpo": Grpo(),
+    "grpo by sequence": Grpo(aggregation="sequence"),
+    "grpo by constant": Grpo(aggregation="constant"),
+    "gspo": Grpo(ratio="sequence", aggregation="sequence"),
+    "cispo": Grpo(surrogate="cispo"),
+    "grpo with kl": Grpo(beta=0.3),
+    "dpo": Dpo(beta=0.5),
+    "dpo against the base": Dpo(beta=0.5, label_smoothing=0.1, reference="base"),
+    "sft": Sft(),
+}
+
+FAMILIES = {
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 8}),
+    "gemma": ("GemmaConfig", {"head_dim": 8}),
+    "gemma2": ("Gemma2Config", {"head_dim": 8, "sliding_window": 6}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 8, "sliding_window": 6, "num_hidden_layers": 3}),
+    "mistral": ("MistralConfig", {"sliding_window": 6}),
+    "phi3": ("Phi3Config", {}),
+    "granite": ("GraniteConfig", {}),
+}
+
+
+def units_for(objective, sequences):
+    """Pairs for preferences."""
+    if isinstance(objective, Dpo):
+        return list(zip(sequences[0::2], sequences[1::2], strict=True))
+    return sequences
+
+
+def both(of, batch, objective, **options):
+    """Loss and gradient of the packed step, and of the padded one."""
+    assert PackedStep(batch.units).pays
+    assert why_not_trees(of.model) is None
+    return (
+        gradient_of(of, batch, objective, packing=packing, **(options if packing == "tree" else {}))
+        for packing in ("tree", "padded")
+    )
+
+
+def moved(of):
+    """A policy whose weights are no longer those of its base."""
+    of.keep_base()
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.mul_(1.02)
+    return of
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_objective_has_the_gradient_of_padding(name, seed):
+    objective = OBJECTIVES[name]
+    of = moved(fresh_policy())
+    batch = batch_of(units_for(objective, forest(seed, 40, temperatures=(1.0, 0.7))))
+    assert_same(*both(of, batch, objective))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_the_gradient_of_padding(name):
+    config, changes = FAMILIES[name]
+    of = family(config, **changes)
+    batch = batch_of(forest(7, 40))
+    assert max(len(unit[0].ids) for unit in batch.units) > 20
+    assert_same(*both(of, batch, Grpo()))
+
+
+@pytest.mark.parametrize("token_budget", [1, 30, 100, 10**6])
+@pytest.mark.parametrize("name", ["grpo", "dpo"])
+def test_how_a_tree_is_cut_changes_nothing(name, token_budget):
+    objective = OBJECTIVES[name]
+    batch = batch_of(units_for(objective, forest(3, 40)))
+    assert_same(*both(policy(), batch, objective, token_budget=token_budget))
+
+
+def test_long_prompts_are_looked_back_at_over_many_tiles():
+    prompt = tuple(10 + at % 200 for at in range(300))
+    sequences = [
+        replace(
+            one,
+            ids=prompt + one.ids,
+            weights=(0.0,) * 300 + one.weights,
+            advantages=(0.0,) * 300 + one.advantages,
+            logprobs=(0.0,) * 300 + one.logprobs,
+            temperatures=(),
+        )
+        for one in forest(1, 30)
+    ]
+    assert_same(*both(policy(), batch_of(sequences), Grpo()))
+
+
+def test_lora_weights_have_the_gradient_of_padding():
+    of = fresh_policy()
+    of.use_lora(LoraOptions(r=4), seed=0)
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    assert_same(*both(of, batch_of(forest(2, 30)), Grpo()))
+
+
+def test_steps_repeat_bit_for_bit():
+    def digest():
+        learner = Learner(fresh_policy(), LearnerOptions(learning_rate=1e-2, passes=2), seed=0)
+        learner.train(batch_of(forest(4, 40)), Grpo())
+        return learner.policy.digest()
+
+    assert digest() == digest()
+
+
+def test_chosen_tokens_without_logits_of_all_at_once(monkeypatch):
+    batch = batch_of(forest(5, 40, temperatures=(1.0, 0.5)))
+    whole = gradient_of(policy(), batch, Grpo())
+    monkeypatch.setattr("etude.learner.selective._LOGITS", 400 * 7)
+    assert_same(gradient_of(policy(), batch, Grpo()), whole)
+
+
+def test_sequences_that_have_little_in_common_are_padded():
+    one, other = forest(1, 40)[:1], forest(2, 40)[:1]
+    assert not PackedStep(batch_of([*one, *other]).units).pays

@@ -1,0 +1,29 @@
+"""A real server process, and the official client for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.process import ServerProcess
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder: a tiny Llama that talks nonsense, the same each time."""
+    from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = build_tokenizer(["what is 1 + 2? it is 3. yes or no? yes, no."], vocab_size=300)
+    shape = TinyShape(hidden_size=32, heads=2, intermediate_size=48, max_context=128)
+    build_policy(tokenizer, 0, shape).export(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that most tests share."""
+    with ServerProcess(model, tmp_path_factory.mktemp("server")) as running:
+        yield running

@@ -1,0 +1,151 @@
+"""kill -9 of server and worker: nothing is lost, and nothing is there twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from etude.store.lock import locked_by
+from tests.server.data import ASK, create, messages, supervised, upload, wait, wait_for_step
+from tests.server.process import ServerProcess
+
+LONG = {"n_epochs": 8, "batch_size": 1, "learning_rate": 0.001, "lora_rank": 4}
+STEPS = 64
+
+
+@pytest.fixture
+def server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(model, tmp_path, "--checkpoint-steps", "5") as running:
+        yield running
+
+
+def worker_of(server: ServerProcess, job: str) -> int:
+    """The process that trains a job."""
+    for _ in range(400):
+        pid = locked_by(server.data_dir / "jobs" / job / "lock")
+        if pid:
+            return pid
+        time.sleep(0.05)
+    raise AssertionError("no worker")
+
+
+def check_whole(client: openai.OpenAI, job: str) -> None:
+    """Every step is told once, and there is one model."""
+    done = wait(client, job)
+    assert done.status == "succeeded", (done.error, messages(client, job))
+    steps = [
+        event.data["step"]
+        for event in client.fine_tuning.jobs.list_events(job, limit=100)
+        if event.type == "metrics"
+    ]
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    mine = [name.id for name in client.models.list() if "ckpt" not in name.id and name.id != "tiny"]
+    assert mine == [done.fine_tuned_model]
+    assert len(client.files.content(done.result_files[0]).text.splitlines()) == STEPS + 1
+    client.chat.completions.create(model=mine[0], messages=[ASK], max_tokens=1)
+
+
+def test_a_killed_worker_is_replaced_and_goes_on_from_its_checkpoint(server: ServerProcess) -> None:
+    client = server.client()
+    job = create(client, upload(client, supervised(8)), **LONG).id
+    wait_for_step(client, job, 8)
+    os.kill(worker_of(server, job), signal.SIGKILL)
+    check_whole(client, job)
+    told = messages(client, job)
+    assert any("signal 9" in text and "goes on from step" in text for text in told)
+    assert any(text.startswith("Fine-tuning job started, from step") for text in told)
+
+
+def test_a_killed_server_finds_its_worker_again_and_its_queue(server: ServerProcess) -> None:
+    client = server.client()
+    file = upload(client, supervised(8))
+    job = create(client, file, **LONG).id
+    waiting = create(client, file, n_epochs=1, batch_size=8).id
+    wait_for_step(client, job, 3)
+    worker = worker_of(server, job)
+    server.kill()
+    os.kill(worker, 0)  # The worker lives, and goes on alone.
+    server.start()
+    client = server.client()
+    assert locked_by(server.data_dir / "jobs" / job / "lock") in (worker, None)
+    assert wait(client, job).status == "succeeded"
+    assert not any("goes on" in text for text in messages(client, job))
+    assert wait(client, waiting).status == "succeeded"
+
+
+def test_server_and_worker_killed_together_lose_nothing(server: ServerProcess) -> None:
+    client = server.client()
+    job = create(client, upload(client, supervised(8)), **LONG).id
+    wait_for_step(client, job, 8)
+    worker = worker_of(server, job)
+    server.kill()
+    os.kill(worker, signal.SIGKILL)
+    server.start()
+    check_whole(server.client(), job)
+
+
+@pytest.mark.slow
+def test_a_stopped_server_lets_its_job_go_on_later(server: ServerProcess) -> None:
+    client = server.client()
+    job = create(client, upload(client, supervised(8)), **LONG).id
+    wait_for_step(client, job, 7)
+    worker = worker_of(server, job)
+    server.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+    server.start()
+    check_whole(server.client(), job)
+
+
+def test_a_job_can_be_cancelled_at_any_time(server: ServerProcess) -> None:
+    client = server.client()
+    file = upload(client, supervised(8))
+    running, waiting = create(client, file, **LONG).id, create(client, file, **LONG).id
+    assert client.fine_tuning.jobs.cancel(waiting).status == "cancelled"
+    wait_for_step(client, running, 2)
+    worker = worker_of(server, running)
+    assert client.fine_tuning.jobs.cancel(running).status == "cancelled"
+    for _ in range(400):
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("the worker goes on")
+    assert client.fine_tuning.jobs.retrieve(running).status == "cancelled"
+    assert "Fine-tuning job cancelled" in messages(client, running)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.fine_tuning.jobs.cancel(running)
+    assert caught.value.code == "job_already_completed"
+    assert [model.id for model in client.models.list() if model.id.endswith(running[6:18])] == []
+
+
+@pytest.mark.slow
+def test_a_worker_that_never_gets_anywhere_fails_its_job_with_the_reason(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path, "--checkpoint-steps", "1000") as server:
+        client = server.client()
+        options = LONG | {"batch_size": 1, "n_epochs": 200}
+        job = create(client, upload(client, supervised(200)), **options).id
+        seen: set[int] = set()
+        while client.fine_tuning.jobs.retrieve(job).status != "failed":
+            pid = locked_by(tmp_path / "jobs" / job / "lock")
+            if pid and pid not in seen:
+                seen.add(pid)
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        error = client.fine_tuning.jobs.retrieve(job).error
+        assert error is not None and error.code == "worker_crashed" and "signal 9" in error.message
+        assert len(seen) == 3
+
+
+def test_two_servers_cannot_share_a_folder(server: ServerProcess, model: Path) -> None:
+    second = ServerProcess(model, server.data_dir)
+    with pytest.raises(AssertionError, match="in use by another server"):
+        second.start()

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from openai.types import FileObject
+
+from tests.server.data import ASK, YES, dpo, supervised, upload
+from tests.server.process import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> openai.OpenAI:
+    return server.client()
+
+
+def test_a_file_comes_back_as_it_was(client: openai.OpenAI) -> None:
+    content = "".join(json.dumps(row) + "\r\n\n" for row in supervised(3)).encode()
+    made = client.files.create(file=("../../up\\train.jsonl", content), purpose="fine-tune")
+    FileObject.model_validate(made.model_dump())
+    assert made.bytes == len(content) and made.status == "processed" and made.filename == "train.jsonl"
+    assert client.files.retrieve(made.id) == made
+    assert client.files.content(made.id).read() == content
+    assert client.files.delete(made.id).deleted
+    for ask in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError) as caught:
+            ask(made.id)
+        assert caught.value.code == "file_not_found"
+
+
+def test_files_come_in_pages_the_newest_first(client: openai.OpenAI) -> None:
+    made = [upload(client, supervised(1), f"{number}.jsonl") for number in range(5)]
+    found = [file.id for file in client.files.list(limit=2, purpose="fine-tune")]
+    assert found[:5] == made[::-1]
+    oldest_first = [file.id for file in client.files.list(limit=3, order="asc")]
+    assert oldest_first == [file.id for file in client.files.list()][::-1]
+    page = client.files.list(limit=2, after=made[3])
+    assert [file.id for file in page.data] == [made[2], made[1]]
+
+
+def test_a_large_file_is_taken_whole(client: openai.OpenAI) -> None:
+    row = {"messages": [{"role": "user", "content": "0123456789" * 1000}, YES]}
+    content = (json.dumps(row) + "\n").encode() * 4000
+    made = client.files.create(file=("large.jsonl", content), purpose="fine-tune")
+    assert made.bytes == len(content) > 32 * 2**20
+    assert client.files.content(made.id).read() == content
+    client.files.delete(made.id)
+
+
+LINE = json.dumps({"messages": [ASK, YES]})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "train.jsonl has no lines"),
+        ("\n\n", "no lines"),
+        (f"{LINE}\n{{", "train.jsonl, line 2: not JSON"),
+        (f"{LINE}\n\n[1]", "line 3: no training row"),
+        (f"{LINE}\n{json.dumps({'messages': [ASK]})}", "line 2: there is no message of the role assistant"),
+        (f"{LINE}\n" + LINE.replace("assistant", "robot"), r"line 2: messages\[1\]\.role"),
+        (f"{LINE}\n{json.dumps(dpo(1)[0])}", "line 2: a row for dpo, and those before it are for supervised"),
+        (json.dumps({"trajectories": [{"turns": [], "reward": 1}]}), r"line 1: trajectories\[0\]\.turns"),
+        ('{"messages": ' + "[" * 100_000, "line 1: not JSON"),
+        ("\xff\xfe", "line 1: "),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_field_and_nothing_is_kept(
+    client: openai.OpenAI, content: str, told: str
+) -> None:
+    before = [file.id for file in client.files.list()]
+    with pytest.raises(openai.BadRequestError, match=told) as caught:
+        client.files.create(file=("train.jsonl", content.encode("latin-1")), purpose="fine-tune")
+    assert caught.value.code == "invalid_training_file" and caught.value.param == "file"
+    assert [file.id for file in client.files.list()] == before
+
+
+def test_what_is_no_upload_is_refused(server: ServerProcess, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.files.create(file=("a.txt", b"x"), purpose="vision")
+    assert caught.value.param == "purpose"
+    with server.http() as http:
+        assert http.post("/v1/files", json={"file": "x"}).status_code == 400
+        assert http.post("/v1/files", data={"purpose": "fine-tune"}).status_code == 400
+        broken = {"content-type": "multipart/form-data; boundary=x"}
+        assert http.post("/v1/files", content=b"--x\r\nbroken", headers=broken).status_code == 400
+        assert http.post("/v1/files", content=b"", headers={"content-type": "multipart/form-data"}).is_error
+
+
+def test_names_cannot_leave_their_folder(server: ServerProcess) -> None:
+    with server.http() as http:
+        for name in ("..%2F..%2Fserver.db", "../server.db", "%2e%2e/lock", "file-..", "%00"):
+            for path in (f"/v1/files/{name}", f"/v1/files/{name}/content", f"/v1/models/{name}"):
+                assert http.get(path).status_code in (404, 405), path
+                assert http.delete(path).status_code in (404, 405), path
+    assert (server.data_dir / "server.db").exists()
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(server: ServerProcess) -> None:
+    head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
+    assert b" 413 " in server.raw(head)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.server.process import ServerProcess
+
+KEY = "sk-a-long-secret"
+ASK = [{"role": "user", "content": "?"}]
+
+
+@pytest.fixture(scope="module")
+def locked(model: Path, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("locked")
+    with ServerProcess(model, folder, "--max-queue", "4", "--name", "policy", key=KEY) as running:
+        yield running
+
+
+@pytest.mark.parametrize("key", ["x", "wrong", KEY[:-1], KEY + "x"])
+def test_a_wrong_key_is_refused_everywhere(locked: ServerProcess, key: str) -> None:
+    with locked.http() as http:
+        for path in ("/v1/models", "/v1/files", "/metrics", "/engine/status", "/nowhere"):
+            answer = http.get(path, headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+    with pytest.raises(openai.AuthenticationError):
+        locked.client(api_key=key).models.list()
+
+
+def test_what_tells_of_nobody_needs_no_key(locked: ServerProcess) -> None:
+    with locked.http() as http:
+        for path in ("/health", "/version", "/docs", "/openapi.json"):
+            assert http.get(path, headers={"authorization": "Basic"}).status_code == 200
+
+
+def test_the_right_key_opens(locked: ServerProcess) -> None:
+    assert [model.id for model in locked.client().models.list()] == ["policy"]
+    assert KEY not in locked.log.read_text()
+
+
+def test_other_machines_are_not_let_in_without_a_key(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "etude", "serve", str(model), "--host", "0.0.0.0"]
+    done = subprocess.run(
+        [*command, "--data-dir", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "no API key" in done.stderr and "--api-key-env" in done.stderr
+
+
+def test_a_web_page_cannot_reach_a_server_without_a_key_by_another_name(server: ServerProcess) -> None:
+    with server.http() as http:
+        assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+        assert http.get("/v1/models", headers={"host": "localhost:1"}).status_code == 200
+
+
+def test_a_request_that_is_too_large_is_refused(server: ServerProcess) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
+    assert b" 413 " in server.raw(head)
+    with server.http() as http:
+
+        def endless():
+            for _ in range(40):
+                yield b" " * 2**20
+
+        told = http.post(
+            "/v1/chat/completions", content=endless(), headers={"content-type": "application/json"}
+        )
+        assert told.status_code == 413
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b'{"model": "tiny"}', b"null", b"[" * 5000]
+)
+def test_what_is_no_request_is_a_400(server: ServerProcess, content: bytes) -> None:
+    with server.http() as http:
+        for path in ("/v1/chat/completions", "/v1/completions", "/tokenize"):
+            told = http.post(path, content=content, headers={"content-type": "application/json"})
+            assert told.status_code == 400
+            assert told.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_half_a_character_is_no_text(server: ServerProcess) -> None:
+    content = b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}'
+    with server.http() as http:
+        told = http.post(
+            "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+        )
+    assert told.status_code == 400 and "surrogate" in told.json()["error"]["message"]
+
+
+def test_unknown_paths_and_methods_are_error_objects(server: ServerProcess) -> None:
+    with server.http() as http:
+        assert http.get("/v1/nowhere").json()["error"]["code"] == "unknown_url"
+        assert http.put("/v1/models").status_code == 405
+        assert "error" in http.put("/v1/models").json()
+
+
+def test_clients_of_another_major_version_are_refused_and_of_another_minor_warned(
+    server: ServerProcess,
+) -> None:
+    with server.http() as http:
+        ours = http.get("/version").json()["version"]
+        assert http.get("/v1/models", headers={"x-etude-version": ours}).status_code == 200
+        told = http.get("/v1/models", headers={"x-etude-version": "7.0.0"})
+        assert told.status_code == 400
+        assert told.json()["error"]["code"] == "incompatible_version"
+        assert told.headers["x-etude-version"] == ours
+        warned = http.get("/v1/models", headers={"x-etude-version": "0.99.0"})
+        assert warned.status_code == 200 and "0.99.0" in warned.headers["x-etude-warning"]
+        assert http.get("/v1/models", headers={"x-etude-version": "?"}).status_code == 400
+        # Whoever is refused must still be able to find out why.
+        assert http.get("/version", headers={"x-etude-version": "7.0.0"}).status_code == 200
+
+
+def test_a_full_queue_says_when_to_come_again(locked: ServerProcess) -> None:
+    with pytest.raises(openai.RateLimitError) as caught:
+        locked.client().chat.completions.create(model="policy", messages=ASK, n=5, max_tokens=1)
+    assert caught.value.code == "queue_full"
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    answer = locked.client().chat.completions.create(model="policy", messages=ASK, n=4, max_tokens=1)
+    assert len(answer.choices) == 4
+
+
+def test_metrics_count_requests_and_tokens(server: ServerProcess) -> None:
+    server.client().chat.completions.create(model="tiny", messages=ASK, max_tokens=2)
+    with server.http() as http:
+        http.get("/v1/models/a-name-of-mine")
+        text = http.get("/metrics").text
+    assert 'etude_requests_total{method="POST",route="/v1/chat/completions",status="200"}' in text
+    assert 'route="/v1/models/{model:path}",status="404"' in text
+    assert "a-name-of-mine" not in text
+    assert "etude_sampled_tokens_total" in text and "etude_sequences 0.0" in text
+
+
+def test_a_client_that_does_not_finish_its_request_is_given_up(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path, "--body-timeout", "1") as running:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        assert b" 408 " in running.raw(head + b"Content-Length: 100\r\n\r\n{")
+        assert b" 408 " in running.raw(head)
+        assert b" 408 " in running.raw(b"")
+        # One that is only slow to ask again is not in anybody's way, and a stream may take its time.
+        running.client().chat.completions.create(model="tiny", messages=ASK, max_tokens=100, n=64)
+        assert running.log.read_text() == ""
+
+
+def test_requests_under_way_are_finished_when_the_server_is_stopped(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path) as running:
+        stream = running.client().chat.completions.create(
+            model="tiny", messages=ASK, max_tokens=100, stream=True, seed=3
+        )
+        pieces = [next(iter(stream))]
+        process = running.terminate()
+        pieces += list(stream)
+        assert pieces[-1].choices[0].finish_reason in ("stop", "length")
+        assert process.wait(timeout=60) in (0, -signal.SIGTERM)
+
+
+def test_a_client_that_hangs_up_leaves_no_work_behind(server: ServerProcess) -> None:
+    stream = server.client().chat.completions.create(
+        model="tiny", messages=ASK, max_tokens=100, n=8, stream=True
+    )
+    next(iter(stream))
+    stream.close()
+    with server.http() as http:
+        for _ in range(100):
+            if http.get("/engine/status").json()["sequences"] == 0:
+                return
+            time.sleep(0.1)
+    raise AssertionError("the sequences go on")

@@ -1,0 +1,58 @@
+"""The example of an agent that is a plain script: OPENAI_BASE_URL and its key are all that it knows."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from etude.config.load import load_config
+from etude.core.example import Example
+from etude.rollout.collector import EpisodeJob
+from etude.store.journal import Journal
+from tests.rollout.running import collect_one
+from tests.support import ScriptedEngine
+
+FOLDER = Path(__file__).parents[1] / "examples" / "script"
+
+
+@pytest.fixture
+def agent():
+    spec = importlib.util.spec_from_file_location("script_agent", FOLDER / "agent.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_what_the_script_asks_is_recorded_with_its_tokens(agent, tmp_path):
+    example = Example("e", {"letters": "cab"}, "abc")
+    with Journal(tmp_path / "run.db") as journal:
+        record = await collect_one(
+            agent.sort, journal, engine=ScriptedEngine(["abc"]), work=[EpisodeJob("train/e/0", example)]
+        )
+    assert record.failure is None, record.failure
+    assert record.output == "abc"
+    (call,) = record.calls
+    assert call.request.messages == ({"role": "user", "content": "Sort: cab"},)
+    assert call.completion.completion_ids and call.completion.logprobs
+
+
+async def test_a_script_that_fails_is_a_failed_episode(agent, tmp_path, monkeypatch):
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(3)")
+    monkeypatch.setattr(agent, "PROGRAM", broken)
+    example = Example("e", {"letters": "cab"}, "abc")
+    with Journal(tmp_path / "run.db") as journal:
+        record = await collect_one(agent.sort, journal, work=[EpisodeJob("train/e/0", example)])
+    assert record.failure is not None
+    assert "broken.py ended with status 3" in record.failure.reason
+
+
+def test_its_config_is_valid():
+    assert load_config(FOLDER / "config.yml").finetuning.trajectory_builder == "grpo"
+
+
+def test_the_script_knows_nothing_of_etude():
+    assert "etude" not in (FOLDER / "sorter.py").read_text().split('"""')[2]

@@ -1,0 +1,34 @@
+"""Which vLLM tests run against: the stand-in always, the real one where it is installed and asked for.
+
+ETUDE_TEST_VLLM=path/to/vllm pytest -m vllm
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+STAND_IN = (sys.executable, str(Path(__file__).parent / "vllm_stand_in.py"))
+REAL = "ETUDE_TEST_VLLM"
+
+commands = pytest.mark.parametrize(
+    "command", ["stand-in", pytest.param("real", marks=pytest.mark.vllm)], indirect=True
+)
+"""For tests that take a `command`."""
+
+
+def command_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """vLLM's program, with the environment in which it starts quickly on two cores."""
+    if name == "stand-in":
+        return STAND_IN
+    program = os.environ.get(REAL)
+    if not program:
+        pytest.skip(f"{REAL} does not name a vLLM")
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return (program,)

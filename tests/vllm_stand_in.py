@@ -1,0 +1,132 @@
+"""Stands in for `vllm serve`, which is too large to be installed for every test.
+
+It speaks vLLM's wire format for what Etude asks of it, and answers with a real model; with `--silent` it has
+none, and starts at once. `tests/vllm.py` says which tests run against both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", choices=["serve"])
+    parser.add_argument("model")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--dtype")
+    given, others = parser.parse_known_args()
+    if "--fail" in others:
+        sys.exit("RuntimeError: no room for the KV cache")
+    uvicorn.run(
+        app_of(given.model, silent="--silent" in others),
+        host=given.host,
+        port=given.port,
+        log_level="warning",
+    )
+
+
+def app_of(source: str, *, silent: bool) -> FastAPI:
+    app, engines = FastAPI(), {source: None if silent else engine_of(source)}
+    hanging = asyncio.Event()
+
+    @app.middleware("http")
+    async def guard(request: Request, call_next: Any) -> Response:
+        wanted = f"Bearer {os.environ['VLLM_API_KEY']}"
+        if request.url.path.startswith("/v1") and request.headers.get("authorization") != wanted:
+            return JSONResponse({"error": "Unauthorized"}, 401)
+        answer: Response = await call_next(request)
+        return answer
+
+    @app.get("/health")
+    async def health() -> Response:
+        if hanging.is_set():
+            await asyncio.Event().wait()
+        return Response()
+
+    @app.post("/hang")
+    async def hang() -> None:
+        hanging.set()
+
+    @app.post("/v1/load_lora_adapter")
+    async def load(body: dict[str, str]) -> Response:
+        name, folder = body["lora_name"], body["lora_path"]
+        if name in engines:
+            return JSONResponse({"error": {"message": f"{name} has already been loaded"}}, 400)
+        if not Path(folder).is_absolute() or not (Path(folder) / "adapter_config.json").exists():
+            return JSONResponse({"error": {"message": f"no adapter at {folder}"}}, 404)
+        engines[name] = None if silent else engine_of(source, folder)
+        return Response(f"Success: LoRA adapter '{name}' added successfully.")
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload(body: dict[str, str]) -> Response:
+        if body["lora_name"] not in engines:
+            return JSONResponse({"error": {"message": "cannot be found"}}, 404)
+        engines.pop(body["lora_name"])
+        return Response("Success")
+
+    @app.post("/v1/completions")
+    async def complete(body: dict[str, Any]) -> Response:
+        if body["model"] not in engines:
+            return JSONResponse({"error": {"message": f"The model {body['model']} does not exist."}}, 404)
+        return StreamingResponse(chunks(engines[body["model"]], body), media_type="text/event-stream")
+
+    return app
+
+
+def engine_of(source: str, lora: str | None = None) -> Any:
+    import torch
+    from peft import PeftModel
+
+    from etude.inference.embedded import EmbeddedEngine
+    from etude.models.policy import Policy
+
+    policy = Policy.load(source)
+    if lora is not None:
+        model = PeftModel.from_pretrained(policy.model, lora)
+        policy = Policy(model, policy.tokenizer, source, torch.device("cpu"))
+    return EmbeddedEngine(policy)
+
+
+async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[str]:
+    from etude.core.call import Sampling
+    from etude.inference.sampled import TokenRequest
+
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    sampling = Sampling(body["temperature"], body["top_p"], body["max_tokens"], tuple(body["stop"]))
+    request = TokenRequest(tuple(body["prompt"]), sampling, body["seed"], top=body["logprobs"] + 1)
+    task = asyncio.ensure_future(engine.sample(request, queue.put_nowait))
+    task.add_done_callback(lambda done: queue.put_nowait(None))
+    while (token := await queue.get()) is not None:
+        yield line(token)
+    yield line(None, (await task).finish_reason)
+    yield "data: [DONE]\n\n"
+
+
+def line(token: Any, finish_reason: str | None = None) -> str:
+    choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": finish_reason}
+    choice |= {"token_ids": [], "logprobs": None}
+    if token is not None:
+        choice["token_ids"] = [token.id]
+        choice["logprobs"] = {
+            "tokens": [f"token_id:{token.id}"],
+            "token_logprobs": [token.logprob],
+            "top_logprobs": [{f"token_id:{other}": logprob for other, logprob in token.top}],
+        }
+    return f"data: {json.dumps({'object': 'text_completion', 'choices': [choice]})}\n\n"
+
+
+if __name__ == "__main__":
+    main()
