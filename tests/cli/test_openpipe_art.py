@@ -98,6 +98,9 @@ def test_a_run_trains_on_the_server_and_samples_what_it_trained(art: Path, serve
         # 8 examples × 4 generations for each epoch; 6 held-out examples before, between and after; the probe.
         assert chosen.sampled == {"agent@0": 32 + 6 + 1, "agent@1": 32 + 6, "agent@2": 6}
     assert all(job["config"]["learning_rate"] == 1e-4 for job in chosen.jobs)
+    told = [json.loads(line) for line in (run / "openpipe_art_jobs.jsonl").open()]
+    assert [line["run_id"] for line in told if "status" in line] == ["r-epoch-0", "r-epoch-1"]
+    assert all(line["loss"] > 0 for line in told if "status" not in line)
     assert KEY not in "".join(path.read_text(errors="replace") for path in run.rglob("*") if path.is_file())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import math
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from etude.adapters.art_jobs import ArtJob, ArtJobs
 from etude.adapters.art_progress import ArtProgress
 from etude.adapters.art_wire import groups_of
 from etude.adapters.capabilities import Capabilities, check_method
+from etude.adapters.openai_events import JobLog, append_line
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
@@ -52,14 +53,20 @@ class ArtAdapter(TrainerAdapter):
     adapter_config: ArtAdapterConfig
 
     def __init__(
-        self, adapter_config: ArtAdapterConfig, engine: Engine, inference: ArtInference, folder: Path
+        self,
+        adapter_config: ArtAdapterConfig,
+        engine: Engine,
+        inference: ArtInference,
+        folder: Path,
+        log: Path | None = None,
     ) -> None:
-        """`engine` is what the agents sample from, at the endpoint `inference`."""
+        """`engine` is what the agents sample from, at `inference`; `log` gets the jobs' steps."""
         super().__init__(adapter_config)
         self._engine = engine
         self._inference = inference
         self._client = ArtClient(adapter_config)
         self._jobs_file = folder / "art_jobs.json"
+        self._log = JobLog(log)
         self._jobs: ArtJobs | None = None
         self._streams: dict[str, _Stream] = {}
         self._version: ModelVersion | None = None
@@ -149,12 +156,11 @@ class ArtAdapter(TrainerAdapter):
     def log_progress(
         self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
     ) -> None:
-        """Append the facts to `openpipe_art_jobs.jsonl` in `output_dir`; nothing without one."""
-        if output_dir is not None:
-            path = Path(output_dir) / f"{BACKEND}_jobs.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"run_id": ref.run_id, **metrics}) + "\n")
+        """Append the facts to the run's log of jobs, or to `openpipe_art_jobs.jsonl` in `output_dir`."""
+        if output_dir is None:
+            self._log.add(ref.run_id, metrics)
+        else:
+            append_line(Path(output_dir) / f"{BACKEND}_jobs.jsonl", {"run_id": ref.run_id, **metrics})
 
     async def current_version(self) -> ModelVersion | None:
         """The step that was made, or gone back to, last; None before `initialize`."""
@@ -217,6 +223,7 @@ class ArtAdapter(TrainerAdapter):
             async with asyncio.timeout(seconds):
                 async for line in self._client.train(progress.given.groups):
                     progress.take(line)
+                    self._log.add(name, {key: value for key, value in line.items() if math.isfinite(value)})
         except TimeoutError:
             self._end(name, TrainingStatusEnum.FAILED, f"not done after {seconds:g} s ('job_timeout')")
             return
@@ -257,6 +264,7 @@ class ArtAdapter(TrainerAdapter):
         jobs = self._require_jobs()
         job = jobs.get(name) or ArtJob(before=0)
         jobs.put(name, job.model_copy(update={"status": status, "message": message, **facts}))
+        self._log.add(name, {"status": status, "message": message})
 
     async def _served(self, step: int, job: str) -> ModelVersion:
         """The version of a step, by the name under which it is served. Raises ArtError when it is not."""

@@ -32,7 +32,9 @@ async def openpipe_art(config: ArtAdapterConfig, builder: Builder) -> AsyncItera
     _check_builder(builder)
     key = llm.api_key or config.backend.api_key
     inference = ArtInference(str(llm.base_url), key.get_secret_value(), config.request_timeout)
-    adapter = ArtAdapter(config, await builder.get_llm(target), inference, builder.checkpoints)
+    log = None if builder.run is None else builder.run.path / "openpipe_art_jobs.jsonl"
+    engine = await builder.get_llm(target)
+    adapter = ArtAdapter(config, engine, inference, builder.checkpoints, log)
     try:
         yield adapter
     finally:

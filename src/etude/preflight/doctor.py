@@ -91,7 +91,9 @@ def _backends(findings: Findings) -> None:
     key = "" if os.environ.get("OPENAI_API_KEY") else " (needs OPENAI_API_KEY)"
     address = os.environ.get("OPENAI_BASE_URL")
     where = f"; OPENAI_BASE_URL sends models without a base_url to {address}" if address else ""
-    findings.ok("training backends", f"{here}, lm_server (a server of yours), openai{key}{where}")
+    findings.ok(
+        "training backends", f"{here}, lm_server and openpipe_art (servers of yours), openai{key}{where}"
+    )
 
 
 def _requirements(package: str, extra: str) -> list[Requirement]:
