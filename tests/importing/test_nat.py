@@ -12,6 +12,7 @@ import yaml
 from etude.core.errors import ConfigError, EtudeError, RequestError
 from etude.importing.agent_file import agent_file, function_names
 from etude.importing.nat import import_nat, write_project
+from tests.cli import parts
 from tests.cli.projects import etude
 
 RL = """
@@ -274,6 +275,20 @@ def test_an_agent_that_is_written_already_is_used(folder):
     imported = taken_over(RL, workflow="my_agent:play")
     assert imported.config["workflow"] == "my_agent:play"
     assert "workflow" not in said(imported)
+
+
+def test_components_that_were_ported_already_stay_as_they_are(folder):
+    assert parts.CountingConfig.type_name == "counting"
+    text = re.sub(
+        r"customizer:\n.*?\ntrainers:",
+        "customizer: {_type: counting, methods: [dpo]}\ntrainers:",
+        DPO,
+        flags=re.S,
+    )
+    imported = taken_over(text)
+    assert imported.config["trainer_adapters"] == {"customizer": {"_type": "counting", "methods": ["dpo"]}}
+    assert imported.config["llms"]["player"]["_type"] == "openai"
+    assert not [key for key in said(imported) if key.startswith("trainer_adapters")]
 
 
 def test_a_dataset_from_a_function_and_one_that_is_not_there(folder):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from etude.config import registry
+from etude.config.registry import Kind
 from etude.config.yaml_file import dump, read_document
 from etude.core.errors import RequestError, StoreError
 from etude.importing.agent_file import agent_file, function_names
@@ -46,6 +48,7 @@ def import_nat(path: Path, *, workflow: str | None = None, model: str | None = N
     `model` is a folder or hub name for a model that is to be trained in this process. Raises ConfigError
     when the file cannot be read, RequestError when it has no models.
     """
+    registry.load_entry_points()
     notes = Notes(read_document(path))
     if not notes.block("llms"):
         raise RequestError(f"{path} has no `llms`: there is no model to sample from")
@@ -91,8 +94,13 @@ def write_project(imported: Imported, source: Path, folder: Path) -> list[Path]:
     return [folder / name for name in contents]
 
 
-def _components(block: str, of: Callable[[str, Notes], Json], notes: Notes) -> Json:
-    found = {name: of(name, notes) for name in notes.block(block)}
+def _components(block: Kind, of: Callable[[str, Notes], Json], notes: Notes) -> Json:
+    """A block of components; those of types that are installed for Etude stay as they are."""
+    installed = registry.names(block)
+    found: Json = {}
+    for name in notes.block(block):
+        written = notes.block(block, name)
+        found[name] = written if written.get("_type") in installed else of(name, notes)
     return {block: found} if found else {}
 
 
@@ -136,9 +144,9 @@ def _fit_target(config: Json, model: str | None, notes: Notes) -> None:
                 ("llms", name, "model_name"),
                 f"became '{llms[name]['model_name']}', the ART server's name for what it trains",
             )
-    else:
+    elif adapter is None or adapter["_type"] == "local":
         llms[name] = run_here(before, model)
         notes.add(
             ("llms", name),
-            "became `_type: local`: it is trained here, and `model` has to be a folder or a name on the hub",
+            "became `_type: local`: it is trained here; `--model` says from which folder or name on the hub",
         )
