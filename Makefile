@@ -40,10 +40,11 @@ docs: $(DEV) ## Write docs/config.md anew from the config classes
 	$(BIN)/python -c "from pathlib import Path; from etude.config.reference import render_reference; \
 	Path('docs/config.md').write_text(render_reference(), encoding='utf-8')"
 
-bench: $(LOCAL) ## Run the benchmarks (ARGS=--quick)
+bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 	$(BIN)/python benchmarks/harness.py $(ARGS)
 	$(BIN)/python benchmarks/learner.py $(ARGS)
 	$(BIN)/python benchmarks/demo.py $(ARGS)
+	$(BIN)/python benchmarks/learner.py $(ARGS)
 
 clean: ## Remove the environment and what tools left behind
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
