@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import coverage
 import httpx
 import openai
+
+_HERE = Path(__file__).parent
 
 
 class ServerProcess:
@@ -20,7 +23,7 @@ class ServerProcess:
     def __init__(self, model: Path, data_dir: Path, *options: str, key: str | None = None) -> None:
         self.data_dir = data_dir
         self.key = key
-        self._command = [sys.executable, "-m", "etude", "serve", str(model), "--port", "0"]
+        self._command = [sys.executable, *_measured(), "-m", "etude", "serve", str(model), "--port", "0"]
         self._command += ["--data-dir", str(data_dir), *options]
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
@@ -99,3 +102,11 @@ class ServerProcess:
         """A plain client, for what the SDK does not do."""
         headers = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
         return httpx.Client(base_url=self.address, headers=headers | options.pop("headers", {}), **options)
+
+
+def _measured() -> list[str]:
+    """Python's options for measuring the server's coverage, where that of the tests is measured."""
+    if coverage.Coverage.current() is None:
+        return []
+    data = _HERE.parents[1] / ".coverage"
+    return ["-m", "coverage", "run", f"--rcfile={_HERE / 'coverage.ini'}", f"--data-file={data}"]

@@ -19,8 +19,8 @@ def forget_process(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def kill_marked(path: Path) -> bool:
-    """Kill the noted process group, if it still runs; whether it did.
+def marked_process(path: Path) -> int | None:
+    """The number of the noted process, if it still runs.
 
     A number that another process has got since is told by the time at which that one started.
     """
@@ -28,13 +28,17 @@ def kill_marked(path: Path) -> bool:
         noted = json.loads(path.read_text(encoding="utf-8"))
         pid, started = int(noted["pid"]), noted["started"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
-    runs = started is not None and _started(pid) == started
-    if runs:
+        return None
+    return pid if started is not None and _started(pid) == started else None
+
+
+def kill_marked(path: Path) -> None:
+    """Kill the noted process group, if it still runs."""
+    pid = marked_process(path)
+    if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     forget_process(path)
-    return runs
 
 
 def _started(pid: int) -> str | None:
