@@ -81,7 +81,10 @@ def app_of(source: str, *, silent: bool) -> FastAPI:
     async def complete(body: dict[str, Any]) -> Response:
         if body["model"] not in engines:
             return JSONResponse({"error": {"message": f"The model {body['model']} does not exist."}}, 404)
-        return StreamingResponse(chunks(engines[body["model"]], body), media_type="text/event-stream")
+        pieces = chunks(engines[body["model"]], body)
+        if body["stream"]:
+            return StreamingResponse(map_lines(pieces), media_type="text/event-stream")
+        return JSONResponse({"choices": [whole([piece async for piece in pieces])]})
 
     return app
 
@@ -100,7 +103,7 @@ def engine_of(source: str, lora: str | None = None) -> Any:
     return EmbeddedEngine(policy)
 
 
-async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[str]:
+async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     from etude.core.call import Sampling
     from etude.inference.sampled import TokenRequest
 
@@ -110,12 +113,17 @@ async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[str]:
     task = asyncio.ensure_future(engine.sample(request, queue.put_nowait))
     task.add_done_callback(lambda done: queue.put_nowait(None))
     while (token := await queue.get()) is not None:
-        yield line(token)
-    yield line(None, (await task).finish_reason)
+        yield choice_of(token)
+    yield choice_of(None, (await task).finish_reason)
+
+
+async def map_lines(pieces: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    async for piece in pieces:
+        yield f"data: {json.dumps({'object': 'text_completion', 'choices': [piece]})}\n\n"
     yield "data: [DONE]\n\n"
 
 
-def line(token: Any, finish_reason: str | None = None) -> str:
+def choice_of(token: Any, finish_reason: str | None = None) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": finish_reason}
     choice |= {"token_ids": [], "logprobs": None}
     if token is not None:
@@ -125,7 +133,17 @@ def line(token: Any, finish_reason: str | None = None) -> str:
             "token_logprobs": [token.logprob],
             "top_logprobs": [{f"token_id:{other}": logprob for other, logprob in token.top}],
         }
-    return f"data: {json.dumps({'object': 'text_completion', 'choices': [choice]})}\n\n"
+    return choice
+
+
+def whole(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """The pieces of a stream as one choice."""
+    told = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
+    names = ("tokens", "token_logprobs", "top_logprobs")
+    return pieces[-1] | {
+        "token_ids": [token for piece in pieces for token in piece["token_ids"]],
+        "logprobs": {name: [value for one in told for value in one[name]] for name in names},
+    }
 
 
 if __name__ == "__main__":

@@ -100,6 +100,7 @@ async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weigh
             expected = logprobs_of(policy, PROMPT, sampled.ids)
             assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
             assert [token.id for token in told] == list(sampled.ids)
+            assert (await engine.sample(TokenRequest(PROMPT, key=7, top=2))).ids == sampled.ids
             assert [len(top) for top in sampled.top] == [2] * len(sampled.ids)
             answers[name] = sampled.ids
             await engine.close()

@@ -51,7 +51,8 @@ class VllmEngine:
         await self._process.ready(self._wait)
         tokens: list[SampledToken] = []
         finish_reason = ""
-        async for choice in self._choices(self._body(request)):
+        # A stream costs vLLM and this process several times as much, so only who listens gets one.
+        async for choice in self._choices(self._body(request) | {"stream": on_token is not None}):
             for token in _tokens(choice, request.top):
                 tokens.append(token)
                 if on_token is not None:
@@ -90,11 +91,10 @@ class VllmEngine:
             "logprobs": request.top,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            "stream": True,
         }
 
     async def _choices(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The streamed pieces of the only choice. Raises EngineError for whatever goes wrong."""
+        """The only choice, in pieces where it is streamed. Raises EngineError for whatever goes wrong."""
         process = self._process
         try:
             async with self._client.stream(
@@ -103,6 +103,9 @@ class VllmEngine:
                 if reply.status_code != httpx.codes.OK:
                     told = (await reply.aread()).decode("utf-8", "replace")[:300]
                     raise EngineError(f"vLLM answered {reply.status_code}: {told}")
+                if not body["stream"]:
+                    yield json.loads(await reply.aread())["choices"][0]
+                    return
                 async for line in reply.aiter_lines():
                     data = line.removeprefix("data:").strip()
                     if not line.startswith("data:") or data == "[DONE]":
@@ -114,7 +117,7 @@ class VllmEngine:
                         yield choice
         except httpx.HTTPError as error:
             raise EngineAway(f"vLLM went away: {type(error).__name__}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError) as error:
             raise EngineError(f"vLLM's answer cannot be read: {type(error).__name__}: {error}") from error
 
     def _text(self, ids: tuple[int, ...], stops: tuple[str, ...]) -> str:
