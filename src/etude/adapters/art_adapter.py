@@ -15,6 +15,7 @@ from etude.adapters.art_jobs import ArtJob, ArtJobs
 from etude.adapters.art_progress import ArtProgress
 from etude.adapters.art_wire import groups_of
 from etude.adapters.capabilities import Capabilities, check_method
+from etude.adapters.job_status import job_status
 from etude.adapters.openai_events import JobLog, append_line
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
@@ -131,16 +132,16 @@ class ArtAdapter(TrainerAdapter):
         stream = self._streams.get(ref.run_id)
         if stream is not None and not stream.task.done():
             metrics = {"metrics": stream.progress.metrics, "rejected": stream.progress.given.rejected}
-            return _status(ref, TrainingStatusEnum.RUNNING, stream.progress.percent, metadata=metrics)
+            return job_status(ref, TrainingStatusEnum.RUNNING, stream.progress.percent, metadata=metrics)
         job = self._require_jobs().get(ref.run_id)
         if job is None or not job.status.is_final:
-            return _status(
+            return job_status(
                 ref, TrainingStatusEnum.NOT_FOUND, message="no job of that name was submitted and finished"
             )
         if job.version is None:
-            return _status(ref, job.status, message=job.message)
+            return job_status(ref, job.status, message=job.message)
         facts = {"model_version": job.version.model_dump(mode="json"), "metrics": job.metrics}
-        return _status(ref, job.status, 100.0, message=job.message, metadata=facts)
+        return job_status(ref, job.status, 100.0, message=job.message, metadata=facts)
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
@@ -347,21 +348,3 @@ def _problem(job: ArtJob, step: int, progress: ArtProgress, error: ArtError | No
             "for plain messages, as that of ART 0.5.17 does)"
         )
     return None
-
-
-def _status(
-    ref: TrainingJobRef,
-    status: TrainingStatusEnum,
-    progress: float | None = None,
-    *,
-    message: str | None = None,
-    metadata: dict[str, Any] | None = None,
-) -> TrainingJobStatus:
-    return TrainingJobStatus(
-        run_id=ref.run_id,
-        backend=ref.backend,
-        status=status,
-        progress=progress,
-        message=message,
-        metadata=metadata,
-    )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.adapters.capabilities import ALL_METHODS, Capabilities
+from etude.adapters.job_status import job_status
 from etude.adapters.local_config import LocalAdapterConfig
 from etude.adapters.local_training import batch_of, learner_options, objective_of
 from etude.adapters.trainer_adapter import TrainerAdapter
@@ -99,17 +100,17 @@ class LocalAdapter(TrainerAdapter):
         if job is None:
             return _stored_status(ref, self._versions.of_job(ref.run_id))
         if not job.task.done():
-            return _status(
+            return job_status(
                 ref, TrainingStatusEnum.RUNNING, job.progress, metadata={"metrics": dict(job.metrics)}
             )
         if job.task.cancelled():
-            return _status(ref, TrainingStatusEnum.CANCELED)
+            return job_status(ref, TrainingStatusEnum.CANCELED)
         error = job.task.exception()
         if error is None:
             return _stored_status(ref, job.task.result(), self._require_learner().note)
         canceled = isinstance(error, TrainingCanceled)
         status = TrainingStatusEnum.CANCELED if canceled else TrainingStatusEnum.FAILED
-        return _status(ref, status, message=str(error))
+        return job_status(ref, status, message=str(error))
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
@@ -218,23 +219,5 @@ def _stored_status(
     ref: TrainingJobRef, finished: FinishedJob | None, note: str | None = None
 ) -> TrainingJobStatus:
     if finished is None:
-        return _status(ref, TrainingStatusEnum.NOT_FOUND, message="no such job in this process or folder")
-    return _status(ref, TrainingStatusEnum.COMPLETED, 100.0, message=note, metadata=finished.metadata())
-
-
-def _status(
-    ref: TrainingJobRef,
-    status: TrainingStatusEnum,
-    progress: float | None = None,
-    *,
-    message: str | None = None,
-    metadata: dict[str, Any] | None = None,
-) -> TrainingJobStatus:
-    return TrainingJobStatus(
-        run_id=ref.run_id,
-        backend=ref.backend,
-        status=status,
-        progress=progress,
-        message=message,
-        metadata=metadata,
-    )
+        return job_status(ref, TrainingStatusEnum.NOT_FOUND, message="no such job in this process or folder")
+    return job_status(ref, TrainingStatusEnum.COMPLETED, 100.0, message=note, metadata=finished.metadata())

@@ -10,12 +10,13 @@ from typing import Any
 from etude.config import registry
 from etude.config.registry import Kind
 from etude.config.yaml_file import dump, read_document
-from etude.core.errors import RequestError, StoreError
+from etude.core.errors import RequestError
 from etude.importing.agent_file import agent_file, function_names
 from etude.importing.nat_eval import eval_of
 from etude.importing.nat_llms import llms_of, run_here, serve_by_art
 from etude.importing.nat_training import adapter_of, builder_of, finetuning_of, trainer_of
 from etude.importing.notes import Note, Notes
+from etude.store.new_files import write_new_files
 
 Json = dict[str, Any]
 
@@ -80,18 +81,7 @@ def write_project(imported: Imported, source: Path, folder: Path) -> list[Path]:
     """
     contents = {"config.yml": _HEAD.format(source=source.name) + dump(imported.config)}
     contents |= {} if imported.agent is None else {"agent.py": imported.agent}
-    there = [name for name in contents if (folder / name).exists()]
-    if there:
-        raise RequestError(
-            f"{folder} has {', '.join(there)} already, and nothing is overwritten; name another folder"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in contents.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"{folder} cannot be written: {error.strerror}") from error
-    return [folder / name for name in contents]
+    return write_new_files(folder, contents)
 
 
 def _components(block: Kind, of: Callable[[str, Notes], Json], notes: Notes) -> Json:

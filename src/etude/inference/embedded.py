@@ -78,15 +78,9 @@ class EmbeddedEngine:
             TokenRequest(prompt.ids, request.sampling, request.key, request.conversation)
         )
         earlier_calls = sum(len(message.get("tool_calls") or ()) for message in request.messages)
-        try:
-            message = self.policy.template.parse(
-                sampled.text, request.tools, prompt_ids=sampled.prompt_ids, first_call=earlier_calls
-            )
-        except Exception as error:
-            # A tokenizer's own parser may raise anything.
-            raise EngineError(
-                f"the model's answer cannot be parsed: {type(error).__name__}: {error}"
-            ) from error
+        message = self.policy.template.parse(
+            sampled.text, request.tools, prompt_ids=sampled.prompt_ids, first_call=earlier_calls
+        )
         return Completion(
             message=message,
             finish_reason="tool_calls" if message.get("tool_calls") else sampled.finish_reason,

@@ -76,6 +76,7 @@ class VllmProcess:
     _watching: asyncio.Task[None] | None = None
     _loras: dict[str, Path] = field(default_factory=dict)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _client: httpx.AsyncClient | None = None
 
     @property
     def base_url(self) -> str:
@@ -127,6 +128,9 @@ class VllmProcess:
             await asyncio.wait([self._watching])
             self._watching = None
         await self._end()
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
         self._loras.clear()
         await self._set("stopped")
 
@@ -159,11 +163,12 @@ class VllmProcess:
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     async def _post(self, path: str, body: Mapping[str, str]) -> None:
-        async with httpx.AsyncClient(base_url=self.base_url, headers=self.headers, timeout=120) as client:
-            try:
-                reply = await client.post(path, json=dict(body))
-            except httpx.HTTPError as error:
-                raise EngineError(f"vLLM does not answer at {path}: {type(error).__name__}") from error
+        try:
+            reply = await self._http().post(
+                f"{self.base_url}{path}", json=dict(body), headers=self.headers, timeout=120
+            )
+        except httpx.HTTPError as error:
+            raise EngineError(f"vLLM does not answer at {path}: {type(error).__name__}") from error
         if reply.status_code != httpx.codes.OK:
             raise EngineError(f"vLLM refused {path} with {reply.status_code}: {reply.text[:300]}")
 
@@ -209,12 +214,18 @@ class VllmProcess:
                 await asyncio.wait_for(process.wait(), 0.25)
 
     async def _is_healthy(self) -> bool:
-        timeout = min(10.0, self.options.hung_seconds)
-        async with httpx.AsyncClient(base_url=self.base_url, headers=self.headers, timeout=timeout) as client:
-            try:
-                return (await client.get("/health")).status_code == httpx.codes.OK
-            except httpx.HTTPError:
-                return False
+        seconds = min(10.0, self.options.hung_seconds)
+        try:
+            reply = await self._http().get(f"{self.base_url}/health", timeout=seconds)
+        except httpx.HTTPError:
+            return False
+        return reply.status_code == httpx.codes.OK
+
+    def _http(self) -> httpx.AsyncClient:
+        """Kept from one look to the next: making a client takes tens of milliseconds of the event loop."""
+        if self._client is None:
+            self._client = httpx.AsyncClient()
+        return self._client
 
     async def _watch(self) -> None:
         while True:

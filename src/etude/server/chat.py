@@ -110,13 +110,7 @@ def _choice(asked: _Asked, index: int, sampled: Sampled) -> dict[str, Any]:
 
 def _message(asked: _Asked, sampled: Sampled) -> Message:
     earlier = sum(len(message.get("tool_calls") or ()) for message in asked.body.messages)
-    try:
-        return asked.template.parse(
-            sampled.text, asked.tools, prompt_ids=asked.prompt_ids, first_call=earlier
-        )
-    except Exception as error:
-        # A tokenizer's own parser may raise anything.
-        raise EngineError(f"the answer cannot be parsed: {type(error).__name__}: {error}") from error
+    return asked.template.parse(sampled.text, asked.tools, prompt_ids=asked.prompt_ids, first_call=earlier)
 
 
 def _finish_reason(sampled: Sampled, message: Message) -> str:

@@ -6,8 +6,8 @@ import json
 import random
 from pathlib import Path
 
-from etude.core.errors import RequestError, StoreError
 from etude.core.keys import generator
+from etude.store.new_files import write_new_files
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Small enough for a laptop, and trained to chat."""
@@ -31,18 +31,7 @@ def write_starter(folder: Path, model: str = MODEL) -> list[Path]:
         "validation.jsonl": _lines(questions[TRAIN:]),
         "config.yml": config,
     }
-    there = [name for name in contents if (folder / name).exists()]
-    if there:
-        raise RequestError(
-            f"{folder} has {', '.join(there)} already, and nothing is overwritten; name another folder"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in contents.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"{folder} cannot be written: {error.strerror}") from error
-    return [folder / name for name in contents]
+    return write_new_files(folder, contents)
 
 
 def _questions(count: int, random: random.Random) -> list[dict[str, str]]:
