@@ -13,6 +13,7 @@ import torch
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EngineError
 from etude.inference.embedded import EmbeddedEngine
+from etude.models.reply import parse_reply
 from tests.models.tiny_models import (
     CALCULATOR,
     answered,
@@ -282,16 +283,13 @@ async def test_a_model_that_breaks_fails_all_who_wait_and_the_engine_goes_on():
 
 
 async def test_an_answer_that_cannot_be_parsed_fails_its_own_request_alone(monkeypatch):
-    of = chatml_policy()
-    parse = of.template.parse
-
-    def careless(text, tools, **rest):
+    def careless(tokenizer, text, tools, *rest):
         if tools:
             raise LookupError("what is this?")
-        return parse(text, tools, **rest)
+        return parse_reply(tokenizer, text, tools, *rest)
 
-    monkeypatch.setattr(of.template, "parse", careless)
-    async with engine_of(of) as engine:
+    monkeypatch.setattr("etude.models.template.parse_reply", careless)
+    async with engine_of(chatml_policy()) as engine:
         bad, good = await asyncio.gather(
             engine.complete(replace(asked(), tools=(CALCULATOR,))),
             engine.complete(asked()),
