@@ -48,7 +48,7 @@ async def main(steps: int) -> None:
         )
         rewards = [trajectory.reward for group in groups for trajectory in group]
         print(f"step {step}: reward {sum(rewards) / len(rewards):.3f}", flush=True)
-        await model.train(groups, config=art.TrainConfig(learning_rate=1e-3))
+        await model.train(groups, config=art.TrainConfig(learning_rate=5e-4))
 
 
 if __name__ == "__main__":

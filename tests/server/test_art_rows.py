@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from etude.core.call import ChatRequest
 from etude.models.speech import Speech
@@ -98,6 +99,29 @@ def test_only_what_has_logprobs_is_trained_and_the_rest_is_context() -> None:
     made = rows(group(trajectory(1.0, unknown), trajectory(0.0, said("no")), trajectory(0.5, said("no"))))
     assert len(made.rows[0].trajectories) == 2
     assert count(made, "trajectories_without_logprobs") == 1
+
+
+odd = st.recursive(st.none() | st.integers() | st.text(max_size=4), lambda one: st.lists(one, max_size=2))
+odd_message = st.dictionaries(
+    st.sampled_from(["role", "content", "tool_calls", "finish_reason", "message", "logprobs"]),
+    odd,
+    max_size=4,
+)
+
+
+@given(st.lists(odd_message | st.sampled_from([said("yes"), AGAIN]), max_size=4), odd)
+def test_whatever_a_trajectory_holds_it_is_rows_or_refused(messages: list[Any], tools: Any) -> None:
+    strange = trajectory(1.0, *messages) | ({"tools": tools} if isinstance(tools, list) else {})
+    try:
+        found = ArtGroup.model_validate(group(strange, trajectory(0.0, said("no"))))
+    except ValidationError:
+        return
+    try:
+        made = rows_of([found], SPEECH)
+    except ApiError as error:
+        assert str(error.param).startswith("trajectory_groups[0].trajectories[")
+        return
+    assert all(one.turns for row in made.rows for one in row.trajectories)
 
 
 def test_tokens_that_are_named_by_their_texts_are_looked_up() -> None:
