@@ -6,12 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.server.process import ServerProcess
 
 
-@pytest.mark.slow
 def test_no_request_of_the_document_makes_the_server_fail(model: Path, tmp_path: Path) -> None:
     checks = ["--checks", "not_a_server_error", "--phases", "examples,coverage,fuzzing"]
     # While somebody has stopped the engine, 503 is the right answer.
