@@ -19,7 +19,8 @@ from etude.core.keys import generator
 from etude.learner.batch import TrainingBatch
 from etude.learner.objective import Objective, Pass
 from etude.learner.packed import PackedStep
-from etude.learner.padding import Unit, padded_passes
+from etude.learner.padding import Shares, Unit, padded_passes, padded_row, token_share
+from etude.learner.team import Team
 from etude.learner.tree_model import why_not_trees
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
@@ -67,10 +68,14 @@ class TrainingCanceled(TrainingError):
 
 
 class Learner:
-    """Trains a policy in place, and saves and restores all that the next step depends on."""
+    """Trains a policy in place, and saves and restores all that the next step depends on.
 
-    def __init__(self, policy: Policy, options: LearnerOptions, seed: int) -> None:
+    With a team of several processes, each has a learner, and all call the same methods together.
+    """
+
+    def __init__(self, policy: Policy, options: LearnerOptions, seed: int, team: Team | None = None) -> None:
         self.policy = policy
+        self.team = team or Team()
         self.options = options
         self.step = 0
         self.note: str | None = None
@@ -127,7 +132,7 @@ class Learner:
                 loss, metrics = objective.loss(one.logprobs(self.policy.model), one.micro)
                 for name, value in {"loss": float(loss), **metrics}.items():
                     totals[name] = totals.get(name, 0.0) + value
-        return totals
+        return self.team.sum(totals)
 
     def _plan(self, units: Sequence[Unit], objective: Objective) -> list[list[Unit]]:
         """The units of every optimiser step, shuffled anew for every pass."""
@@ -146,15 +151,31 @@ class Learner:
     ) -> dict[str, float]:
         start = time.perf_counter()
         self._optimiser.zero_grad(set_to_none=True)
-        metrics, tokens = self.add_gradient(units, objective, canceled)
+        metrics, tokens = self._gradient(units, objective, canceled)
         norm = self._apply_gradient()
         seconds = max(time.perf_counter() - start, 1e-9)
         return {**metrics, "grad_norm": norm, "learning_rate": self._rate(), "tokens_per_s": tokens / seconds}
 
+    def _gradient(
+        self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
+    ) -> tuple[dict[str, float], int]:
+        """The gradient of a step over all processes, its metrics and trained tokens."""
+        try:
+            metrics, tokens = self.add_gradient(units, objective, canceled)
+        except TrainingCanceled:
+            metrics, tokens = {}, 0
+        told = {"tokens": float(tokens), "canceled": float(canceled.is_set())}
+        totals = self.team.sum(metrics | told)
+        if totals.pop("canceled"):
+            raise TrainingCanceled("canceled")
+        self.team.sum_gradients(list(self.policy.trainable().values()))
+        tokens = int(totals.pop("tokens"))
+        return totals, tokens
+
     def add_gradient(
         self, units: Sequence[Unit], objective: Objective, canceled: threading.Event | None = None
     ) -> tuple[dict[str, float], int]:
-        """Add the gradient of an optimiser step to the parameters'; gives its metrics and trained tokens.
+        """Add this process's part of a step's gradient to the parameters'; gives metrics and trained tokens.
 
         A part of what `train` does, for callers that hold the policy's lock. Raises TrainingCanceled.
         """
@@ -176,27 +197,37 @@ class Learner:
         if objective.skips_idle:
             live = [index for index, unit in enumerate(units) if _has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
-        passes = self._cut(units, factors, share)
+        passes = self._cut(units, factors, (share, token_share(units)))
         if not objective.needs_reference:
             return passes
         with self.policy.as_base(), torch.no_grad():
             return [self._with_reference(one) for one in passes]
 
-    def _cut(self, units: Sequence[Unit], factors: Sequence[Sequence[float]], share: float) -> Iterator[Pass]:
+    def _cut(
+        self, units: Sequence[Unit], factors: Sequence[Sequence[float]], shares: Shares
+    ) -> Iterator[Pass]:
         """As token trees where sequences begin alike and the model takes them, or else padded."""
-        budget, device = self.options.token_budget, self.policy.device
-        if self.options.packing == "tree":
-            step = PackedStep(units)
-            if step.pays and self._can_pack():
-                return step.passes(factors, share, budget, device)
-        return padded_passes(units, factors, share, budget, device)
+        budget, device, team = self.options.token_budget, self.policy.device, self.team
+        tree = PackedStep(units) if self.options.packing == "tree" else None
+        if tree is not None and not (tree.pays and self._can_pack()):
+            tree = None
+        if team.size > 1:
+            row = padded_row(units) if tree is None else tree.row()
+            mine = row.part(team.rank, team.size)
+            units, factors = [units[i] for i in mine], [factors[i] for i in mine]
+            tree = None if tree is None else PackedStep(units)
+        if tree is None:
+            return padded_passes(units, factors, shares, budget, device)
+        return tree.passes(factors, shares, budget, device)
 
     def _can_pack(self) -> bool:
         if self._takes_trees is None:
             reason = why_not_trees(self.policy.model)
-            self._takes_trees = reason is None
-            if reason is not None:
-                self.note = f"tokens that sequences share are computed for each of them: {reason}"
+            # How a step is dealt depends on it, so all processes must think the same.
+            self._takes_trees = not self.team.any(reason is not None)
+            if not self._takes_trees:
+                why = reason or "another process cannot run this model on token trees"
+                self.note = f"tokens that sequences share are computed for each of them: {why}"
         return self._takes_trees
 
     def _with_reference(self, one: Pass) -> Pass:

@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from etude.learner.batch import TokenSequence
+from etude.learner.dealing import Row
 from etude.learner.objective import MicroBatch, Pass
 from etude.learner.packing import packs
-from etude.learner.padding import Unit
+from etude.learner.padding import Shares, Unit
 from etude.learner.selective import selective_logprobs
-from etude.learner.tree import TokenTree, token_tree
+from etude.learner.tree import Places, TokenTree, token_tree
 from etude.learner.tree_layout import TreeLayout
 from etude.learner.tree_model import head_logits, tree_hidden
 from etude.models.architecture import text_config
@@ -69,25 +70,40 @@ class PackedStep:
         return 0 < len(self._tree) <= _PAYS * tokens
 
     def passes(
-        self, factors: Sequence[Sequence[float]], share: float, token_budget: int, device: torch.device
+        self, factors: Sequence[Sequence[float]], shares: Shares, token_budget: int, device: torch.device
     ) -> Iterator[Pass]:
         """Packs of at most `token_budget` tokens of the tree. See `padding.padded_passes`."""
-        paths = iter(self._tree.paths)
-        unit_paths = [[next(paths) for _ in unit] for unit in self._rows]
-        shares = share, 1.0 / max(sum(len(row.trained) for unit in self._rows for row in unit), 1)
-        packed = packs(self._tree, unit_paths, token_budget)
+        packed = packs(self._tree, self._unit_paths(), token_budget)
         for pack in packed:
             rows = [row for index in pack for row in self._rows[index]]
             scales = [factor for index in pack for factor in factors[index]]
             tree = self._tree if len(packed) == 1 else token_tree([row.ids for row in rows])
             yield _pass(tree, rows, scales, shares, device)
 
+    def row(self) -> Row:
+        """The units for dealing, in depth-first order."""
+        places = [np.unique(np.concatenate(paths)) for paths in self._unit_paths()]
+        order = sorted(range(len(places)), key=lambda index: tuple(places[index][-1:]))
+        before = [np.empty(0, np.int64), *(places[index] for index in order)]
+        return Row(
+            tuple(order),
+            tuple(len(places[index]) for index in order),
+            tuple(
+                len(places[index]) - len(np.intersect1d(places[index], last, assume_unique=True))
+                for index, last in zip(order, before, strict=False)
+            ),
+        )
+
+    def _unit_paths(self) -> list[list[Places]]:
+        paths = iter(self._tree.paths)
+        return [[next(paths) for _ in unit] for unit in self._rows]
+
 
 def _pass(
     tree: TokenTree,
     rows: Sequence[_Row],
     scales: Sequence[float],
-    shares: tuple[float, float],
+    shares: Shares,
     device: torch.device,
 ) -> Pass:
     width = max(len(row.trained) for row in rows)

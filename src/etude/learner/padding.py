@@ -8,32 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 
 from etude.learner.batch import TokenSequence
+from etude.learner.dealing import Row
 from etude.learner.objective import MicroBatch, Pass
 from etude.models.architecture import logits_after
 
 Unit = Sequence[TokenSequence]
 
+Shares: TypeAlias = tuple[float, float]
+"""`unit_share` and `token_share` of a step; see `MicroBatch`."""
+
 
 def padded_passes(
     units: Sequence[Unit],
     factors: Sequence[Sequence[float]],
-    share: float,
+    shares: Shares,
     token_budget: int,
     device: torch.device,
 ) -> Iterator[Pass]:
     """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
 
     Units of like length go together. A unit is never split, and one above the budget goes alone.
-    `factors` and `share` are for the whole step; see `Objective.normalised` and `MicroBatch.unit_share`.
+    `factors` and `shares` are those of the whole step; see `Objective.normalised`.
     """
-    shares = share, token_share(units)
-    order = sorted(range(len(units)), key=lambda index: max(len(s.ids) for s in units[index]))
+    order = by_length(units)
     batch: list[int] = []
     rows = 0
     for index in order:
@@ -47,6 +50,18 @@ def padded_passes(
         yield _padded([units[i] for i in batch], [factors[i] for i in batch], shares, device)
 
 
+def by_length(units: Sequence[Unit]) -> list[int]:
+    """Indices of units, the shortest first."""
+    return sorted(range(len(units)), key=lambda index: max(len(s.ids) for s in units[index]))
+
+
+def padded_row(units: Sequence[Unit]) -> Row:
+    """The units of a step for dealing; nothing is shared. Padding to like lengths costs little."""
+    order = by_length(units)
+    costs = tuple(sum(len(sequence.ids) for sequence in units[index]) for index in order)
+    return Row(tuple(order), costs, costs)
+
+
 def token_share(units: Sequence[Unit]) -> float:
     """See `MicroBatch.token_share`."""
     trained = sum(1 for unit in units for sequence in unit for weight in sequence.weights if weight)
@@ -56,7 +71,7 @@ def token_share(units: Sequence[Unit]) -> float:
 def _padded(
     units: Sequence[Unit],
     factors: Sequence[Sequence[float]],
-    shares: tuple[float, float],
+    shares: Shares,
     device: torch.device,
 ) -> Pass:
     sequences = [sequence for unit in units for sequence in unit]
