@@ -70,7 +70,8 @@ class LocalAdapter(TrainerAdapter):
                 raise RequestError(f"LoRA weights do not fit this model: {error}") from error
         self._versions.delete_drafts()
         self._policy.keep_base()
-        self._learner = Learner(self._policy, learner_options(self.adapter_config), self._seed)
+        options = learner_options(self.adapter_config, run_config)
+        self._learner = Learner(self._policy, options, self._seed)
 
     def capabilities(self) -> Capabilities:
         """All methods, on token ids."""

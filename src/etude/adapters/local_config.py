@@ -65,9 +65,22 @@ class DpoConfig(BaseModel):
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """Train in this process, on the model that the agents sample from."""
 
-    learning_rate: float = Field(default=1e-5, gt=0, description="Of AdamW.")
+    learning_rate: float = Field(default=1e-5, gt=0, description="Of AdamW: the highest of the run.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant",
+        description="How the learning rate falls from there to the end of the run.",
+    )
+    lr_schedule_epochs: int | None = Field(
+        default=None,
+        ge=1,
+        description="Epochs of training over which it falls; left out: `finetuning.num_epochs`, or a job's "
+        "own steps where every job starts from the base model.",
+    )
+    lr_floor: float = Field(
+        default=0.0, ge=0, le=1, description="Share of the learning rate that is left at the end."
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
-    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises.")
+    warmup_steps: int = Field(default=0, ge=0, description="Optimiser steps over which it rises from 0.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
     batch_size: int | None = Field(
         default=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from etude.adapters.local_config import LocalAdapterConfig
+from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest
 from etude.core.message import OpenAIMessage
 from etude.core.trajectory import Method, TrajectoryCollection
@@ -12,6 +13,7 @@ from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
 from etude.learner.learner import LearnerOptions
 from etude.learner.objective import Objective
+from etude.learner.schedule import Schedule
 from etude.learner.sft import Sft
 from etude.models.template import ChatTemplate
 
@@ -47,13 +49,20 @@ def objective_of(method: Method, config: LocalAdapterConfig) -> Objective:
             return Sft()
 
 
-def learner_options(config: LocalAdapterConfig) -> LearnerOptions:
-    """How the config takes optimiser steps."""
+def schedule_of(config: LocalAdapterConfig, run: FinetuneConfig) -> Schedule:
+    """How the learning rate goes over the epochs of a run, each of which is one training."""
+    epochs = 1 if run.fine_tune_from_scratch else run.num_epochs
+    epochs = config.lr_schedule_epochs or epochs
+    return Schedule(config.lr_schedule, config.warmup_steps, config.lr_floor, epochs)
+
+
+def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:
+    """How the config takes optimiser steps in a run."""
     return LearnerOptions(
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
-        warmup_steps=config.warmup_steps,
+        schedule=schedule_of(config, run),
         passes=config.passes,
         batch_size=config.batch_size,
         token_budget=config.token_budget,

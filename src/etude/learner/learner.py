@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from etude.learner.batch import TrainingBatch
 from etude.learner.objective import Objective, Pass
 from etude.learner.packed import PackedStep
 from etude.learner.padding import Unit, padded_passes
+from etude.learner.schedule import Schedule
 from etude.learner.tree_model import why_not_trees
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
@@ -40,8 +41,8 @@ class LearnerOptions:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises from 0, counted over the whole run."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """How the learning rate rises and falls; a training is one call of `Learner.train`."""
     passes: int = 1
     """Times that a job goes over its data."""
     batch_size: int | None = None
@@ -73,10 +74,13 @@ class Learner:
         self.policy = policy
         self.options = options
         self.step = 0
+        self.trained = 0
+        """Trainings that are over, since the base model."""
         self.note: str | None = None
         """Why tokens that sequences share are computed for each of them, once it is known that they are."""
         self._takes_trees: bool | None = None
         self._seed = seed
+        self._part = 0.0
         self._optimiser = torch.optim.AdamW(
             list(policy.trainable().values()),
             lr=options.learning_rate,
@@ -104,7 +108,8 @@ class Learner:
         reports: list[StepReport] = []
         with self.policy.lock:
             try:
-                for step_units in steps:
+                for number, step_units in enumerate(steps):
+                    self._part = number / len(steps)
                     metrics = self._optimise(step_units, objective, canceled or threading.Event())
                     reports.append(StepReport(self.step, len(steps), metrics))
                     on_step(reports[-1])
@@ -112,6 +117,7 @@ class Learner:
                 raise TrainingCanceled(f"canceled after {len(reports)} of {len(steps)} steps") from error
             finally:
                 self._optimiser.zero_grad(set_to_none=True)
+        self.trained += 1
         names = {name for report in reports for name in report.metrics}
         return {
             name: sum(report.metrics.get(name, 0.0) for report in reports) / len(reports)
@@ -216,21 +222,22 @@ class Learner:
         return norm
 
     def _rate(self) -> float:
-        warmup = self.options.warmup_steps
-        return self.options.learning_rate * (min(1.0, self.step / warmup) if warmup else 1.0)
+        return self.options.learning_rate * self.options.schedule.share(self.step, self.trained, self._part)
 
     def save(self, folder: Path) -> None:
-        """Write optimiser state and step count beside a version's weights. Raises StoreError."""
+        """Write optimiser state and schedule position beside a version's weights. Raises StoreError."""
         save_tensors(self._optimiser_tensors(), folder / OPTIMISER_FILE)
+        position = {"step": self.step, "trained": self.trained}
         try:
-            (folder / STATE_FILE).write_text(json.dumps({"step": self.step}), encoding="utf-8")
+            (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
         except OSError as error:
             raise StoreError(f"cannot write {folder / STATE_FILE}: {error}") from error
 
     def restore(self, folder: Path) -> None:
         """Go on from a saved state. Raises StoreError when it is missing or does not fit."""
         try:
-            step = int(json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["step"])
+            position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+            step, trained = int(position["step"]), int(position["trained"])
         except (OSError, ValueError, KeyError) as error:
             raise StoreError(f"cannot read {folder / STATE_FILE}: {error}") from error
         state: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
@@ -244,7 +251,7 @@ class Learner:
                 f"the optimiser's state in {folder} belongs to other weights ({odd[0]}); was the model or "
                 "the LoRA setting changed?"
             )
-        self.step = step
+        self.step, self.trained = step, trained
         self._optimiser.state.clear()
         for name, parts in state.items():
             parameter = parameters[name]
@@ -255,7 +262,7 @@ class Learner:
 
     def reset(self) -> None:
         """Forget all steps: the state that goes with the base model."""
-        self.step = 0
+        self.step = self.trained = 0
         self._optimiser.state.clear()
 
     def _optimiser_tensors(self) -> dict[str, torch.Tensor]:

@@ -42,6 +42,12 @@ class Hyperparameters(_Fields):
     learning_rate: Auto | Positive | None = Field(
         default=None, description="Of AdamW; takes the place of the method's, before the multiplier."
     )
+    lr_schedule: Literal["auto", "constant", "linear", "cosine"] | None = Field(
+        default=None, description="How the learning rate falls over the job's steps; `auto` is `constant`."
+    )
+    warmup_steps: Auto | Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Steps over which the learning rate rises from 0; `auto` is 0."
+    )
     lora_rank: Auto | Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="Rank of the LoRA weights; 0 trains all weights."
     )
@@ -118,6 +124,8 @@ def resolved(
         "batch_size": batch,
         "learning_rate_multiplier": 1.0,
         "learning_rate": for_lora if rank else for_all,
+        "lr_schedule": "constant",
+        "warmup_steps": 0,
         **_METHOD_DEFAULTS[method],
     }
     return defaults | given | {"lora_rank": rank, "lora_alpha": alpha}

@@ -15,7 +15,9 @@ from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.collate import grpo_batch
 from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
+from etude.learner.learner import LearnerOptions
 from etude.learner.objective import Objective
+from etude.learner.schedule import Schedule
 from etude.learner.sft import Sft
 from etude.models.policy import Policy
 
@@ -62,6 +64,14 @@ def objective_of(method: Method, values: Mapping[str, Any]) -> Objective:
         values["beta"],
         values["aggregation"],
         values["constant_length"],
+    )
+
+
+def learner_options(values: Mapping[str, Any], steps: int) -> LearnerOptions:
+    """How a job takes its optimiser steps, each of which is a training of its own."""
+    return LearnerOptions(
+        learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],
+        schedule=Schedule(values["lr_schedule"], values["warmup_steps"], trainings=steps),
     )
 
 
