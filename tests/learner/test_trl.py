@@ -8,11 +8,13 @@ import warnings
 import pytest
 import torch
 
+from etude.adapters.local_config import LocalAdapterConfig
+from etude.adapters.local_training import objective_of
 from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
 from etude.learner.sft import Sft
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
-from tests.models.tiny_models import fresh_policy
+from tests.models.tiny_models import fresh_policy, true_logprobs
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -83,33 +85,41 @@ def test_grpo(aggregation, loss_type, temperature, tmp_path):
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (
-            Grpo(ratio="sequence", aggregation="sequence", clip_low=0.05, clip_high=0.08),
-            {
-                "importance_sampling_level": "sequence",
-                "loss_type": "grpo",
-                "epsilon": 0.05,
-                "epsilon_high": 0.08,
-            },
-        ),
-        # TRL's bound is that of the ratio itself.
-        (Grpo(surrogate="cispo", clip_high=0.1), {"loss_type": "cispo", "epsilon_high": 1.1}),
-    ],
-    ids=["gspo", "cispo"],
-)
-def test_variants_of_grpo(ours, theirs, tmp_path):
+VARIANTS = {
+    "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28},
+    "grpo": {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2},
+    "dr_grpo": {"loss_type": "dr_grpo", "epsilon": 0.2, "epsilon_high": 0.2, "scale_rewards": "none"},
+    "gspo": {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+    },
+    # TRL's bound is that of the ratio itself.
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+}
+
+
+@pytest.mark.parametrize(("variant", "kl"), [*((name, "k3") for name in VARIANTS), ("grpo", "unbiased")])
+def test_a_named_variant_of_grpo_is_that_of_trl(variant, kl, tmp_path):
     of = fresh_policy()
-    units = sequences(of, 6)
+    of.keep_base()
+    units = sequences(of, 6, shift=0.02 if variant == "gspo" else 0.3)
+    base = [[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units]
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.mul_(1.001 if variant == "gspo" else 1.02)
     trainer = trainer_of(
         "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, beta=0.0, num_generations=8, max_completion_length=9,
-        **theirs,
+        use_bias_correction_kl=kl == "unbiased", **VARIANTS[variant],
     )  # fmt: skip
-    loss = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
-    mine = gradient_of(of, batch_of(units), ours)
-    assert_same(mine, loss)
+    # It would load a reference by the model's name; its logprobs are among the inputs.
+    trainer.beta = 0.04 if variant == "grpo" else 0.0
+    inputs = grpo_inputs(units) | {"ref_per_token_logps": padded(base, 0.0)[:, 1:]}
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
+    config = LocalAdapterConfig(grpo={"variant": variant, "constant_length": 9, "kl_estimator": kl})
+    assert_same(gradient_of(of, batch_of(units), objective_of("grpo", config)), theirs)
+    assert config.grpo.advantage_scale == trainer.scale_rewards.replace("group", "std")
 
 
 def test_dpo(tmp_path):

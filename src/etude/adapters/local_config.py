@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from etude.config.finetuning import TrainerAdapterConfig
+from etude.learner.variants import DEFAULT_VARIANT, Variant, with_variant
 
 
 class LoraConfig(BaseModel):
@@ -22,13 +24,19 @@ class LoraConfig(BaseModel):
 
 
 class GrpoConfig(BaseModel):
-    """Options of GRPO, named after their papers."""
+    """Options of GRPO, named after their papers. Those that are left out are as the variant has them."""
 
     model_config = ConfigDict(extra="forbid")
 
+    variant: Variant = Field(
+        default=DEFAULT_VARIANT, description="A name for a choice of the options below; each can be changed."
+    )
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="ε_low of the clipped ratio.")
     clip_high: float = Field(default=0.28, gt=0, description="ε_high (clip-higher, DAPO).")
     beta: float = Field(default=0.0, ge=0, description="Weight of the KL to the base model in the loss.")
+    kl_estimator: Literal["k3", "unbiased"] = Field(
+        default="k3", description="How that KL is estimated (Schulman's, or times the ratio: DeepSeek-V3.2)."
+    )
     aggregation: Literal["token", "sequence", "constant"] = Field(
         default="token",
         description="Averages over all tokens (DAPO), per sequence (GRPO), or by a constant (Dr. GRPO).",
@@ -46,6 +54,11 @@ class GrpoConfig(BaseModel):
     advantage_scale: Literal["std", "none"] = Field(
         default="std", description="Divide by the group's deviation (GRPO), or not (Dr. GRPO)."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_variant_has_it(cls, given: Any) -> Any:
+        return with_variant(given) if isinstance(given, Mapping) else given
 
 
 class DpoConfig(BaseModel):

@@ -42,7 +42,7 @@ def objective_of(method: Method, config: LocalAdapterConfig) -> Objective:
     grpo, dpo = config.grpo, config.dpo
     match method:
         case "grpo":
-            return Grpo(**grpo.model_dump(exclude={"advantage_scale"}))
+            return Grpo(**grpo.model_dump(exclude={"variant", "advantage_scale"}))
         case "dpo":
             return Dpo(dpo.beta, dpo.label_smoothing, dpo.reference)
         case "supervised":

@@ -23,6 +23,10 @@ Surrogate = Literal["clip", "cispo"]
 """PPO's, or importance weights that are truncated and have no gradient (CISPO, MiniMax, 2025)."""
 
 
+KlEstimator = Literal["k3", "unbiased"]
+"""Schulman's (2020), or that times the ratio, whose gradient is that of the KL (DeepSeek-V3.2, 2025)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grpo:
     """L = -Σ w·min(r·A, clip(r, 1-ε_low, 1+ε_high)·A) + β·Σ w·(e^d - d - 1)
@@ -38,6 +42,7 @@ class Grpo:
     constant_length: int = 256
     ratio: Ratio = "token"
     surrogate: Surrogate = "clip"
+    kl_estimator: KlEstimator = "k3"
 
     @property
     def needs_reference(self) -> bool:
@@ -73,8 +78,10 @@ class Grpo:
                 "sampled_kl": float((log_ratio_BT.exp() - 1 - log_ratio_BT).sum()) * micro.token_share,
             }
         if self.beta > 0 and micro.reference_BT is not None:
-            gap_BT = torch.where(micro.weights_BT > 0, micro.reference_BT - logprobs_BT, 0.0)
-            kl = (micro.weights_BT * (gap_BT.exp() - gap_BT - 1)).sum()
+            gap_BT = torch.where(trained_BT, micro.reference_BT - logprobs_BT, 0.0)
+            kl_BT = gap_BT.exp() - gap_BT - 1
+            kl_BT = kl_BT * log_ratio_BT.exp() if self.kl_estimator == "unbiased" else kl_BT
+            kl = (micro.weights_BT * kl_BT).sum()
             loss = loss + self.beta * kl
             metrics["reference_kl"] = float(kl.detach())
         return loss, metrics

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from etude.core.trajectory import Method
+from etude.learner.variants import DEFAULT_VARIANT, Variant, with_variant
 
 Auto: TypeAlias = Literal["auto"]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -63,8 +64,9 @@ class DpoHyperparameters(Hyperparameters):
 
 
 class GrpoHyperparameters(Hyperparameters):
-    """Those of `grpo`, named after the papers."""
+    """Those of `grpo`, named after the papers; `auto` is as the variant has it."""
 
+    variant: Literal["auto"] | Variant | None = None
     beta: Auto | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         default=None, description="Weight of the KL to the model that the job starts from."
     )
@@ -72,6 +74,9 @@ class GrpoHyperparameters(Hyperparameters):
     clip_high: Auto | Positive | None = None
     aggregation: Literal["auto", "token", "sequence", "constant"] | None = None
     constant_length: Auto | Count | None = None
+    ratio: Literal["auto", "token", "sequence"] | None = None
+    surrogate: Literal["auto", "clip", "cispo"] | None = None
+    kl_estimator: Literal["auto", "k3", "unbiased"] | None = None
     advantage_scale: Literal["auto", "std", "none"] | None = None
 
 
@@ -93,18 +98,10 @@ class GrpoMethod(_Fields):
     hyperparameters: GrpoHyperparameters = Field(default_factory=GrpoHyperparameters)
 
 
-_METHOD_DEFAULTS: dict[Method, dict[str, Any]] = {
-    "supervised": {},
-    "dpo": {"beta": 0.1},
-    "grpo": {
-        "beta": 0.0,
-        "clip_low": 0.2,
-        "clip_high": 0.28,
-        "aggregation": "token",
-        "constant_length": 256,
-        "advantage_scale": "std",
-    },
-}
+def _method_defaults(method: Method, given: dict[str, Any]) -> dict[str, Any]:
+    if method == "grpo":
+        return with_variant({"variant": given.get("variant", DEFAULT_VARIANT)})
+    return {"beta": 0.1} if method == "dpo" else {}
 
 
 def resolved(
@@ -126,7 +123,7 @@ def resolved(
         "learning_rate": for_lora if rank else for_all,
         "lr_schedule": "constant",
         "warmup_steps": 0,
-        **_METHOD_DEFAULTS[method],
+        **_method_defaults(method, given),
     }
     return defaults | given | {"lora_rank": rank, "lora_alpha": alpha}
 

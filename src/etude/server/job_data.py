@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from etude.core.errors import EtudeError, TrainingError
@@ -58,13 +58,7 @@ def objective_of(method: Method, values: Mapping[str, Any]) -> Objective:
         return Sft()
     if method == "dpo":
         return Dpo(values["beta"], 0.0, "base")
-    return Grpo(
-        values["clip_low"],
-        values["clip_high"],
-        values["beta"],
-        values["aggregation"],
-        values["constant_length"],
-    )
+    return Grpo(**{field.name: values[field.name] for field in fields(Grpo)})
 
 
 def learner_options(values: Mapping[str, Any], steps: int) -> LearnerOptions:
