@@ -99,6 +99,13 @@ def test_a_training_that_fails_does_not_move_the_schedule():
     assert learner.trained == 0
 
 
+def test_the_mismatch_is_what_the_learner_differed_by_before_its_first_step():
+    on_policy = batch_of(sequences(policy(), 9, shift=0.0))
+    found = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule()), seed=0).train(on_policy, Grpo())
+    assert found["mismatch_kl"] < 1e-9 < 1e-6 < found["sampled_kl"]
+    assert "mismatch_kl" not in Learner(fresh_policy(), OPTIONS, seed=0).train(on_policy, Sft())
+
+
 def test_without_a_batch_size_a_pass_is_one_step():
     learner = Learner(fresh_policy(), LearnerOptions(passes=3), seed=0)
     assert set(learner.train(jobs(1)[0], Sft())) >= {"loss", "nll", "grad_norm", "tokens_per_s"}

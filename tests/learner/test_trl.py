@@ -12,6 +12,7 @@ from etude.adapters.local_config import LocalAdapterConfig
 from etude.adapters.local_training import objective_of
 from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
+from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.sft import Sft
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
 from tests.models.tiny_models import fresh_policy, true_logprobs
@@ -104,7 +105,7 @@ VARIANTS = {
 def test_a_named_variant_of_grpo_is_that_of_trl(variant, kl, tmp_path):
     of = fresh_policy()
     of.keep_base()
-    units = sequences(of, 6, shift=0.02 if variant == "gspo" else 0.3)
+    units = sequences(of, 6, seed=1, shift=0.02 if variant == "gspo" else 0.3)
     base = [[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units]
     with torch.no_grad():
         for parameter in of.trainable().values():
@@ -120,6 +121,57 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, kl, tmp_path):
     config = LocalAdapterConfig(grpo={"variant": variant, "constant_length": 9, "kl_estimator": kl})
     assert_same(gradient_of(of, batch_of(units), objective_of("grpo", config)), theirs)
     assert config.grpo.advantage_scale == trainer.scale_rewards.replace("group", "std")
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_the_correction_for_another_sampler_is_that_of_trl(mode, tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 8, seed=2, shift=0.9)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", beta=0.0, num_generations=8,
+        max_completion_length=9, vllm_importance_sampling_mode=mode,
+    )  # fmt: skip
+    # As if vLLM had sampled; TRL weighs by this before it computes the loss.
+    trainer.use_vllm = True
+    inputs = grpo_inputs(units)
+    sampled, mask = inputs.pop("old_per_token_logps"), inputs["tool_mask"]
+    now = padded([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
+    level, kind = mode.split("_")
+    gap = (now - sampled) * mask
+    ratio = (gap.sum(-1, keepdim=True) if level == "sequence" else gap).exp()
+    outside = (ratio < 0.5) | (ratio > 2.0)
+    weights = ratio.clamp(0.5, 2.0) if kind == "truncate" else ratio.masked_fill(outside, 0.0)
+    inputs["importance_sampling_ratio"] = weights
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
+    objective = Grpo(correction=kind, correction_level=level, correction_floor=0.5, correction_cap=2.0)
+    told = Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), objective)
+    share = float((outside.expand_as(mask) * mask).sum() / mask.sum())
+    assert told["out_of_bounds"] == pytest.approx(share) and 0 < share < 1
+    assert_same(gradient_of(of, batch_of(units), objective), theirs)
+
+
+def test_what_the_policy_strayed_from_is_left_out_as_in_trl(tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 8, seed=1, shift=2.0)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
+        beta=0.0, num_generations=8, max_completion_length=9, off_policy_mask_threshold=0.05,
+    )  # fmt: skip
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
+    objective = Grpo(off_policy_limit=0.05)
+    assert 0 < Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), objective)["strayed"] < 1
+    assert_same(gradient_of(of, batch_of(units), objective), theirs)
+
+
+def test_the_entropy_bonus_is_that_of_trl(tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 6)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
+        beta=0.0, num_generations=8, max_completion_length=9, entropy_coef=0.3,
+    )  # fmt: skip
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
+    assert_same(gradient_of(of, batch_of(units), Grpo(entropy_bonus=0.3)), theirs)
 
 
 def test_dpo(tmp_path):

@@ -34,8 +34,16 @@ class GrpoConfig(BaseModel):
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="ε_low of the clipped ratio.")
     clip_high: float = Field(default=0.28, gt=0, description="ε_high (clip-higher, DAPO).")
     beta: float = Field(default=0.0, ge=0, description="Weight of the KL to the base model in the loss.")
+    reward_kl: float = Field(
+        default=0.0,
+        ge=0,
+        description="Price in the reward of each nat that an episode is from the base model.",
+    )
     kl_estimator: Literal["k3", "unbiased"] = Field(
         default="k3", description="How that KL is estimated (Schulman's, or times the ratio: DeepSeek-V3.2)."
+    )
+    entropy_bonus: float = Field(
+        default=0.0, ge=0, description="Weight of the entropy that is rewarded at every sampled token."
     )
     aggregation: Literal["token", "sequence", "constant"] = Field(
         default="token",
@@ -50,6 +58,28 @@ class GrpoConfig(BaseModel):
     surrogate: Literal["clip", "cispo"] = Field(
         default="clip",
         description="Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO).",
+    )
+    correction: Literal["none", "truncate", "mask"] = Field(
+        default="none",
+        description="Importance weights for tokens that other weights, or another engine, sampled: bounded "
+        "(truncated importance sampling), or 0 out of bounds.",
+    )
+    correction_level: Literal["token", "sequence"] = Field(
+        default="token", description="Each token's own importance weight, or the product over the sequence."
+    )
+    correction_floor: float = Field(default=0.0, ge=0, le=1, description="Their lower bound.")
+    correction_cap: float = Field(default=2.0, ge=1, description="Their upper bound.")
+    off_policy_limit: float | None = Field(
+        default=None,
+        gt=0,
+        description="Leave out bad sequences that the policy has become this much less likely to sample, in "
+        "nats per token (DeepSeek-V3.2).",
+    )
+    max_staleness: int | None = Field(
+        default=None,
+        ge=0,
+        description="Leave out trajectories that were sampled from weights of more than this many jobs ago; "
+        "a job of which nothing is left fails.",
     )
     advantage_scale: Literal["std", "none"] = Field(
         default="std", description="Divide by the group's deviation (GRPO), or not (Dr. GRPO)."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from etude.adapters.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest
@@ -11,10 +13,12 @@ from etude.learner.batch import TrainingBatch
 from etude.learner.collate import dpo_batch, grpo_batch, supervised_batch
 from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
-from etude.learner.learner import LearnerOptions
+from etude.learner.kl_reward import with_kl_in_rewards
+from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective
 from etude.learner.schedule import Schedule
 from etude.learner.sft import Sft
+from etude.learner.staleness import without_stale
 from etude.models.template import ChatTemplate
 
 
@@ -37,12 +41,31 @@ def batch_of(
             return supervised_batch(collection, template.completion_ids)
 
 
+def data_at(
+    collection: TrajectoryCollection, config: LocalAdapterConfig, learner: Learner
+) -> tuple[TrajectoryCollection, dict[str, float]]:
+    """What of the collection is trained on, seen from the weights as they are, and facts about that.
+
+    Raises TrainingError when all of it is too old.
+    """
+    grpo, facts = config.grpo, dict[str, float]()
+    if collection.method != "grpo":
+        return collection, facts
+    if grpo.max_staleness is not None:
+        collection, dropped = without_stale(collection, learner.policy.version, grpo.max_staleness)
+        facts["stale_trajectories"] = float(dropped)
+    if grpo.reward_kl:
+        collection, mean = with_kl_in_rewards(collection, grpo.reward_kl, learner.divergences)
+        facts["kl_in_reward"] = mean
+    return collection, facts
+
+
 def objective_of(method: Method, config: LocalAdapterConfig) -> Objective:
     """The objective of a training method, with the config's options."""
     grpo, dpo = config.grpo, config.dpo
     match method:
         case "grpo":
-            return Grpo(**grpo.model_dump(exclude={"variant", "advantage_scale"}))
+            return Grpo(**{field.name: getattr(grpo, field.name) for field in fields(Grpo)})
         case "dpo":
             return Dpo(dpo.beta, dpo.label_smoothing, dpo.reference)
         case "supervised":

@@ -23,6 +23,7 @@ class Dpo:
     label_smoothing: float = 0.0
     reference: Literal["sampler", "base"] = "sampler"
     """The policy that sampled the pair, whose logprobs are on record, or the base model."""
+    needs_entropy: bool = False
     skips_idle: bool = False
 
     @property

@@ -16,7 +16,7 @@ import torch
 
 from etude.core.errors import StoreError, TrainingError
 from etude.core.keys import generator
-from etude.learner.batch import TrainingBatch
+from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.objective import Objective, Pass
 from etude.learner.packed import PackedStep
 from etude.learner.padding import Unit, padded_passes
@@ -118,11 +118,7 @@ class Learner:
             finally:
                 self._optimiser.zero_grad(set_to_none=True)
         self.trained += 1
-        names = {name for report in reports for name in report.metrics}
-        return {
-            name: sum(report.metrics.get(name, 0.0) for report in reports) / len(reports)
-            for name in sorted(names)
-        }
+        return _summary([report.metrics for report in reports])
 
     def evaluate(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
         """The loss and metrics that a step on all of `batch` would have; nothing changes."""
@@ -130,10 +126,23 @@ class Learner:
         totals: dict[str, float] = {"loss": 0.0}
         with self.policy.lock, torch.no_grad():
             for one in self._passes(units, objective):
-                loss, metrics = objective.loss(one.logprobs(self.policy.model), one.micro)
+                loss, metrics = self._loss(one, objective)
                 for name, value in {"loss": float(loss), **metrics}.items():
                     totals[name] = totals.get(name, 0.0) + value
         return totals
+
+    def divergences(self, sequences: Sequence[TokenSequence]) -> list[float]:
+        """For each sequence the sum of log π_sampled - log π_ref over its trained tokens, in nats."""
+        found = [0.0] * len(sequences)
+        live = [number for number, sequence in enumerate(sequences) if any(sequence.weights)]
+        units: list[Unit] = [(sequences[number],) for number in live]
+        with self.policy.as_base(), torch.no_grad():
+            for one in self._cut(units, [[1.0]] * len(units), 1.0):
+                gap_BT = one.micro.sampled_BT - one.logprobs(self.policy.model)
+                sums_B = torch.where(one.micro.weights_BT > 0, gap_BT, 0.0).sum(dim=1)
+                for row, value in zip(one.rows, sums_B.tolist(), strict=True):
+                    found[live[row]] = value
+        return found
 
     def _plan(self, units: Sequence[Unit], objective: Objective) -> list[list[Unit]]:
         """The units of every optimiser step, shuffled anew for every pass."""
@@ -169,7 +178,7 @@ class Learner:
         for one in self._passes(units, objective):
             if canceled is not None and canceled.is_set():
                 raise TrainingCanceled("canceled")
-            loss, metrics = objective.loss(one.logprobs(self.policy.model), one.micro)
+            loss, metrics = self._loss(one, objective)
             loss.backward()  # type: ignore[no-untyped-call]
             tokens += int((one.micro.weights_BT != 0).sum())
             for name, value in {"loss": float(loss.detach()), **metrics}.items():
@@ -206,7 +215,13 @@ class Learner:
         return self._takes_trees
 
     def _with_reference(self, one: Pass) -> Pass:
-        return Pass(replace(one.micro, reference_BT=one.logprobs(self.policy.model)), one.logprobs)
+        return replace(one, micro=replace(one.micro, reference_BT=one.logprobs(self.policy.model)))
+
+    def _loss(self, one: Pass, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
+        if not objective.needs_entropy:
+            return objective.loss(one.logprobs(self.policy.model), one.micro)
+        logprobs_BT, entropy_BT = one.with_entropies(self.policy.model)
+        return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
 
     def _apply_gradient(self) -> float:
         parameters = list(self.policy.trainable().values())
@@ -271,6 +286,18 @@ class Learner:
             for name, parameter in self.policy.trainable().items()
             for key, value in self._optimiser.state.get(parameter, {}).items()
         }
+
+
+def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of the steps' metrics.
+
+    `mismatch_kl` is `sampled_kl` before anything was changed: of the learner from the engine, where that
+    sampled from the same weights.
+    """
+    names = {name for metrics in steps for name in metrics}
+    means = {name: sum(metrics.get(name, 0.0) for metrics in steps) / len(steps) for name in sorted(names)}
+    first = steps[0].get("sampled_kl")
+    return means if first is None else {**means, "mismatch_kl": first}
 
 
 def _has_gradient(unit: Unit) -> bool:

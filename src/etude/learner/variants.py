@@ -20,6 +20,12 @@ _PLAIN: Mapping[str, Any] = {
     "ratio": "token",
     "surrogate": "clip",
     "kl_estimator": "k3",
+    "entropy_bonus": 0.0,
+    "correction": "none",
+    "correction_level": "token",
+    "correction_floor": 0.0,
+    "correction_cap": 2.0,
+    "off_policy_limit": None,
     "advantage_scale": "std",
 }
 

@@ -77,6 +77,12 @@ class GrpoHyperparameters(Hyperparameters):
     ratio: Literal["auto", "token", "sequence"] | None = None
     surrogate: Literal["auto", "clip", "cispo"] | None = None
     kl_estimator: Literal["auto", "k3", "unbiased"] | None = None
+    entropy_bonus: Auto | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    correction: Literal["auto", "none", "truncate", "mask"] | None = None
+    correction_level: Literal["auto", "token", "sequence"] | None = None
+    correction_floor: Auto | Annotated[float, Field(ge=0, le=1)] | None = None
+    correction_cap: Auto | Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    off_policy_limit: Auto | Positive | None = None
     advantage_scale: Literal["auto", "std", "none"] | None = None
 
 
