@@ -30,6 +30,8 @@ OBJECTIVES = {
     "grpo masked by sequence": Grpo(correction="mask", correction_level="sequence", correction_cap=30.0),
     "grpo without what strayed": Grpo(off_policy_limit=0.05),
     "dpo": Dpo(beta=0.5),
+    "dpo by length": Dpo(loss_kind="sigmoid_norm", label_smoothing=0.2),
+    "ipo": Dpo(loss_kind="ipo"),
     "dpo against the base": Dpo(beta=0.5, label_smoothing=0.1, reference="base"),
     "sft": Sft(),
 }

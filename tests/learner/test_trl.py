@@ -174,7 +174,8 @@ def test_the_entropy_bonus_is_that_of_trl(tmp_path):
     assert_same(gradient_of(of, batch_of(units), Grpo(entropy_bonus=0.3)), theirs)
 
 
-def test_dpo(tmp_path):
+@pytest.mark.parametrize("kind", ["sigmoid", "sigmoid_norm", "ipo"])
+def test_dpo(kind, tmp_path):
     of = fresh_policy()
     of.keep_base()
     base = copy.deepcopy(of.model)
@@ -184,12 +185,13 @@ def test_dpo(tmp_path):
         for parameter in of.trainable().values():
             parameter.mul_(1.05)
     rows = {"prompt": ["a"] * 3, "chosen": ["b"] * 3, "rejected": ["c"] * 3}
-    trainer = trainer_of("DPO", of, tmp_path, rows, ref_model=base, beta=0.5)
+    trainer = trainer_of("DPO", of, tmp_path, rows, ref_model=base, beta=0.5, loss_type=kind)
     ids, real, trained = tensors([*chosen, *rejected])
     inputs = {"input_ids": ids, "attention_mask": real, "completion_mask": trained}
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs, False))
     pairs = list(zip(chosen, rejected, strict=True))
-    assert_same(gradient_of(of, batch_of(pairs), Dpo(beta=0.5, reference="base")), theirs)
+    objective = Dpo(beta=0.5, loss_kind=kind, reference="base")
+    assert_same(gradient_of(of, batch_of(pairs), objective), theirs)
 
 
 def test_sft(tmp_path):

@@ -100,9 +100,18 @@ class DpoConfig(BaseModel):
     label_smoothing: float = Field(
         default=0.0, ge=0, lt=0.5, description="Share of pairs that may be the wrong way round (cDPO)."
     )
+    loss: Literal["sigmoid", "sigmoid_norm", "ipo"] = Field(
+        default="sigmoid", description="DPO's, the same on means per token, or IPO's (on means per token)."
+    )
     reference: Literal["sampler", "base"] = Field(
         default="sampler", description="The policy that sampled the pairs, or the base model."
     )
+
+    @model_validator(mode="after")
+    def _smoothed_where_there_are_labels(self) -> DpoConfig:
+        if self.loss == "ipo" and self.label_smoothing:
+            raise ValueError("label_smoothing is for the sigmoid losses; leave it out with `loss: ipo`")
+        return self
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):

@@ -67,7 +67,7 @@ def objective_of(method: Method, config: LocalAdapterConfig) -> Objective:
         case "grpo":
             return Grpo(**{field.name: getattr(grpo, field.name) for field in fields(Grpo)})
         case "dpo":
-            return Dpo(dpo.beta, dpo.label_smoothing, dpo.reference)
+            return Dpo(dpo.beta, dpo.label_smoothing, dpo.loss, dpo.reference)
         case "supervised":
             return Sft()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from etude.core.trajectory import Method
 from etude.learner.variants import DEFAULT_VARIANT, Variant, with_variant
@@ -61,6 +61,14 @@ class DpoHyperparameters(Hyperparameters):
     """Those of `dpo`."""
 
     beta: Auto | Positive | None = Field(default=None, description="Pull to the reference.")
+    label_smoothing: Auto | Annotated[float, Field(ge=0, lt=0.5)] | None = None
+    loss: Literal["auto", "sigmoid", "sigmoid_norm", "ipo"] | None = None
+
+    @model_validator(mode="after")
+    def _smoothed_where_there_are_labels(self) -> DpoHyperparameters:
+        if self.loss == "ipo" and self.label_smoothing not in (None, "auto", 0):
+            raise ValueError("label_smoothing is for the sigmoid losses; leave it out with the loss ipo")
+        return self
 
 
 class GrpoHyperparameters(Hyperparameters):
@@ -107,7 +115,7 @@ class GrpoMethod(_Fields):
 def _method_defaults(method: Method, given: dict[str, Any]) -> dict[str, Any]:
     if method == "grpo":
         return with_variant({"variant": given.get("variant", DEFAULT_VARIANT)})
-    return {"beta": 0.1} if method == "dpo" else {}
+    return {"beta": 0.1, "label_smoothing": 0.0, "loss": "sigmoid"} if method == "dpo" else {}
 
 
 def resolved(

@@ -57,7 +57,7 @@ def objective_of(method: Method, values: Mapping[str, Any]) -> Objective:
     if method == "supervised":
         return Sft()
     if method == "dpo":
-        return Dpo(values["beta"], 0.0, "base")
+        return Dpo(values["beta"], values["label_smoothing"], values["loss"], "base")
     return Grpo(**{field.name: values[field.name] for field in fields(Grpo)})
 
 
