@@ -24,7 +24,7 @@ from tests.models.tiny_models import fresh_policy
 OBJECTIVES = {
     "sft": Sft(),
     "grpo": Grpo(),
-    "grpo by sequence": Grpo(aggregation="sequence", beta=0.1),
+    "grpo by sequence": Grpo(aggregation="sequence", beta=0.1, entropy_bonus=0.01),
     "dpo": Dpo(beta=0.5, reference="base"),
 }
 CASES = [
@@ -59,7 +59,10 @@ def trained(objective: str, packing: str, weights: str, team: Team | None = None
     for seed in (1, 2):
         metrics = learner.train(batch(objective, seed), OBJECTIVES[objective])
     found = learner.evaluate(batch(objective, 3), OBJECTIVES[objective])
-    return learner.policy, metrics | {f"valid {name}": value for name, value in found.items()}
+    apart = learner.divergences(forest(3, UNITS))
+    told = {f"valid {name}": value for name, value in found.items()}
+    told |= {f"divergence {number}": value for number, value in enumerate(apart)}
+    return learner.policy, metrics | told
 
 
 def equal(team: Team, folder: Path) -> None:
