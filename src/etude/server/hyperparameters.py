@@ -76,7 +76,10 @@ class GrpoHyperparameters(Hyperparameters):
 
     variant: Literal["auto"] | Variant | None = None
     beta: Auto | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="Weight of the KL to the model that the job starts from."
+        default=None, description="Weight of the KL to the reference."
+    )
+    reference: Literal["auto", "start", "base"] | None = Field(
+        default=None, description="The model that the job starts from, or the one that the server does."
     )
     clip_low: Auto | Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_high: Auto | Positive | None = None
@@ -114,7 +117,7 @@ class GrpoMethod(_Fields):
 
 def _method_defaults(method: Method, given: dict[str, Any]) -> dict[str, Any]:
     if method == "grpo":
-        return with_variant({"variant": given.get("variant", DEFAULT_VARIANT)})
+        return {"reference": "start", **with_variant({"variant": given.get("variant", DEFAULT_VARIANT)})}
     return {"beta": 0.1, "label_smoothing": 0.0, "loss": "sigmoid"} if method == "dpo" else {}
 
 
