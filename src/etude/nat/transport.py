@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import httpx
 
 from etude.core.errors import EpisodeError
-from etude.inference.gateway import FUNCTION_HEADER
+from etude.inference.gateway import FUNCTION_HEADER, error_response
 from etude.inference.recording import BlockingRecordingTransport, RecordingTransport
 from etude.rollout.blocking import SyncEpisode
 from etude.rollout.episode import Episode
@@ -58,8 +58,11 @@ class EpisodeTransport(httpx.AsyncBaseTransport):
         self._function_name = function_name
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """See httpx. Raises EpisodeError outside of any episode."""
-        episode = _current(self._model).episode
+        """See httpx. Outside of any episode the answer is an error."""
+        speaker = _speaker.get(None)
+        if speaker is None:
+            return _nobody(request, self._model)
+        episode = speaker.episode
         request.headers[FUNCTION_HEADER] = self._function_name()
         recording = RecordingTransport(lambda body: episode.answer(body, self._model), episode.said)
         return await recording.handle_async_request(request)
@@ -73,8 +76,10 @@ class BlockingEpisodeTransport(httpx.BaseTransport):
         self._function_name = function_name
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """See httpx. Raises EpisodeError outside of any episode, and on the event loop itself."""
-        speaker = _current(self._model)
+        """See httpx. Outside of any episode the answer is an error. Raises EpisodeError on the event loop."""
+        speaker = _speaker.get(None)
+        if speaker is None:
+            return _nobody(request, self._model)
         episode = speaker.episode
         request.headers[FUNCTION_HEADER] = self._function_name()
         recording = BlockingRecordingTransport(
@@ -83,11 +88,11 @@ class BlockingEpisodeTransport(httpx.BaseTransport):
         return recording.handle_request(request)
 
 
-def _current(model: str) -> _Speaker:
-    try:
-        return _speaker.get()
-    except LookupError:
-        raise EpisodeError(
-            f"the model '{model}' is being trained, and was called outside of an episode; give evaluators "
-            "and whatever else runs beside the agent an entry of `llms` of their own"
-        ) from None
+def _nobody(request: httpx.Request, model: str) -> httpx.Response:
+    """The answer to a request that no episode makes."""
+    error = EpisodeError(
+        f"the model '{model}' is being trained, and was called outside of an episode; give evaluators and "
+        "whatever else runs beside the agent an entry of `llms` of their own"
+    )
+    told = error_response(request.url.path, 409, str(error), kind="conflict_error", cause=error)
+    return httpx.Response(told.status, headers=dict(told.headers), content=told.body)
