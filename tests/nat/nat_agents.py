@@ -53,6 +53,16 @@ async def twice(config: TwiceConfig, builder: Builder) -> AsyncIterator[Function
     yield FunctionInfo.from_fn(twice, description="Asks twice.")
 
 
+class ForeignConfig(FunctionBaseConfig, name="test_foreign"):
+    llm: LLMRef
+
+
+@register_function(config_type=ForeignConfig)
+async def foreign(config: ForeignConfig, builder: Builder) -> AsyncIterator[FunctionInfo]:
+    llm = await builder.get_llm(config.llm, wrapper_type=LLMFrameworkEnum.LLAMA_INDEX)
+    yield FunctionInfo.from_fn(llm.acomplete, description="Written for another framework.")
+
+
 class FailingConfig(FunctionBaseConfig, name="test_failing"):
     pass
 

@@ -100,6 +100,7 @@ def test_dataset_is_read_whatever_its_format(project):
         ({"eval__evaluators": {"in_place": {"_type": "test_same"}}}, [], "trained on nothing"),
         ({"eval__evaluators": {"in_place": {"_type": "test_broken"}}}, [], "the judge is asleep"),
         ({"workflow": {"_type": "test_failing"}}, [], "the agent is out of order"),
+        ({"workflow": {"_type": "test_foreign", "llm": "sorter"}}, [], "for 'langchain'"),
         ({"finetuning__reward_function": {"name": "in_pace"}}, [], "did you mean 'in_place'"),
         ({"finetuning__target_functions": ["<workfow>"]}, [], "target_functions"),
         ({"finetuning__target_model": "sorted"}, [], "there is no model 'sorted'"),

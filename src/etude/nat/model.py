@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -14,6 +14,7 @@ from nat.cli.register_workflow import register_llm_client, register_llm_provider
 from nat.data_models.llm import LLMBaseConfig
 from pydantic import Field
 
+from etude.core.errors import RequestError
 from etude.nat.transport import API_KEY, BASE_URL, BlockingEpisodeTransport, EpisodeTransport
 
 
@@ -53,3 +54,21 @@ async def etude_langchain(config: EtudeModelConfig, _builder: Builder) -> AsyncI
                 http_async_client=asynchronous,
                 http_client=blocking,
             )
+
+
+def _refusing(framework: LLMFrameworkEnum) -> Callable[..., AsyncIterator[Any]]:
+    """A client for a framework that has none, to say so by a better name than a missing registration."""
+
+    async def refuse(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
+        raise RequestError(
+            f"llms.{config.model_name} is trained, and the agent wants it for '{framework.value}'; "
+            "calls are recorded for agents that want it for 'langchain'"
+        )
+        yield  # What makes it a generator.
+
+    return refuse
+
+
+for _framework in LLMFrameworkEnum:
+    if _framework is not LLMFrameworkEnum.LANGCHAIN:
+        register_llm_client(config_type=EtudeModelConfig, wrapper_type=_framework)(_refusing(_framework))
