@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import hmac
 import secrets
 import time
@@ -23,9 +25,10 @@ from etude.server.versions import (
     warning_of,
 )
 
-_OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
+_OPEN = frozenset({"/health", "/healthcheck", "/version", "/docs", "/openapi.json"})
 """Paths that need no key: they tell nothing of anybody."""
-_UPLOAD = "/v1/files"
+_LARGE = frozenset({"/v1/files", "/_train_model", "/_log"})
+"""Paths whose bodies are training data."""
 _MULTIPART_BYTES = 64 * 1024
 """What an upload's form may take beside the file."""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -87,10 +90,8 @@ class Guard:
     def _has_key(self, headers: Headers) -> bool:
         if self._settings.api_key is None:
             return True
-        scheme, _, key = headers.get("authorization", "").partition(" ")
         expected = self._settings.api_key.get_secret_value()
-        same = hmac.compare_digest(expected.encode(), key.strip().encode())
-        return same and scheme.lower() == "bearer"
+        return hmac.compare_digest(expected.encode(), _key_of(headers.get("authorization", "")).encode())
 
     def _names_us(self, headers: Headers) -> bool:
         try:
@@ -100,8 +101,8 @@ class Guard:
         return name in _LOCAL_NAMES or name == self._settings.host
 
     def _limit(self, path: str) -> int:
-        upload = path.rstrip("/") == _UPLOAD
-        return self._settings.max_file + _MULTIPART_BYTES if upload else self._settings.max_body
+        large = path.rstrip("/") in _LARGE
+        return self._settings.max_file + _MULTIPART_BYTES if large else self._settings.max_body
 
     def _too_large(self, path: str) -> ApiError:
         return ApiError(
@@ -127,6 +128,18 @@ class Guard:
             return message
 
         return receive_some
+
+
+def _key_of(header: str) -> str:
+    """The bearer's key, or the password of an address `http://any:key@host`, which is all that some clients
+    can send; empty when there is neither."""
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+    return ""
 
 
 def _response(error: ApiError) -> JSONResponse:

@@ -60,13 +60,18 @@ class GrpoHyperparameters(Hyperparameters):
     """Those of `grpo`, named after the papers."""
 
     beta: Auto | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="Weight of the KL to the model that the job starts from."
+        default=None, description="Weight of the KL to the reference."
+    )
+    reference: Literal["auto", "start", "base"] | None = Field(
+        default=None, description="The model that the job starts from, or the one that the server does."
     )
     clip_low: Auto | Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_high: Auto | Positive | None = None
     aggregation: Literal["auto", "token", "sequence", "constant"] | None = None
     constant_length: Auto | Count | None = None
     advantage_scale: Literal["auto", "std", "none"] | None = None
+    ratio: Literal["auto", "token", "sequence"] | None = None
+    surrogate: Literal["auto", "clip", "cispo"] | None = None
 
 
 class SupervisedMethod(_Fields):
@@ -92,11 +97,14 @@ _METHOD_DEFAULTS: dict[Method, dict[str, Any]] = {
     "dpo": {"beta": 0.1},
     "grpo": {
         "beta": 0.0,
+        "reference": "start",
         "clip_low": 0.2,
         "clip_high": 0.28,
         "aggregation": "token",
         "constant_length": 256,
         "advantage_scale": "std",
+        "ratio": "token",
+        "surrogate": "clip",
     },
 }
 

@@ -62,6 +62,8 @@ def objective_of(method: Method, values: Mapping[str, Any]) -> Objective:
         values["beta"],
         values["aggregation"],
         values["constant_length"],
+        values.get("ratio", "token"),
+        values.get("surrogate", "clip"),
     )
 
 

@@ -118,9 +118,10 @@ class JobTraining:
             dtype=self._place.dtype,
             lora=lora,
             seed=fold(self._job["seed"], "lora"),
+            keep_base=self._objective.needs_reference and values.get("reference") == "base",
         )
         if self._objective.needs_reference:
-            # The reference is the model that the job starts from, wherever it resumes.
+            # Where nothing else is kept: the model that the job starts from, wherever it resumes.
             policy.keep_base()
         return policy
 
