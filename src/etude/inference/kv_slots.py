@@ -7,6 +7,7 @@ at any step. The last column is a waste bin for the padding of ragged steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, owner: KvSlots) -> None:
         super().__init__()
         self._owner = owner
+        self._views: tuple[int, int, torch.Tensor, torch.Tensor] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for the owner's size; shapes [B, H, T, D]."""
@@ -57,31 +59,47 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """Store new keys and values [B, H, T, D]; return those of the step's span [B, H, S, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        return self._store(self.keys, key_states), self._store(self.values, value_states)
-
-    def _store(self, held: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         plan = self._owner.plan
-        held[plan.rows[:, None], :, plan.columns] = new.transpose(1, 2)
-        if plan.leading:
-            return held[: len(plan.rows), :, : plan.span]
-        return held[plan.rows, :, : plan.span]
+        for held, new in ((self.keys, key_states), (self.values, value_states)):
+            held[plan.rows[:, None], :, plan.columns] = new.transpose(1, 2)
+        return self._seen()
+
+    def write(
+        self, places: torch.Tensor, keys_BTHD: torch.Tensor, values_BTHD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `update`, in fewer operations; `places` are `KvSlots.places`."""
+        if not self.is_initialized:
+            self.lazy_initialization(keys_BTHD.transpose(1, 2), values_BTHD.transpose(1, 2))
+        for held, new in ((self.keys, keys_BTHD), (self.values, values_BTHD)):
+            held.view(-1, held.shape[3]).index_copy_(0, places, new.reshape(-1, new.shape[3]))
+        return self._seen()
+
+    def _seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the step's span."""
+        plan = self._owner.plan
+        if not plan.leading:
+            return self.keys[plan.rows, :, : plan.span], self.values[plan.rows, :, : plan.span]
+        rows, span = len(plan.rows), plan.span
+        if self._views is None or self._views[:2] != (rows, span):
+            self._views = (rows, span, self.keys[:rows, :, :span], self.values[:rows, :, :span])
+        return self._views[2:]
 
     def resize(self, slots: int, columns: int) -> None:
         """Grow, keeping what is held; the waste bin stays the last column."""
         if not self.is_initialized:
             return
+        self._views = None
         for name in ("keys", "values"):
             old = getattr(self, name)
             new = self._empty(old)
             new[: old.shape[0], :, : old.shape[2] - 1] = old[:, :, :-1]
             setattr(self, name, new)
 
-    def swap(self, first: int, second: int) -> None:
-        """Exchange two slots."""
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+        """Put the first `length` columns of some slots into others."""
         if self.is_initialized:
-            pair, reverse = [first, second], [second, first]
-            self.keys[pair] = self.keys[reverse]
-            self.values[pair] = self.values[reverse]
+            for held in (self.keys, self.values):
+                held[targets, :, :length] = held[sources, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the span; masks are made by the caller, so this is for information."""
@@ -125,11 +143,17 @@ class KvSlots(Cache):  # type: ignore[misc]
         for layer in self.layers:
             layer.resize(self.slots, self.columns)
 
-    def swap(self, first: int, second: int) -> None:
-        """Exchange two slots in every layer."""
-        if first != second:
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Put up to `length` tokens of some slots into others; all are read before any is written."""
+        if sources:
+            pair = torch.tensor([sources, targets], device=self.plan.rows.device)
             for layer in self.layers:
-                layer.swap(first, second)
+                layer.copy(pair[0], pair[1], length)
+
+    def places(self, heads: int) -> torch.Tensor:
+        """Where the step's new tokens go, [B * T * heads], in a layer's keys as a list of [head_dim]."""
+        slot_BTH = self.plan.rows[:, None, None] * heads + torch.arange(heads, device=self.plan.rows.device)
+        return (slot_BTH * self.columns + self.plan.columns[:, :, None]).flatten()
 
 
 def span_for(length: int) -> int:
