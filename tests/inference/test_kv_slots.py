@@ -65,9 +65,9 @@ def test_both_ways_of_writing_come_to_the_same():
         for kv in (plainly, quickly):
             kv.reserve(4, 128)
             kv.plan = plan
-        turned = new_BHTD.transpose(1, 2)
+        both_NKD = torch.cat([new_BHTD, -new_BHTD], dim=1).transpose(1, 2).flatten(0, 1)
         seen.append(plainly.update(new_BHTD, -new_BHTD, 0))
-        seen.append(quickly.layers[0].write(quickly.places(2), turned, -turned))
+        seen.append(quickly.layers[0].write(quickly.places(2), both_NKD))
     for one in seen[1:]:
         assert all(map(torch.equal, one, seen[0]))
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from etude.inference.kv_slots import KvSlots, SlotLayer
+from etude.inference.kv_slots import KvSlots
 from etude.models.architecture import layer_kinds
 
 _CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -28,14 +28,12 @@ Affine = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The weights of one layer. Queries are scaled, and heads have the two halves of their pairs together."""
+    """Weights of a layer. Norms are part of them, queries are scaled, and what turns is side by side."""
 
-    norm: torch.Tensor
     qkv: Affine
     head_norm: torch.Tensor | None
     """Of queries and keys, [H + G, D]."""
     out: Affine
-    mlp_norm: torch.Tensor
     gate_up: Affine
     down: Affine
 
@@ -52,6 +50,9 @@ class FusedLlama:
         self._heads, self._groups = config.num_attention_heads, config.num_key_value_heads
         self._size = self._model.model.layers[0].self_attn.head_dim
         self._eps = config.rms_norm_eps
+        self._root = config.hidden_size**0.5
+        self._least = torch.tensor(self._eps**0.5 * self._root)
+        self._last_norm = self._model.model.norm.weight * self._root
         self._turns = torch.zeros(0)
         self._layers = [self._packed(layer) for layer in self._model.model.layers]
 
@@ -62,43 +63,37 @@ class FusedLlama:
 
         `masks` are additive, [B, 1, T, span], by kind of layer.
         """
-        body = self._model.model
+        body, head = self._model.model, self._model.lm_head
         rows, width = ids_BT.shape
-        turn_BT = self._turn(kv.columns)[position_BT][:, :, None]
-        places, x = kv.places(self._groups), body.embed_tokens(ids_BT).view(rows * width, -1)
-        for number, (kind, layer) in enumerate(zip(self._kinds, self._layers, strict=True)):
-            query_BTHD, keys, values = self._attended(layer, x, turn_BT, places, kv.layers[number])
-            mixed = _attention(query_BTHD, keys, values, masks[kind])
+        turn = self._turn(kv.columns).index_select(0, position_BT.flatten())[:, None]
+        x, places = functional.embedding(ids_BT.flatten(), body.embed_tokens.weight), kv.places(self._groups)
+        for kind, layer, held in zip(self._kinds, self._layers, kv.layers, strict=True):
+            query, new = self._projected(layer, x, turn)
+            keys, values = held.write(places, new)
+            mixed = _attention(query.view(rows, width, *query.shape[1:]), keys, values, masks[kind])
             x = functional.linear(mixed.reshape(rows * width, -1), *layer.out).add_(x)
-            gate, up = functional.linear(self._normed(x, layer.mlp_norm), *layer.gate_up).chunk(2, dim=-1)
+            gate, up = functional.linear(self._normed(x), *layer.gate_up).chunk(2, dim=-1)
             x = functional.linear(functional.silu(gate).mul_(up), *layer.down).add_(x)
-        last_BE = x.view(rows, width, -1)[:, -1]
-        head = self._model.lm_head
-        return functional.linear(self._normed(last_BE, body.norm.weight), head.weight, head.bias)
+        last_BE = self._normed(x.view(rows, width, -1)[:, -1]).mul_(self._last_norm)
+        logits_BV: torch.Tensor = functional.linear(last_BE, head.weight, head.bias)
+        return logits_BV
 
-    def _attended(
-        self,
-        layer: _Layer,
-        x: torch.Tensor,
-        turn_BT: torch.Tensor,
-        places: torch.Tensor,
-        held: SlotLayer,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [B, T, H, D]; keys and values [B, G, S, D], of which the new ones are stored first."""
+    def _projected(
+        self, layer: _Layer, x: torch.Tensor, turn: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [N, H, D], and keys and values [N, 2 * G, D], of tokens [N, E]."""
         turned = self._heads + self._groups
-        rows, width = turn_BT.shape[:2]
-        qkv = functional.linear(self._normed(x, layer.norm), *layer.qkv)
-        heads = qkv.view(rows, width, turned + self._groups, self._size)
-        qk = heads[:, :, :turned]
+        heads = functional.linear(self._normed(x), *layer.qkv).view(len(x), -1, self._size)
+        qk = heads[:, :turned]
         if layer.head_norm is not None:
-            qk = functional.rms_norm(qk, (self._size,), eps=self._eps).mul_(layer.head_norm)
-        pairs = torch.view_as_complex(qk.view(rows, width, turned, -1, 2))
-        pairs.mul_(turn_BT)
-        keys, values = held.write(places, qk[:, :, self._heads :], heads[:, :, turned:])
-        return qk[:, :, : self._heads], keys, values
+            qk.copy_(functional.rms_norm(qk, (self._size,), eps=self._eps).mul_(layer.head_norm))
+        torch.view_as_complex(qk.view(len(x), turned, -1, 2)).mul_(turn)
+        return heads[:, : self._heads], heads[:, self._heads :]
 
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self._eps)
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        """RMSNorm over the root of the width; weight and root are part of what comes after."""
+        norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x / norm.hypot_(self._least)
 
     def _turn(self, positions: int) -> torch.Tensor:
         """Rotary embedding of the first positions at least, [P, D / 2], complex."""
@@ -114,31 +109,29 @@ class FusedLlama:
         query, key, value = (_affine(getattr(attention, f"{name}_proj")) for name in "qkv")
         head_norm, scale = None, attention.scaling
         if hasattr(attention, "q_norm"):
-            norms = attention.q_norm.weight * scale, attention.k_norm.weight
-            parts = [norm.expand(count, -1) for norm, count in zip(norms, self._counts, strict=True)]
-            head_norm, scale = self._paired(torch.cat(parts).reshape(-1, 1)).view(-1, self._size), 1.0
+            norms = (attention.q_norm.weight * scale).repeat(self._heads), attention.k_norm.weight
+            head_norm, scale = torch.cat([norms[0], norms[1].repeat(self._groups)]), 1.0
+            head_norm = self._paired(head_norm).view(-1, self._size)
         query = (query[0] * scale, None if query[1] is None else query[1] * scale)
-        turned = [(self._paired(weight), bias) for weight, bias in (query, key)]
-        turned = [
-            (weight, None if bias is None else self._paired(bias[:, None])[:, 0]) for weight, bias in turned
-        ]
+        weight, bias = _stacked([query, key])
+        turned = self._paired(weight), None if bias is None else self._paired(bias)
         return _Layer(
-            norm=layer.input_layernorm.weight,
-            qkv=_stacked([*turned, value]),
+            qkv=self._after_norm(layer.input_layernorm, _stacked([turned, value])),
             head_norm=head_norm,
             out=_affine(attention.o_proj),
-            mlp_norm=layer.post_attention_layernorm.weight,
-            gate_up=_stacked([_affine(mlp.gate_proj), _affine(mlp.up_proj)]),
+            gate_up=self._after_norm(
+                layer.post_attention_layernorm, _stacked([_affine(mlp.gate_proj), _affine(mlp.up_proj)])
+            ),
             down=_affine(mlp.down_proj),
         )
 
-    @property
-    def _counts(self) -> tuple[int, int]:
-        return self._heads, self._groups
+    def _after_norm(self, norm: Any, affine: Affine) -> Affine:
+        return affine[0] * (norm.weight * self._root), affine[1]
 
-    def _paired(self, weight: torch.Tensor) -> torch.Tensor:
-        """Rows of heads [n * D, ...] in the order that has what turns together side by side."""
-        return weight.view(-1, 2, self._size // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+    def _paired(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of heads, [n * D, ...], in the order that has what turns together side by side."""
+        halves = rows.view(-1, 2, self._size // 2, *rows.shape[1:])
+        return halves.transpose(1, 2).reshape(rows.shape)
 
 
 def can_fuse(model: Any) -> bool:
@@ -170,9 +163,10 @@ def _attention(
             query_BTHD.transpose(1, 2), keys, values, mask, scale=1.0, enable_gqa=grouped
         )
         return mixed.transpose(1, 2)
-    query_BGQD = query_BTHD.reshape(rows, keys.shape[1], -1, size)
-    scores = torch.matmul(query_BGQD, keys.transpose(2, 3)).add_(mask)
-    return torch.matmul(torch.softmax(scores, dim=-1), values).view(rows, 1, heads, size)
+    query = query_BTHD.reshape(rows * keys.shape[1], -1, size)
+    scores = torch.bmm(query, keys.flatten(0, 1).transpose(1, 2))
+    scores.view(rows, heads, -1).add_(mask[:, 0])
+    return torch.bmm(torch.softmax(scores, dim=-1), values.flatten(0, 1)).view(rows, 1, heads, size)
 
 
 def _without_lora(model: Any) -> Any:

@@ -41,17 +41,21 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, owner: KvSlots) -> None:
         super().__init__()
         self._owner = owner
+        self._both: torch.Tensor | None = None
+        """Keys and values together, where they have the same shape: [2, slots, heads, columns, head_dim]."""
         self._views: tuple[int, int, torch.Tensor, torch.Tensor] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for the owner's size; shapes [B, H, T, D]."""
-        self.keys = self._empty(key_states)
-        self.values = self._empty(value_states)
+        slots, columns = self._owner.slots, self._owner.columns
+        shapes = [(slots, one.shape[1], columns, one.shape[3]) for one in (key_states, value_states)]
+        if shapes[0] == shapes[1]:
+            self._both = key_states.new_zeros((2, *shapes[0]))
+            self.keys, self.values = self._both.unbind()
+        else:
+            self.keys, self.values = (key_states.new_zeros(shape) for shape in shapes)
+        self._views = None
         self.is_initialized = True
-
-    def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        shape = (self._owner.slots, like.shape[1], self._owner.columns, like.shape[3])
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -64,14 +68,16 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             held[plan.rows[:, None], :, plan.columns] = new.transpose(1, 2)
         return self._seen()
 
-    def write(
-        self, places: torch.Tensor, keys_BTHD: torch.Tensor, values_BTHD: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `update`, in fewer operations; `places` are `KvSlots.places`."""
-        if not self.is_initialized:
-            self.lazy_initialization(keys_BTHD.transpose(1, 2), values_BTHD.transpose(1, 2))
-        for held, new in ((self.keys, keys_BTHD), (self.values, values_BTHD)):
-            held.view(-1, held.shape[3]).index_copy_(0, places, new.reshape(-1, new.shape[3]))
+    def write(self, places: torch.Tensor, new_NKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `update` in fewer operations: for each token the heads of keys, and then those of values.
+
+        `places` are `KvSlots.places`.
+        """
+        if self._both is None:
+            self.lazy_initialization(*new_NKD[:, :, None].chunk(2, dim=1))
+        assert self._both is not None
+        size = new_NKD.shape[2]
+        self._both.view(-1, size).index_copy_(0, places, new_NKD.reshape(-1, size))
         return self._seen()
 
     def _seen(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,16 +90,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self._views = (rows, span, self.keys[:rows, :, :span], self.values[:rows, :, :span])
         return self._views[2:]
 
-    def resize(self, slots: int, columns: int) -> None:
-        """Grow, keeping what is held; the waste bin stays the last column."""
+    def resize(self) -> None:
+        """Grow to the owner's size, keeping what is held; the waste bin stays the last column."""
         if not self.is_initialized:
             return
-        self._views = None
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = self._empty(old)
+        before = self.keys, self.values
+        self.lazy_initialization(*before)
+        for old, new in zip(before, (self.keys, self.values), strict=True):
             new[: old.shape[0], :, : old.shape[2] - 1] = old[:, :, :-1]
-            setattr(self, name, new)
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
         """Put the first `length` columns of some slots into others."""
@@ -141,7 +145,7 @@ class KvSlots(Cache):  # type: ignore[misc]
             columns = max(columns, span_for(self.columns * 5 // 4) + 1)
         self.slots, self.columns = max(slots, self.slots), max(columns, self.columns)
         for layer in self.layers:
-            layer.resize(self.slots, self.columns)
+            layer.resize()
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Put up to `length` tokens of some slots into others; all are read before any is written."""
@@ -151,9 +155,11 @@ class KvSlots(Cache):  # type: ignore[misc]
                 layer.copy(pair[0], pair[1], length)
 
     def places(self, heads: int) -> torch.Tensor:
-        """Where the step's new tokens go, [B * T * heads], in a layer's keys as a list of [head_dim]."""
-        slot_BTH = self.plan.rows[:, None, None] * heads + torch.arange(heads, device=self.plan.rows.device)
-        return (slot_BTH * self.columns + self.plan.columns[:, :, None]).flatten()
+        """Where the step's new tokens go, [B * T * 2 * heads], in keys and values as a list of [head_dim]."""
+        head_K = torch.arange(2 * heads, device=self.plan.rows.device)
+        start_K = (head_K // heads * self.slots * heads + head_K % heads) * self.columns
+        row_BT = self.plan.rows[:, None] * (heads * self.columns) + self.plan.columns
+        return (row_BT[:, :, None] + start_K).flatten()
 
 
 def span_for(length: int) -> int:

@@ -49,6 +49,7 @@ class SlotDecoder:
         self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
         self._kv = KvSlots(len(self._kinds), len(self._table))
         self._fused = _fused(policy)
+        self._columns = torch.arange(0)
         self._postponed = 0
 
     @torch.inference_mode()
@@ -186,10 +187,16 @@ class SlotDecoder:
 
     def _masks(self, position_BT: torch.Tensor, span: int) -> dict[str, torch.Tensor]:
         """Additive masks [B, 1, T, span], by kind of layer."""
-        return {
-            kind: _additive_mask(position_BT, span, self._window if kind == SLIDING else None, self._dtype)
-            for kind in set(self._kinds)
-        }
+        if len(self._columns) < span:
+            self._columns = torch.arange(span, device=position_BT.device)
+        column_S, last_BT1 = self._columns[:span], position_BT[..., None]
+        masks = {}
+        for kind in set(self._kinds):
+            hidden_BTS = column_S > last_BT1
+            if kind == SLIDING and self._window is not None and self._window < span:
+                hidden_BTS |= column_S <= last_BT1 - self._window
+            masks[kind] = hidden_BTS[:, None].to(self._dtype).mul_(torch.finfo(self._dtype).min)
+        return masks
 
 
 def _fused(policy: Policy) -> FusedLlama | None:
@@ -215,13 +222,3 @@ def _fixed_shape(row: Row) -> tuple[int, int]:
 
 def _fixed_rows(width: int) -> int:
     return _FIXED_ROWS if width == 1 else _FIXED_TOKENS // width
-
-
-def _additive_mask(
-    position_BT: torch.Tensor, span: int, window: int | None, dtype: torch.dtype
-) -> torch.Tensor:
-    column_S = torch.arange(span, device=position_BT.device)
-    hidden_BTS = column_S > position_BT[..., None]
-    if window is not None and window < span:
-        hidden_BTS |= column_S <= position_BT[..., None] - window
-    return hidden_BTS[:, None].to(dtype).mul_(torch.finfo(dtype).min)
