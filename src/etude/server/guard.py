@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import hmac
+import math
 import secrets
 import time
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.server.errors import ApiError, error_object
 from etude.server.metrics import Metrics
+from etude.server.rate import RateLimit
 from etude.server.settings import ServerSettings
 from etude.server.versions import (
     VERSION_HEADER,
@@ -41,6 +43,8 @@ class Guard:
         self._app = app
         self._settings = settings
         self._metrics = metrics
+        rate = settings.requests_per_minute
+        self._rate = None if rate is None else RateLimit(rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -63,7 +67,7 @@ class Guard:
             await send(message)
 
         try:
-            refused = self._refusal(scope["path"], headers)
+            refused = self._refusal(scope, headers)
             if refused is not None:
                 await _response(refused)(scope, receive, send_on)
             else:
@@ -72,9 +76,11 @@ class Guard:
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.count_request(scope["method"], route, status, time.perf_counter() - started)
 
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
-        client = headers.get(VERSION_HEADER)
+    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+        path, client = scope["path"], headers.get(VERSION_HEADER)
         if path not in _OPEN:
+            if too_many := self._too_many(scope):
+                return too_many
             if not self._has_key(headers):
                 return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             if self._settings.api_key is None and not self._names_us(headers):
@@ -86,6 +92,15 @@ class Guard:
         if length.isdecimal() and int(length) > self._limit(path):
             return self._too_large(path)
         return None
+
+    def _too_many(self, scope: Scope) -> ApiError | None:
+        """Before the key is looked at, so that keys cannot be guessed quickly."""
+        address, _ = scope.get("client") or ("", 0)
+        wait = 0.0 if self._rate is None else self._rate.wait(address, time.monotonic())
+        if not wait:
+            return None
+        told = f"more than {self._settings.requests_per_minute} requests a minute came from {address}"
+        return ApiError(429, told, code="rate_limit_exceeded", retry_after=math.ceil(wait))
 
     def _has_key(self, headers: Headers) -> bool:
         if self._settings.api_key is None:

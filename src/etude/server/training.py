@@ -13,7 +13,7 @@ from typing import Any
 from etude.core.errors import TrainingError
 from etude.core.keys import fold
 from etude.export.draft import draft_of
-from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.learner import Learner
 from etude.learner.objective import Objective
 from etude.models.policy import LoraOptions, Policy
 from etude.server.files import FileStore
@@ -23,6 +23,7 @@ from etude.server.job_data import (
     Units,
     batch_of,
     has_gradient,
+    learner_options,
     objective_of,
     plan_steps,
     trained_tokens,
@@ -79,8 +80,8 @@ class JobTraining:
         live = [has_gradient(units) for units in self._rows]
         values = self._values
         self._steps = plan_steps(live, values["n_epochs"], values["batch_size"], job["seed"])
-        rate = values["learning_rate"] * values["learning_rate_multiplier"]
-        self._learner = Learner(self._policy, LearnerOptions(learning_rate=rate), job["seed"])
+        options = learner_options(values, len(self._steps))
+        self._learner = Learner(self._policy, options, job["seed"])
         self._done = self._folder.newest()
         self._results: list[str] = []
         if self._done:
