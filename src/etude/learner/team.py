@@ -31,6 +31,8 @@ class Team:
 
     rank = 0
     size = 1
+    device: torch.device | None = None
+    """Where this process computes, if that is not for others to say."""
 
     @property
     def leads(self) -> bool:
@@ -44,6 +46,10 @@ class Team:
     def any(self, flag: bool) -> bool:
         """Whether it is so in any process. All must call it together."""
         return self.sum({"flag": float(flag)})["flag"] > 0
+
+    def same(self, text: str) -> bool:
+        """Whether all processes say the same. All must call it together."""
+        return True
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Make every parameter's gradient the sum over all processes. All must call it together."""
@@ -64,6 +70,10 @@ class ProcessTeam(Team):
             for name, value in json.loads(text).items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals
+
+    def same(self, text: str) -> bool:
+        """See `Team.same`."""
+        return len(set(self._exchange(json.dumps(text)))) == 1
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """See `Team.sum_gradients`. A parameter that has no gradient in any process still has none."""
