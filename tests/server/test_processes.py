@@ -135,6 +135,17 @@ def test_whatever_is_killed_nothing_is_lost(
 
 
 @pytest.mark.slow
+def test_shards_of_the_weights_survive_kill_9_too(model: Path, tmp_path: Path) -> None:
+    options = ("--checkpoint-steps", "5", "--training-processes", "2", "--shard-training", "--device", "cpu")
+    with ServerProcess(model, tmp_path, *options) as running:
+        client = running.client()
+        job = create(client, upload(client, supervised(8)), **LONG | {"lora_rank": 0}).id
+        wait_for_step(client, job, 8)
+        os.kill(ranks_of(running, job)[0], signal.SIGKILL)
+        check_whole(client, job)
+
+
+@pytest.mark.slow
 def test_a_job_whose_processes_fail_says_why(two: ServerProcess) -> None:
     client = two.client()
     turn = {"context_ids": [3], "token_ids": [4, 1], "logprobs": [-1.0, -1.0]}

@@ -14,7 +14,7 @@ from etude.export.draft import draft_of
 from etude.store.lock import locked_by
 
 if TYPE_CHECKING:
-    from etude.learner.learner import Learner
+    from etude.learner.learner import Learner, Snapshot
     from etude.models.policy import Policy
 
 _FACTS = "step.json"
@@ -84,12 +84,19 @@ class JobFolder:
         """A path as the database has it: the data folder may be moved."""
         return str(path.relative_to(self._data_dir))
 
-    def save(self, step: int, facts: dict[str, Any], policy: Policy, learner: Learner) -> str:
+    def save(
+        self,
+        step: int,
+        facts: dict[str, Any],
+        policy: Policy,
+        learner: Learner,
+        snapshot: Snapshot,
+    ) -> str:
         """Write a checkpoint; the digest of its weights. Raises StoreError."""
         with draft_of(self.step_folder(step)) as draft:
             draft.mkdir()
-            version = policy.save_version(draft, 1)
-            learner.save(draft)
+            version = policy.save_version(draft, 1, snapshot.weights)
+            learner.save(draft, snapshot.optimiser)
             (draft / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
         return version.digest
 

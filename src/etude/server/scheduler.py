@@ -147,6 +147,7 @@ class Scheduler:
             dtype=settings.dtype,
             checkpoint_steps=settings.checkpoint_steps,
             processes=processes,
+            shards=settings.shard_training,
         )
         module, arguments = "etude.server.worker", [order.model_dump_json()]
         command = [sys.executable, "-m", module, *arguments]

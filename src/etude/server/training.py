@@ -10,10 +10,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from torch import Tensor
+
 from etude.core.errors import TrainingError
 from etude.core.keys import fold
 from etude.export.draft import draft_of
-from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.learner import Learner, LearnerOptions, Snapshot
 from etude.learner.objective import Objective
 from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
@@ -114,12 +116,14 @@ class JobTraining:
             interrupted = self._team.any(stopping.is_set())
             if step.ends_epoch or due or interrupted:
                 self._require_same_weights(step)
+                snapshot = self._learner.snapshot()
                 if self._team.leads:
-                    self._save(step, metrics)
+                    self._save(step, metrics, snapshot)
             if interrupted:
                 raise Interrupted
+        weights = self._team.whole(self._policy.trainable())
         if self._team.leads:
-            self._finish()
+            self._finish(weights)
 
     def _load(self, models: ModelStore) -> Policy:
         model, values = models.get(self._job["model"]), self._values
@@ -169,15 +173,16 @@ class JobTraining:
 
     def _require_same_weights(self, step: Step) -> None:
         """Raise TrainingError when the processes have come to hold different weights."""
-        if self._team.size > 1 and not self._team.same(self._policy.digest()):
+        if self._team.size > 1 and not self._team.shards and not self._team.same(self._policy.digest()):
             raise TrainingError(
                 f"after step {step.number} the processes hold different weights; are their devices of one "
                 "kind? Start the server with --training-processes 1"
             )
 
-    def _save(self, step: Step, metrics: dict[str, float]) -> None:
+    def _save(self, step: Step, metrics: dict[str, float], snapshot: Snapshot) -> None:
         """A checkpoint to go on from; at the end of an epoch also one that can be asked as a model."""
-        digest = self._folder.save(step.number, {"results": self._results}, self._policy, self._learner)
+        kept = {"results": self._results}
+        digest = self._folder.save(step.number, kept, self._policy, self._learner, snapshot)
         if step.ends_epoch:
             name = model_name(self._job["model"], self._job["suffix"], self._job["id"], step.number)
             facts = {"step": step.number, "train_loss": metrics.get("loss")}
@@ -192,10 +197,10 @@ class JobTraining:
         self._jobs.set(self._job["id"], attempts=0)
         self._folder.prune(self._public_steps() | {step.number})
 
-    def _finish(self) -> None:
+    def _finish(self, weights: Mapping[str, Tensor]) -> None:
         folder = self._place.data_dir / "models" / self._job["id"]
         with draft_of(folder) as draft:
-            digest = self._policy.save_version(draft, 1).digest
+            digest = self._policy.save_version(draft, 1, weights).digest
             if digest == self._start_digest:
                 raise TrainingError("training changed no weight; raise learning_rate_multiplier")
         results = f"file-{self._job['id'].removeprefix('ftjob-')}"

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from etude.core.errors import EtudeError, StoreError
 from etude.learner.learner import TrainingCanceled
 from etude.learner.team import PeerLost, Team, joined
+from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.server.database import open_database
 from etude.server.errors import ApiError
 from etude.server.files import FileStore
@@ -46,6 +47,8 @@ class WorkerOrder(BaseModel):
     checkpoint_steps: int
     processes: int
     """That train the job together, this one among them."""
+    shards: bool
+    """Whether each of them holds a part of the weights."""
 
 
 def work(order: WorkerOrder) -> bool:
@@ -96,7 +99,11 @@ def _train(order: WorkerOrder, team: Team, jobs: JobStore, database: sa.Engine) 
     files = FileStore(database, order.data_dir)
     models = ModelStore(database, order.data_dir, order.name)
     device = order.device if team.device is None else str(team.device)
-    place = Place(order.data_dir, order.source, device, order.dtype, order.checkpoint_steps)
+    dtype = order.dtype
+    if team.shards:
+        # The whole model need not fit on the device where a part of it will be.
+        dtype, device = dtype_name(choose_dtype(dtype, choose_device(device))), "cpu"
+    place = Place(order.data_dir, order.source, device, dtype, order.checkpoint_steps)
     with _signals() as stopping, _canceled(jobs, order.job) as canceled:
         JobTraining(place, jobs.get(order.job), jobs, files, models, team).run(canceled, stopping)
 
@@ -107,7 +114,7 @@ def _team(order: WorkerOrder) -> Iterator[Team]:
     if order.processes == 1:
         yield Team()
         return
-    with joined(order.device, _PEER_SECONDS) as team:
+    with joined(order.device, _PEER_SECONDS, shards=order.shards) as team:
         yield team
 
 
