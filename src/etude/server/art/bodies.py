@@ -168,6 +168,14 @@ def parsed(kind: type[B], body: bytes) -> B:
         raise ApiError(400, told, param=param, code="invalid_value") from error
 
 
+def described(kind: type[BaseModel]) -> dict[str, Any]:
+    """For the OpenAPI document of a route that reads its body with `parsed`."""
+    fields = kind.model_fields
+    required = [name for name, field in fields.items() if field.is_required()]
+    schema = {"type": "object", "required": required, "properties": {name: {} for name in fields}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 def without_logprobs(group: ArtGroup) -> str:
     """A group as a line of JSON, without what only training needs."""
     wire = group.model_dump(mode="json")

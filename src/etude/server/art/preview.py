@@ -18,6 +18,7 @@ from etude.server.art.bodies import (
     PreviewStepsBody,
     PreviewTrainBody,
     TrainBody,
+    described,
     parsed,
 )
 from etude.server.art.lines import line_of, steps_of_job
@@ -49,7 +50,9 @@ def preview_routes(
     _add_model_routes(router, pool, models, art, log)
     _add_checkpoint_routes(router, pool, models, art)
 
-    @router.post("/training-jobs", summary="Train a model on trajectories")
+    @router.post(
+        "/training-jobs", summary="Train a model on trajectories", openapi_extra=described(PreviewTrainBody)
+    )
     async def create_training_job(request: Request) -> dict[str, str]:
         """A `grpo` job. Where nothing can be learned, the step goes up all the same, as with ART."""
         body = await run_in_threadpool(parsed, PreviewTrainBody, await request.body())
@@ -87,7 +90,7 @@ def _add_model_routes(
         model = await run_in_threadpool(art.named, name)
         await delete_served(pool, models, await run_in_threadpool(art.delete, model))
 
-    @router.post("/models/{name}/log", summary="Keep trajectories")
+    @router.post("/models/{name}/log", summary="Keep trajectories", openapi_extra=described(PreviewLogBody))
     async def log_trajectories(name: str, request: Request) -> None:
         """Those of a split, at the model's step."""
         body = await run_in_threadpool(parsed, PreviewLogBody, await request.body())

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from etude.server.art.bodies import ArtModel, KeepBody, LogBody, parsed
+from etude.server.art.bodies import ArtModel, KeepBody, LogBody, TrainBody, described, parsed
 from etude.server.art.log import ArtLog
 from etude.server.art.models import ArtModels
 from etude.server.art.options import ServerConfig
@@ -77,7 +77,7 @@ def _add_model_routes(router: APIRouter, settings: ServerSettings, pool: EngineP
 
 
 def _add_training_routes(router: APIRouter, art: ArtModels, trainings: ArtTrainings, log: ArtLog) -> None:
-    @router.post("/_train_model", summary="Train a model on trajectories")
+    @router.post("/_train_model", summary="Train a model on trajectories", openapi_extra=described(TrainBody))
     async def train_model(request: Request) -> Response:
         """A line of metrics for each optimiser step; the end of the lines says that the step is there.
 
@@ -85,7 +85,7 @@ def _add_training_routes(router: APIRouter, art: ArtModels, trainings: ArtTraini
         """
         return await trainings.train(request)
 
-    @router.post("/_log", summary="Keep trajectories")
+    @router.post("/_log", summary="Keep trajectories", openapi_extra=described(LogBody))
     async def log_trajectories(request: Request) -> None:
         """Those of a split, at the model's step (0.4)."""
         body = await run_in_threadpool(parsed, LogBody, await request.body())
