@@ -10,10 +10,9 @@ import sys
 
 import art
 
-from backend import connect
-
 SERVER = os.environ.get("ART_SERVER", "http://127.0.0.1:7999")
-QUESTIONS, ANSWERS = 8, 16
+QUESTIONS, ANSWERS = 16, 16
+RATE = 3e-3
 
 
 def score(letters: str, answer: str) -> float:
@@ -25,21 +24,23 @@ def score(letters: str, answer: str) -> float:
 async def rollout(model: art.TrainableModel, letters: str) -> art.Trajectory:
     messages = [{"role": "user", "content": f"Sort: {letters}"}]
     completion = await model.openai_client().chat.completions.create(
-        model=model.name, messages=messages, max_tokens=12
+        model=model.get_inference_name(), messages=messages, max_tokens=12
     )
     choice = completion.choices[0]
     reward = score(letters, choice.message.content or "")
     return art.Trajectory(messages_and_choices=[*messages, choice], reward=reward)
 
 
+def connect() -> art.Backend:
+    """ART's client of a training server: that of release 0.4, or of those since."""
+    if hasattr(art, "ServerlessBackend"):
+        return art.ServerlessBackend(api_key="none", base_url=f"{SERVER}/v1")
+    return art.Backend(base_url=SERVER)
+
+
 async def main(steps: int) -> None:
-    model = art.TrainableModel(
-        name="sorter-1",
-        project="sort",
-        base_model="sorter",
-        _internal_config={"peft_args": {"r": 0}},  # All weights of a model as tiny as this.
-    )
-    await model.register(connect(SERVER))
+    model = art.TrainableModel(name="sorter-1", project="sort", base_model="sorter")
+    await model.register(connect())
     for step in range(await model.get_step(), steps):
         rng = random.Random(step)
         questions = ["".join(rng.sample("abcdefghijkl", 6)) for _ in range(QUESTIONS)]
@@ -48,7 +49,7 @@ async def main(steps: int) -> None:
         )
         rewards = [trajectory.reward for group in groups for trajectory in group]
         print(f"step {step}: reward {sum(rewards) / len(rewards):.3f}", flush=True)
-        await model.train(groups, config=art.TrainConfig(learning_rate=5e-4))
+        await model.train(groups, config=art.TrainConfig(learning_rate=RATE))
 
 
 if __name__ == "__main__":

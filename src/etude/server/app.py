@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from etude.server.art.log import ArtLog
 from etude.server.art.models import ArtModels
+from etude.server.art.preview import preview_routes
 from etude.server.art.routes import art_routes
 from etude.server.art.trainings import ArtTrainings
 from etude.server.backend import Backend
@@ -75,6 +76,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     app.include_router(job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake))
     app.include_router(engine_routes(pool))
     app.include_router(art_routes(settings, pool, models, art, trainings, log))
+    app.include_router(preview_routes(pool, models, art, trainings, jobs, log))
     _add_status_routes(app, metrics)
     return Guard(app, settings, metrics)
 

@@ -29,7 +29,7 @@ from etude.server.versions import (
 
 _OPEN = frozenset({"/health", "/healthcheck", "/version", "/docs", "/openapi.json"})
 """Paths that need no key: they tell nothing of anybody."""
-_LARGE = frozenset({"/v1/files", "/_train_model", "/_log"})
+_LARGE = frozenset({"/v1/files", "/_train_model", "/_log", "/v1/preview/training-jobs"})
 """Paths whose bodies are training data."""
 _MULTIPART_BYTES = 64 * 1024
 """What an upload's form may take beside the file."""

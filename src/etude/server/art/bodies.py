@@ -128,6 +128,37 @@ class KeepBody(_Body):
     steps_to_keep: list[Annotated[int, Field(ge=0)]]
 
 
+class PreviewModelBody(_Body):
+    """The body of `POST /v1/preview/models`."""
+
+    entity: str | None = Field(default=None, pattern=NAME)
+    project: Annotated[str, Field(pattern=NAME)]
+    name: Annotated[str, Field(pattern=NAME)]
+    base_model: str = Field(min_length=1)
+    return_existing: bool = False
+
+
+class PreviewTrainBody(_Body):
+    """The body of `POST /v1/preview/training-jobs`."""
+
+    model_id: str
+    trajectory_groups: list[ArtGroup]
+    experimental_config: dict[str, Any] | None = None
+
+
+class PreviewLogBody(_Body):
+    """The body of `POST /v1/preview/models/{id}/log`."""
+
+    trajectory_groups: list[ArtGroup]
+    split: Annotated[str, Field(pattern=NAME)] = "val"
+
+
+class PreviewStepsBody(_Body):
+    """The body of `DELETE /v1/preview/models/{id}/checkpoints`."""
+
+    steps: list[Annotated[int, Field(ge=0)]]
+
+
 def parsed(kind: type[B], body: bytes) -> B:
     """A body that is too large to be read between two other requests. Raises ApiError."""
     try:
@@ -135,6 +166,14 @@ def parsed(kind: type[B], body: bytes) -> B:
     except ValidationError as error:
         told, param = problems_of(error.errors(include_url=False, include_input=False))
         raise ApiError(400, told, param=param, code="invalid_value") from error
+
+
+def described(kind: type[BaseModel]) -> dict[str, Any]:
+    """For the OpenAPI document of a route that reads its body with `parsed`."""
+    fields = kind.model_fields
+    required = [name for name, field in fields.items() if field.is_required()]
+    schema = {"type": "object", "required": required, "properties": {name: {} for name in fields}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def without_logprobs(group: ArtGroup) -> str:

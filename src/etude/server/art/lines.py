@@ -52,7 +52,7 @@ async def lines_of(
     told = 0
     while True:
         row = await asyncio.to_thread(jobs.get, job)
-        steps = await asyncio.to_thread(_steps, jobs, job)
+        steps = await asyncio.to_thread(steps_of_job, jobs, job)
         over = row["status"] == "succeeded"
         for step in steps[told : None if over else max(told, len(steps) - 1)]:
             told += 1
@@ -88,7 +88,7 @@ def _encoded(line: Line) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
-def _steps(jobs: JobStore, job: str) -> list[dict[str, Any]]:
+def steps_of_job(jobs: JobStore, job: str) -> list[dict[str, Any]]:
     """What is known of the job's steps, in their order."""
     rows, _ = jobs.events(job, None, _EVENTS)
     return sorted((row["data"] for row in rows if row["type"] == "metrics"), key=lambda data: data["step"])

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from etude.server.art.bodies import ArtModel
-from etude.server.art.names import ArtStep, registered, steps_of
+from etude.server.art.names import ArtStep, plain_name, registered, steps_of
 from etude.server.database import ART_MODELS, ART_STEPS, JOBS
 from etude.server.errors import ApiError
 from etude.server.ids import new_id
@@ -41,7 +41,7 @@ class ArtModels:
 
     def tells_tokens(self, name: str) -> bool:
         """Whether a name is ART's: its clients are told tokens and logprobs without asking."""
-        return name.partition("@")[0] in self._names
+        return plain_name(name).partition("@")[0] in self._names
 
     def register(self, model: ArtModel) -> None:
         """Take a model in, at step 0. One that is known stays as it is.
@@ -56,6 +56,13 @@ class ArtModels:
             raise ApiError(
                 409, f"'{model.name}' was registered with base_model '{known['base']}'", param="base_model"
             )
+
+    def named(self, name: str) -> ArtModel:
+        """A model by its name alone. Raises ApiError 404."""
+        row = self._row(name)
+        if row is None:
+            raise _unknown(name)
+        return ArtModel(name=name, project=row["project"], trainable=True, base_model=row["base"])
 
     def base_of(self, model: ArtModel) -> str:
         """The model that it began as. Raises ApiError as `newest`."""
@@ -105,9 +112,26 @@ class ArtModels:
         gone = [one for one in found if one not in kept]
         with self._engine.begin() as connection:
             connection.execute(sa.delete(ART_STEPS).where(ART_STEPS.c.id.in_([one.name for one in gone])))
-            bases = set(connection.execute(sa.select(ART_MODELS.c.base)).scalars())
-            still = {one.served for one in steps_of(connection)} | bases
-        return sorted({one.served for one in gone} - still)
+            return self._unused(connection, {one.served for one in gone})
+
+    def delete(self, model: ArtModel) -> list[str]:
+        """Forget a model; gives the models that no step stands for any more. Raises ApiError as `skip`."""
+        live = self._live(self.newest(model))
+        if live is not None:
+            raise _busy(live)
+        served = {one.served for one in self.steps(model.name)}
+        with self._engine.begin() as connection:
+            connection.execute(sa.delete(ART_STEPS).where(ART_STEPS.c.model == model.name))
+            connection.execute(sa.delete(ART_MODELS).where(ART_MODELS.c.id == model.name))
+            unused = self._unused(connection, served)
+        self._names.discard(model.name)
+        return unused
+
+    def _unused(self, connection: sa.Connection, served: set[str]) -> list[str]:
+        """Those of the models that are neither a step nor a base of what is registered, nor the server's."""
+        bases = set(connection.execute(sa.select(ART_MODELS.c.base)).scalars())
+        still = {one.served for one in steps_of(connection)} | bases | {self._models.base.name}
+        return sorted(served - still)
 
     def _live(self, newest: ArtStep) -> Row | None:
         """The step and its job that are under way, if any are."""
@@ -140,8 +164,7 @@ class ArtModels:
     def _known(self, model: ArtModel) -> Row:
         row = self._row(model.name)
         if row is None:
-            told = f"there is no model '{model.name}'; register it first (`await model.register(backend)`)"
-            raise ApiError(404, told, param="name", code="model_not_found")
+            raise _unknown(model.name)
         self._check_same(row, model)
         return row
 
@@ -170,6 +193,11 @@ class ArtModels:
                 f"this server trains '{own}', and models made of it; give that as base_model, not '{asked}'"
             )
             raise ApiError(400, told, param="base_model", code="model_not_found") from error
+
+
+def _unknown(name: str) -> ApiError:
+    told = f"there is no model '{name}'; register it first (`await model.register(backend)`)"
+    return ApiError(404, told, param="name", code="model_not_found")
 
 
 def _busy(live: Row) -> ApiError:

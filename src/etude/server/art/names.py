@@ -1,12 +1,20 @@
-"""ART's names for models: `agent@3` after three steps, and `agent` for the newest."""
+"""ART's names for models: `agent@3` after three steps, and `agent` for the newest.
+
+`ServerlessBackend` calls them `wandb-artifact:///ENTITY/PROJECT/agent:step3` and `…/agent`.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from etude.server.database import ART_MODELS, ART_STEPS, JOBS
+
+_ARTIFACT = re.compile(
+    r"wandb-artifact:///[^/]*/(?P<project>[^/]+)/(?P<name>[^/:]+)(:step(?P<step>\d{1,9}))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +47,23 @@ def steps_of(connection: sa.Connection, model: str | None = None) -> list[ArtSte
 
 def served_under(connection: sa.Connection, name: str) -> str | None:
     """The model that answers under one of ART's names; None when it is no such name."""
+    artifact = _ARTIFACT.fullmatch(name)
+    if artifact is not None and not _is_of(connection, artifact["name"], artifact["project"]):
+        return None
+    name = plain_name(name)
     model = name.partition("@")[0]
     found = steps_of(connection, model)
     if name == model:
         return found[-1].served if found else None
     return next((step.served for step in found if step.name == name), None)
+
+
+def plain_name(name: str) -> str:
+    """`agent@3` or `agent` for any of ART's names; other names as they are."""
+    artifact = _ARTIFACT.fullmatch(name)
+    if artifact is None:
+        return name
+    return artifact["name"] if artifact["step"] is None else f"{artifact['name']}@{int(artifact['step'])}"
 
 
 def art_names(connection: sa.Connection) -> dict[str, ArtStep]:
@@ -53,6 +73,11 @@ def art_names(connection: sa.Connection) -> dict[str, ArtStep]:
         names[step.name] = step
         names[step.model] = step
     return names
+
+
+def _is_of(connection: sa.Connection, model: str, project: str) -> bool:
+    query = sa.select(ART_MODELS.c.id).where(ART_MODELS.c.id == model, ART_MODELS.c.project == project)
+    return connection.execute(query).first() is not None
 
 
 def registered(connection: sa.Connection) -> set[str]:

@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from etude.server.art.bodies import ArtModel, KeepBody, LogBody, parsed
+from etude.server.art.bodies import ArtModel, KeepBody, LogBody, TrainBody, described, parsed
 from etude.server.art.log import ArtLog
 from etude.server.art.models import ArtModels
 from etude.server.art.options import ServerConfig
+from etude.server.art.told_route import ToldRoute
 from etude.server.art.trainings import ArtTrainings
 from etude.server.engines import EnginePool
-from etude.server.errors import ApiError, problems_of
 from etude.server.models import ModelStore
 from etude.server.settings import ServerSettings
-
-_LOG = logging.getLogger("etude.server")
 
 _NO_KEY = "default"
 """The key that ART tells where there is none."""
 
 Share = Annotated[float, Query(gt=0, le=1)]
-
-
-class _ToldRoute(APIRoute):
-    """Logs why a request was refused: ART's client tells its user nothing but the status."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_and_tell(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except ApiError as error:
-                _LOG.warning("%s: %s", request.url.path, error.detail)
-                raise
-            except RequestValidationError as error:
-                _LOG.warning("%s: %s", request.url.path, problems_of(error.errors())[0])
-                raise
-
-        return handle_and_tell
 
 
 def art_routes(
@@ -58,7 +33,7 @@ def art_routes(
     log: ArtLog,
 ) -> APIRouter:
     """Register, train, log and delete, for ART's clients."""
-    router = APIRouter(tags=["ART"], route_class=_ToldRoute)
+    router = APIRouter(tags=["ART"], route_class=ToldRoute)
     _add_model_routes(router, settings, pool, art)
     _add_training_routes(router, art, trainings, log)
     _add_deleting_routes(router, pool, models, art, log)
@@ -102,7 +77,7 @@ def _add_model_routes(router: APIRouter, settings: ServerSettings, pool: EngineP
 
 
 def _add_training_routes(router: APIRouter, art: ArtModels, trainings: ArtTrainings, log: ArtLog) -> None:
-    @router.post("/_train_model", summary="Train a model on trajectories")
+    @router.post("/_train_model", summary="Train a model on trajectories", openapi_extra=described(TrainBody))
     async def train_model(request: Request) -> Response:
         """A line of metrics for each optimiser step; the end of the lines says that the step is there.
 
@@ -110,7 +85,7 @@ def _add_training_routes(router: APIRouter, art: ArtModels, trainings: ArtTraini
         """
         return await trainings.train(request)
 
-    @router.post("/_log", summary="Keep trajectories")
+    @router.post("/_log", summary="Keep trajectories", openapi_extra=described(LogBody))
     async def log_trajectories(request: Request) -> None:
         """Those of a split, at the model's step (0.4)."""
         body = await run_in_threadpool(parsed, LogBody, await request.body())
@@ -122,9 +97,7 @@ def _add_deleting_routes(
     router: APIRouter, pool: EnginePool, models: ModelStore, art: ArtModels, log: ArtLog
 ) -> None:
     async def keep(model: ArtModel, steps: set[int]) -> None:
-        for name in await run_in_threadpool(art.keep, model, steps):
-            for gone in await run_in_threadpool(models.delete_with_checkpoints, name):
-                await pool.forget(gone)
+        await delete_served(pool, models, await run_in_threadpool(art.keep, model, steps))
 
     @router.post("/_delete_checkpoint_files", summary="Delete steps")
     async def delete_checkpoint_files(body: KeepBody) -> None:
@@ -138,3 +111,10 @@ def _add_deleting_routes(
         """All but the newest, and the one where the metric was highest (0.4)."""
         best = await run_in_threadpool(log.best_step, model.name, benchmark, benchmark_smoothing)
         await keep(model, set() if best is None else {best})
+
+
+async def delete_served(pool: EnginePool, models: ModelStore, names: list[str]) -> None:
+    """Delete models that jobs made, on disk and in memory."""
+    for name in names:
+        for gone in await run_in_threadpool(models.delete_with_checkpoints, name):
+            await pool.forget(gone)

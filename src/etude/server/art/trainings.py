@@ -9,6 +9,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +32,17 @@ from etude.server.models import ModelStore
 from etude.server.settings import ServerSettings
 
 _LOG = logging.getLogger("etude.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A train request that was taken."""
+
+    step: str
+    """The step that it makes: `agent@3`."""
+    job: str | None
+    """None where there was nothing to learn from, and the step is there already."""
+    counts: Mapping[str, float]
 
 
 class ArtTrainings:
@@ -60,20 +72,25 @@ class ArtTrainings:
     async def train(self, request: Request) -> Response:
         """Answer a train request. Raises ApiError when it, or its job, cannot be done."""
         content = await request.body()
-        body = await run_in_threadpool(parsed, TrainBody, content)
+        given = await self.submit(await run_in_threadpool(parsed, TrainBody, content))
+        if given.job is None:
+            return LineStream([line_of({}, 0, given.counts)], _nothing())
+        lines = self._followed(given.job, given.counts, request)
+        return LineStream([line async for line in _first(lines)], lines)
+
+    async def submit(self, body: TrainBody) -> Submitted:
+        """Have the next step made. Raises ApiError when that cannot be."""
         asked = _asked(body)
         await run_in_threadpool(self._art.newest, body.model)
         given = await run_in_threadpool(self._read, body)
-        if not given.rows:
-            async with self._beginning:
-                step = await run_in_threadpool(self._art.skip, body.model)
-            _LOG.warning("%s: nothing to learn from: in every group all rewards are the same", step.name)
-            return LineStream([line_of({}, 0, given.counts)], _nothing())
         async with self._beginning:
+            if not given.rows:
+                step = await run_in_threadpool(self._art.skip, body.model)
+                _LOG.warning("%s: nothing to learn from: in every group all rewards are the same", step.name)
+                return Submitted(step.name, None, given.counts)
             begun = await run_in_threadpool(self._begin, body, asked, given)
         self._woken()
-        lines = self._followed(begun.job, given.counts, request)
-        return LineStream([line async for line in _first(lines)], lines)
+        return Submitted(f"{body.model.name}@{begun.step}", begun.job, given.counts)
 
     @cached_property
     def _speech(self) -> Speech:
