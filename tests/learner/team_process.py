@@ -33,6 +33,14 @@ CASES = [
     for packing in ("tree", "padded")
     for weights in ("lora", "full")
 ]
+SHARDED = [
+    ("sft", "tree", "full"),
+    ("grpo", "tree", "full"),
+    ("grpo", "padded", "full"),
+    ("dpo", "tree", "full"),
+    ("dpo", "tree", "lora"),
+    ("grpo by sequence", "padded", "lora"),
+]
 UNITS = 14
 
 
@@ -77,6 +85,21 @@ def equal(team: Team, folder: Path) -> None:
             save_tensors(policy.trainable() | numbers, folder / f"{'-'.join(case)}.safetensors")
 
 
+def sharded(team: Team, folder: Path) -> None:
+    """Some cases, with a part of the weights in each process; then a checkpoint, taken up again."""
+    for case in SHARDED:
+        policy, metrics = trained(*case, team=team)
+        weights = team.whole(policy.trainable())
+        if team.leads:
+            numbers = {f"metrics/{name}": torch.tensor(value) for name, value in metrics.items()}
+            save_tensors({**weights, **numbers}, folder / f"sharded-{'-'.join(case)}.safetensors")
+    policy = trained_on_few(team)
+    weights = team.whole(policy.trainable())
+    if team.leads:
+        save_tensors(weights, folder / "sharded-few.safetensors")
+    resume(team, folder, "sharded")
+
+
 def few(team: Team, folder: Path) -> None:
     """Fewer units than processes, so that some have nothing to compute."""
     policy = trained_on_few(team)
@@ -91,15 +114,16 @@ def trained_on_few(team: Team | None = None) -> Policy:
     return learner.policy
 
 
-def resume(team: Team, folder: Path) -> None:
+def resume(team: Team, folder: Path, after: str = "after") -> None:
     """Go on from what one process left."""
     learner = learner_of("tree", "full", team)
     learner.policy.load_tensors(load_tensors(folder / "before" / WEIGHTS_FILE))
     learner.restore(folder / "before")
     learner.train(batch("grpo", 2), Grpo())
+    snapshot = learner.snapshot()
     if team.leads:
-        learner.policy.save_version(folder / "after", 2)
-        learner.save(folder / "after")
+        learner.policy.save_version(folder / after, 2, snapshot.weights)
+        learner.save(folder / after, snapshot.optimiser)
 
 
 def dies(team: Team, folder: Path) -> None:
@@ -123,7 +147,8 @@ def _until(team: Team, end) -> None:
 
 if __name__ == "__main__":
     try:
-        with joined("cpu", timeout=float(os.environ.get("TEAM_TIMEOUT", "60"))) as team:
+        shards = "TEAM_SHARDS" in os.environ
+        with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "300")), shards=shards) as team:
             for job in sys.argv[1].split(","):
                 globals()[job](team, Path(sys.argv[2]))
     except PeerLost as error:

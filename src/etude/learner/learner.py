@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -22,10 +22,11 @@ from etude.learner.objective import Objective, Pass
 from etude.learner.packed import PackedStep
 from etude.learner.padding import Shares, Unit, padded_passes, padded_row, token_share
 from etude.learner.schedule import Schedule
+from etude.learner.sharding import idle
 from etude.learner.team import Team
 from etude.learner.tree_model import why_not_trees
 from etude.models.policy import Policy
-from etude.models.weights import load_tensors, save_tensors
+from etude.models.weights import load_tensors, part_like, save_tensors, whole
 
 Packing = Literal["tree", "padded"]
 """`tree` computes tokens that sequences share once, where there are any and the model takes token trees;
@@ -65,6 +66,14 @@ class StepReport:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Weights and optimiser state by name, whole, whoever holds which part of them."""
+
+    weights: Mapping[str, torch.Tensor]
+    optimiser: Mapping[str, torch.Tensor]
+
+
 class TrainingCanceled(TrainingError):
     """The job was asked to stop before it was done."""
 
@@ -87,6 +96,7 @@ class Learner:
         self._takes_trees: bool | None = None
         self._seed = seed
         self._part = 0.0
+        self._run = self.team.hold(policy)
         self._optimiser = torch.optim.AdamW(
             list(policy.trainable().values()),
             lr=options.learning_rate,
@@ -143,8 +153,11 @@ class Learner:
         live = [number for number, sequence in enumerate(sequences) if any(sequence.weights)]
         units: list[Unit] = [(sequences[number],) for number in live]
         with self.policy.as_base(), torch.no_grad():
-            for one in self._cut(units, [[1.0]] * len(units), (1.0, 1.0)):
-                gap_BT = one.micro.sampled_BT - one.logprobs(self.policy.model)
+            for one in self.team.in_step(self._cut(units, [[1.0]] * len(units), (1.0, 1.0))):
+                if one is None:
+                    self._run(idle)
+                    continue
+                gap_BT = one.micro.sampled_BT - self._run(one.logprobs)
                 sums_B = torch.where(one.micro.weights_BT > 0, gap_BT, 0.0).sum(dim=1)
                 for row, value in zip(one.rows, sums_B.tolist(), strict=True):
                     found[live[row]] = value
@@ -199,22 +212,30 @@ class Learner:
         totals: dict[str, float] = {"loss": 0.0}
         tokens = 0
         for one in self._passes(units, objective):
-            if canceled is not None and canceled.is_set():
+            if self.team.halts(canceled is not None and canceled.is_set()):
                 raise TrainingCanceled("canceled")
             loss, metrics = self._loss(one, objective)
-            loss.backward()  # type: ignore[no-untyped-call]
-            tokens += int((one.micro.weights_BT != 0).sum())
+            self.team.backward(loss)
+            tokens += 0 if one is None else int((one.micro.weights_BT != 0).sum())
             for name, value in {"loss": float(loss.detach()), **metrics}.items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals, tokens
 
-    def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass]:
+    def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
+        if one is None:
+            return self._run(idle), {}
+        if not objective.needs_entropy:
+            return objective.loss(self._run(one.logprobs), one.micro)
+        logprobs_BT, entropy_BT = self._run(one.with_entropies)
+        return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
+
+    def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""
         factors, share = objective.normalised(units), 1.0 / len(units)
         if objective.skips_idle:
             live = [index for index, unit in enumerate(units) if _has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
-        passes = self._cut(units, factors, (share, token_share(units)))
+        passes = self.team.in_step(self._cut(units, factors, (share, token_share(units))))
         if not objective.needs_reference:
             return passes
         with self.policy.as_base(), torch.no_grad():
@@ -241,7 +262,8 @@ class Learner:
 
     def _can_pack(self) -> bool:
         if self._takes_trees is None:
-            reason = why_not_trees(self.policy.model)
+            with torch.no_grad():
+                reason = self._run(why_not_trees)
             # How a step is dealt depends on it, so all processes must think the same.
             self._takes_trees = not self.team.any(reason is not None)
             if not self._takes_trees:
@@ -249,18 +271,15 @@ class Learner:
                 self.note = f"tokens that sequences share are computed for each of them: {why}"
         return self._takes_trees
 
-    def _with_reference(self, one: Pass) -> Pass:
-        return replace(one, micro=replace(one.micro, reference_BT=one.logprobs(self.policy.model)))
-
-    def _loss(self, one: Pass, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
-        if not objective.needs_entropy:
-            return objective.loss(one.logprobs(self.policy.model), one.micro)
-        logprobs_BT, entropy_BT = one.with_entropies(self.policy.model)
-        return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
+    def _with_reference(self, one: Pass | None) -> Pass | None:
+        if one is None:
+            self._run(idle)
+            return None
+        return replace(one, micro=replace(one.micro, reference_BT=self._run(one.logprobs)))
 
     def _apply_gradient(self) -> float:
         parameters = list(self.policy.trainable().values())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm)))
         if not math.isfinite(norm):
             raise TrainingError(
                 f"the gradient of step {self.step + 1} is not finite; lower learning_rate, or use float32"
@@ -274,9 +293,12 @@ class Learner:
     def _rate(self) -> float:
         return self.options.learning_rate * self.options.schedule.share(self.step, self.trained, self._part)
 
-    def save(self, folder: Path) -> None:
-        """Write optimiser state and schedule position beside a version's weights. Raises StoreError."""
-        save_tensors(self._optimiser_tensors(), folder / OPTIMISER_FILE)
+    def save(self, folder: Path, optimiser: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Write optimiser state and schedule position beside a version's weights. Raises StoreError.
+
+        `optimiser` is that state, where this process holds only a part of it.
+        """
+        save_tensors(self._optimiser_tensors() if optimiser is None else optimiser, folder / OPTIMISER_FILE)
         position = {"step": self.step, "trained": self.trained}
         try:
             (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
@@ -307,13 +329,18 @@ class Learner:
             parameter = parameters[name]
             # AdamW counts steps on the CPU, wherever the weights are.
             self._optimiser.state[parameter] = {
-                part: value if part == "step" else value.to(parameter.device) for part, value in parts.items()
+                part: value if part == "step" else part_like(value, parameter)
+                for part, value in parts.items()
             }
 
     def reset(self) -> None:
         """Forget all steps: the state that goes with the base model."""
         self.step = self.trained = 0
         self._optimiser.state.clear()
+
+    def snapshot(self) -> Snapshot:
+        """What a checkpoint needs, for the leader to write; others get nothing. All must call it together."""
+        return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self._optimiser_tensors()))
 
     def _optimiser_tensors(self) -> dict[str, torch.Tensor]:
         return {

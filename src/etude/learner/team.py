@@ -7,14 +7,15 @@ summed over all of them before anything changes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from etude.core.errors import EtudeError
+from etude.models.policy import Policy
 
 T = TypeVar("T")
 
@@ -31,6 +32,10 @@ class Team:
 
     rank = 0
     size = 1
+    shards = False
+    """Whether each process holds a part of the weights, and not all of them."""
+    device: torch.device | None = None
+    """Where this process computes, if that is not for others to say."""
 
     @property
     def leads(self) -> bool:
@@ -45,12 +50,38 @@ class Team:
         """Whether it is so in any process. All must call it together."""
         return self.sum({"flag": float(flag)})["flag"] > 0
 
+    def same(self, text: str) -> bool:
+        """Whether all processes say the same. All must call it together."""
+        return True
+
+    def hold(self, policy: Policy) -> Callable[[Callable[[Any], T]], T]:
+        """Take a policy's weights into the team's keeping; gives what runs work on its model."""
+        return lambda work: work(policy.model)
+
+    def in_step(self, passes: Iterable[T]) -> Iterable[T | None]:
+        """A step's passes through the model, as many in every process where that matters; None is idle."""
+        return passes
+
+    def halts(self, flag: bool) -> bool:
+        """Whether to stop before the next pass, as this process or another one would."""
+        return flag
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Tensors that processes hold parts of, on the leader; others get none. All must call it together."""
+        return tensors if self.leads else {}
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add a loss's gradient to the parameters'."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Make every parameter's gradient the sum over all processes. All must call it together."""
 
 
 class ProcessTeam(Team):
     """Several processes, which `accelerate launch` started."""
+
+    device: torch.device
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank = rank
@@ -64,6 +95,10 @@ class ProcessTeam(Team):
             for name, value in json.loads(text).items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals
+
+    def same(self, text: str) -> bool:
+        """See `Team.same`."""
+        return len(set(self._exchange(json.dumps(text)))) == 1
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """See `Team.sum_gradients`. A parameter that has no gradient in any process still has none."""
@@ -91,17 +126,21 @@ class ProcessTeam(Team):
 
 
 @contextmanager
-def joined(device: str, timeout: float) -> Iterator[ProcessTeam]:
+def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[ProcessTeam]:
     """The team of the processes that `accelerate launch` started, this one among them.
 
     `device` is `cpu`, or `auto` or `cuda` for one GPU each. A process that others have waited for longer
-    than `timeout` seconds is lost to them. Raises PeerLost when they do not all come.
+    than `timeout` seconds is lost to them. With `shards` each will hold a part of the weights. Raises
+    PeerLost when they do not all come.
     """
     from accelerate import PartialState
 
+    from etude.learner.sharding import ShardingTeam
+
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = _surely(lambda: PartialState(cpu=on_cpu, timeout=timedelta(seconds=timeout)))
-    yield ProcessTeam(state.process_index, state.num_processes, state.device)
+    kind = ShardingTeam if shards else ProcessTeam
+    yield kind(state.process_index, state.num_processes, state.device)
     # Not after an error: the others may wait for this process to go away, and find that out by its end.
     state.destroy_process_group()
 
@@ -111,8 +150,22 @@ def _surely(work: Callable[[], T]) -> T:
     try:
         return work()
     except RuntimeError as error:
-        told = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise PeerLost(f"another process of this training ended, or does not answer: {told}") from error
+        raise _lost(error) from error
+
+
+def losing_nobody(work: Callable[[], T]) -> T:
+    """Do what needs all processes and may fail for reasons of its own too. Raises PeerLost."""
+    try:
+        return work()
+    except RuntimeError as error:
+        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+            raise _lost(error) from error
+        raise
+
+
+def _lost(error: RuntimeError) -> PeerLost:
+    told = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return PeerLost(f"another process of this training ended, or does not answer: {told}")
 
 
 def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:

@@ -54,6 +54,10 @@ class ServerSettings(BaseModel):
     """Seconds that a client may keep the server waiting for the next piece of its request."""
     running_jobs: int = Field(default=1, ge=1)
     """Training jobs at once."""
+    training_processes: int | None = Field(default=None, ge=1)
+    """Processes that train a job together; None takes one for each GPU."""
+    shard_training: bool = False
+    """Whether each of these processes holds only a part of the weights and of the optimiser's state."""
     waiting_jobs: int = Field(default=100, ge=1)
     """Jobs in the queue; more are refused with 429."""
     checkpoint_steps: int = Field(default=10, ge=1)
