@@ -105,7 +105,7 @@ def test_dataset_is_read_whatever_its_format(project):
         ({"workflow": {"_type": "test_failing"}}, [], "the agent is out of order"),
         ({"workflow": {"_type": "test_foreign", "llm": "sorter"}}, [], "for 'langchain'"),
         ({"finetuning__reward_function": {"name": "in_pace"}}, [], "did you mean 'in_place'"),
-        ({"finetuning__target_functions": ["<workfow>"]}, [], "target_functions"),
+        ({"finetuning__target_functions": ["<workfow>"]}, [], "target functions"),
         ({"finetuning__target_model": "sorted"}, [], "there is no model 'sorted'"),
         ({"trainer_adapters__here__adapter": {"learning_rte": 1}}, [], "learning_rate"),
         ({}, ["--endpoint", "http://127.0.0.1:9/generate"], "leave it out"),
