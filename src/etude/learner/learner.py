@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ import torch
 from etude.core.errors import StoreError, TrainingError
 from etude.core.keys import generator
 from etude.learner.batch import TokenSequence, TrainingBatch
+from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.objective import Objective, Pass
 from etude.learner.packed import PackedStep
 from etude.learner.padding import Unit, padded_passes
@@ -50,6 +52,8 @@ class LearnerOptions:
     token_budget: int = 16384
     """Tokens that go through the model at a time."""
     packing: Packing = "tree"
+    gradient_checkpointing: bool = False
+    """Compute what happens inside of the model's layers twice, and keep it never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Learner:
     """Trains a policy in place, and saves and restores all that the next step depends on."""
 
     def __init__(self, policy: Policy, options: LearnerOptions, seed: int) -> None:
+        """Raises RequestError for options that do not go with the policy's model."""
         self.policy = policy
         self.options = options
         self.step = 0
@@ -79,6 +84,8 @@ class Learner:
         self.note: str | None = None
         """Why tokens that sequences share are computed for each of them, once it is known that they are."""
         self._takes_trees: bool | None = None
+        if options.gradient_checkpointing:
+            layers_of(policy.model)
         self._seed = seed
         self._part = 0.0
         self._optimiser = torch.optim.AdamW(
@@ -218,10 +225,13 @@ class Learner:
         return replace(one, micro=replace(one.micro, reference_BT=one.logprobs(self.policy.model)))
 
     def _loss(self, one: Pass, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
-        if not objective.needs_entropy:
-            return objective.loss(one.logprobs(self.policy.model), one.micro)
-        logprobs_BT, entropy_BT = one.with_entropies(self.policy.model)
-        return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
+        model = self.policy.model
+        twice = self.options.gradient_checkpointing and torch.is_grad_enabled()
+        with checkpointed(model) if twice else nullcontext():
+            if not objective.needs_entropy:
+                return objective.loss(one.logprobs(model), one.micro)
+            logprobs_BT, entropy_BT = one.with_entropies(model)
+            return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
 
     def _apply_gradient(self) -> float:
         parameters = list(self.policy.trainable().values())
