@@ -63,7 +63,8 @@ def batch(objective: str, seed: int, units: int = UNITS):
 
 def trained(objective: str, packing: str, weights: str, team: Team | None = None) -> tuple[Policy, dict]:
     """Six steps over two jobs; and what validation says after them."""
-    learner = learner_of(packing, weights, team)
+    again = objective == "grpo by sequence"
+    learner = learner_of(packing, weights, team, gradient_checkpointing=again)
     for seed in (1, 2):
         metrics = learner.train(batch(objective, seed), OBJECTIVES[objective])
     found = learner.evaluate(batch(objective, 3), OBJECTIVES[objective])

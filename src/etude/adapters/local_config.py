@@ -149,6 +149,11 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
         default="tree",
         description="Compute tokens that trajectories share once (`tree`), or for each of them (`padded`).",
     )
+    gradient_checkpointing: bool = Field(
+        default=False,
+        description="Compute what happens inside of layers again for the gradient in place of keeping it: "
+        "less memory, about a third more time.",
+    )
     lora: LoraConfig | None = Field(default=None, description="Train LoRA weights; left out: all weights.")
     grpo: GrpoConfig = Field(default_factory=GrpoConfig, description="Options of the method `grpo`.")
     dpo: DpoConfig = Field(default_factory=DpoConfig, description="Options of the method `dpo`.")

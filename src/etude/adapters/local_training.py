@@ -90,4 +90,5 @@ def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerO
         batch_size=config.batch_size,
         token_budget=config.token_budget,
         packing=config.packing,
+        gradient_checkpointing=config.gradient_checkpointing,
     )

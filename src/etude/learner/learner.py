@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from etude.core.errors import StoreError, TrainingError
 from etude.core.keys import generator
 from etude.learner.batch import TokenSequence, TrainingBatch
+from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.objective import Objective, Pass
 from etude.learner.packed import PackedStep
 from etude.learner.padding import Shares, Unit, padded_passes, padded_row, token_share
@@ -53,6 +55,8 @@ class LearnerOptions:
     token_budget: int = 16384
     """Tokens that go through the model at a time."""
     packing: Packing = "tree"
+    gradient_checkpointing: bool = False
+    """Compute what happens inside of the model's layers twice, and keep it never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Learner:
     """
 
     def __init__(self, policy: Policy, options: LearnerOptions, seed: int, team: Team | None = None) -> None:
+        """Raises RequestError for options that do not go with the policy's model."""
         self.policy = policy
         self.team = team or Team()
         self.options = options
@@ -94,6 +99,8 @@ class Learner:
         self.note: str | None = None
         """Why tokens that sequences share are computed for each of them, once it is known that they are."""
         self._takes_trees: bool | None = None
+        if options.gradient_checkpointing:
+            layers_of(policy.model)
         self._seed = seed
         self._part = 0.0
         self._run = self.team.hold(policy)
@@ -222,12 +229,14 @@ class Learner:
         return totals, tokens
 
     def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
-        if one is None:
-            return self._run(idle), {}
-        if not objective.needs_entropy:
-            return objective.loss(self._run(one.logprobs), one.micro)
-        logprobs_BT, entropy_BT = self._run(one.with_entropies)
-        return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
+        twice = self.options.gradient_checkpointing and torch.is_grad_enabled()
+        with checkpointed(self.policy.model) if twice else nullcontext():
+            if one is None:
+                return self._run(idle), {}
+            if not objective.needs_entropy:
+                return objective.loss(self._run(one.logprobs), one.micro)
+            logprobs_BT, entropy_BT = self._run(one.with_entropies)
+            return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
 
     def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""

@@ -49,6 +49,9 @@ class Hyperparameters(_Fields):
     warmup_steps: Auto | Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="Steps over which the learning rate rises from 0; `auto` is 0."
     )
+    gradient_checkpointing: Auto | bool | None = Field(
+        default=None, description="Less memory for about a third more time; `auto` is false."
+    )
     lora_rank: Auto | Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="Rank of the LoRA weights; 0 trains all weights."
     )
@@ -140,6 +143,7 @@ def resolved(
         "learning_rate": for_lora if rank else for_all,
         "lr_schedule": "constant",
         "warmup_steps": 0,
+        "gradient_checkpointing": False,
         **_method_defaults(method, given),
     }
     return defaults | given | {"lora_rank": rank, "lora_alpha": alpha}

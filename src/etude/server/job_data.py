@@ -66,6 +66,7 @@ def learner_options(values: Mapping[str, Any], steps: int) -> LearnerOptions:
     return LearnerOptions(
         learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],
         schedule=Schedule(values["lr_schedule"], values["warmup_steps"], trainings=steps),
+        gradient_checkpointing=values["gradient_checkpointing"],
     )
 
 
