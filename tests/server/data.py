@@ -65,7 +65,7 @@ def create(client: openai.OpenAI, file: str, method: str = "supervised", **optio
     return client.fine_tuning.jobs.create(**request)
 
 
-def wait(client: openai.OpenAI, job: str, *states: str, seconds: float = 120) -> FineTuningJob:
+def wait(client: openai.OpenAI, job: str, *states: str, seconds: float = 400) -> FineTuningJob:
     """The job once it is over, or in one of `states`."""
     import time
 
@@ -88,7 +88,7 @@ def wait_for_step(client: openai.OpenAI, job: str, step: int) -> None:
     """Until an event tells of the step."""
     import time
 
-    for _ in range(1200):
+    for _ in range(6000):
         if any(text.startswith(f"Step {step}/") for text in messages(client, job)):
             return
         time.sleep(0.05)

@@ -34,9 +34,18 @@ def serve(
     dtype: Annotated[str, _option("auto, float32, bfloat16 or float16.")] = "auto",
     max_batch: Annotated[int, _option("Sequences sampled at once.", min=1)] = 256,
     max_queue: Annotated[int, _option("Sequences under way and waiting.", min=1)] = 1024,
+    requests_per_minute: Annotated[
+        int | None, _option("Requests of one client address; left out: no limit.", min=1)
+    ] = None,
     max_models: Annotated[int, _option("Models in memory at once.", min=1)] = 3,
     max_file_mb: Annotated[int, _option("Largest upload, in MiB.", min=1)] = 512,
     running_jobs: Annotated[int, _option("Training jobs at once.", min=1)] = 1,
+    training_processes: Annotated[
+        int | None, _option("Processes that train a job together; left out: one for each GPU.", min=1)
+    ] = None,
+    shard_training: Annotated[
+        bool, typer.Option("--shard-training", help="Share weights and optimiser out among them.")
+    ] = False,
     waiting_jobs: Annotated[int, _option("Training jobs in the queue.", min=1)] = 100,
     checkpoint_steps: Annotated[int, _option("Training steps between two checkpoints.", min=1)] = 10,
     body_timeout: Annotated[float, _option("Seconds to wait for more of a request.", min=1)] = 30.0,

@@ -7,8 +7,9 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -16,13 +17,16 @@ import torch
 
 from etude.core.errors import StoreError, TrainingError
 from etude.core.keys import generator
-from etude.learner.batch import TrainingBatch
+from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.objective import Objective, Pass
 from etude.learner.packed import PackedStep
-from etude.learner.padding import Unit, padded_passes
+from etude.learner.padding import Shares, Unit, padded_passes, padded_row, token_share
+from etude.learner.schedule import Schedule
+from etude.learner.sharding import idle
+from etude.learner.team import Team
 from etude.learner.tree_model import why_not_trees
 from etude.models.policy import Policy
-from etude.models.weights import load_tensors, save_tensors
+from etude.models.weights import load_tensors, part_like, save_tensors, whole
 
 Packing = Literal["tree", "padded"]
 """`tree` computes tokens that sequences share once, where there are any and the model takes token trees;
@@ -40,8 +44,8 @@ class LearnerOptions:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises from 0, counted over the whole run."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """How the learning rate rises and falls; a training is one call of `Learner.train`."""
     passes: int = 1
     """Times that a job goes over its data."""
     batch_size: int | None = None
@@ -62,21 +66,37 @@ class StepReport:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Weights and optimiser state by name, whole, whoever holds which part of them."""
+
+    weights: Mapping[str, torch.Tensor]
+    optimiser: Mapping[str, torch.Tensor]
+
+
 class TrainingCanceled(TrainingError):
     """The job was asked to stop before it was done."""
 
 
 class Learner:
-    """Trains a policy in place, and saves and restores all that the next step depends on."""
+    """Trains a policy in place, and saves and restores all that the next step depends on.
 
-    def __init__(self, policy: Policy, options: LearnerOptions, seed: int) -> None:
+    With a team of several processes, each has a learner, and all call the same methods together.
+    """
+
+    def __init__(self, policy: Policy, options: LearnerOptions, seed: int, team: Team | None = None) -> None:
         self.policy = policy
+        self.team = team or Team()
         self.options = options
         self.step = 0
+        self.trained = 0
+        """Trainings that are over, since the base model."""
         self.note: str | None = None
         """Why tokens that sequences share are computed for each of them, once it is known that they are."""
         self._takes_trees: bool | None = None
         self._seed = seed
+        self._part = 0.0
+        self._run = self.team.hold(policy)
         self._optimiser = torch.optim.AdamW(
             list(policy.trainable().values()),
             lr=options.learning_rate,
@@ -104,7 +124,8 @@ class Learner:
         reports: list[StepReport] = []
         with self.policy.lock:
             try:
-                for step_units in steps:
+                for number, step_units in enumerate(steps):
+                    self._part = number / len(steps)
                     metrics = self._optimise(step_units, objective, canceled or threading.Event())
                     reports.append(StepReport(self.step, len(steps), metrics))
                     on_step(reports[-1])
@@ -112,11 +133,8 @@ class Learner:
                 raise TrainingCanceled(f"canceled after {len(reports)} of {len(steps)} steps") from error
             finally:
                 self._optimiser.zero_grad(set_to_none=True)
-        names = {name for report in reports for name in report.metrics}
-        return {
-            name: sum(report.metrics.get(name, 0.0) for report in reports) / len(reports)
-            for name in sorted(names)
-        }
+        self.trained += 1
+        return _summary([report.metrics for report in reports])
 
     def evaluate(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
         """The loss and metrics that a step on all of `batch` would have; nothing changes."""
@@ -124,10 +142,27 @@ class Learner:
         totals: dict[str, float] = {"loss": 0.0}
         with self.policy.lock, torch.no_grad():
             for one in self._passes(units, objective):
-                loss, metrics = objective.loss(one.logprobs(self.policy.model), one.micro)
+                loss, metrics = self._loss(one, objective)
                 for name, value in {"loss": float(loss), **metrics}.items():
                     totals[name] = totals.get(name, 0.0) + value
-        return totals
+        return self.team.sum(totals)
+
+    def divergences(self, sequences: Sequence[TokenSequence]) -> list[float]:
+        """For each sequence the sum of log π_sampled - log π_ref over its trained tokens, in nats."""
+        found = [0.0] * len(sequences)
+        live = [number for number, sequence in enumerate(sequences) if any(sequence.weights)]
+        units: list[Unit] = [(sequences[number],) for number in live]
+        with self.policy.as_base(), torch.no_grad():
+            for one in self.team.in_step(self._cut(units, [[1.0]] * len(units), (1.0, 1.0))):
+                if one is None:
+                    self._run(idle)
+                    continue
+                gap_BT = one.micro.sampled_BT - self._run(one.logprobs)
+                sums_B = torch.where(one.micro.weights_BT > 0, gap_BT, 0.0).sum(dim=1)
+                for row, value in zip(one.rows, sums_B.tolist(), strict=True):
+                    found[live[row]] = value
+        totals = self.team.sum({str(number): value for number, value in enumerate(found)})
+        return [totals[str(number)] for number in range(len(found))]
 
     def _plan(self, units: Sequence[Unit], objective: Objective) -> list[list[Unit]]:
         """The units of every optimiser step, shuffled anew for every pass."""
@@ -146,65 +181,105 @@ class Learner:
     ) -> dict[str, float]:
         start = time.perf_counter()
         self._optimiser.zero_grad(set_to_none=True)
-        metrics, tokens = self.add_gradient(units, objective, canceled)
+        metrics, tokens = self._gradient(units, objective, canceled)
         norm = self._apply_gradient()
         seconds = max(time.perf_counter() - start, 1e-9)
         return {**metrics, "grad_norm": norm, "learning_rate": self._rate(), "tokens_per_s": tokens / seconds}
 
+    def _gradient(
+        self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
+    ) -> tuple[dict[str, float], int]:
+        """The gradient of a step over all processes, its metrics and trained tokens."""
+        try:
+            metrics, tokens = self.add_gradient(units, objective, canceled)
+        except TrainingCanceled:
+            metrics, tokens = {}, 0
+        told = {"tokens": float(tokens), "canceled": float(canceled.is_set())}
+        totals = self.team.sum(metrics | told)
+        if totals.pop("canceled"):
+            raise TrainingCanceled("canceled")
+        self.team.sum_gradients(list(self.policy.trainable().values()))
+        tokens = int(totals.pop("tokens"))
+        return totals, tokens
+
     def add_gradient(
         self, units: Sequence[Unit], objective: Objective, canceled: threading.Event | None = None
     ) -> tuple[dict[str, float], int]:
-        """Add the gradient of an optimiser step to the parameters'; gives its metrics and trained tokens.
+        """Add this process's part of a step's gradient to the parameters'; gives metrics and trained tokens.
 
         A part of what `train` does, for callers that hold the policy's lock. Raises TrainingCanceled.
         """
         totals: dict[str, float] = {"loss": 0.0}
         tokens = 0
         for one in self._passes(units, objective):
-            if canceled is not None and canceled.is_set():
+            if self.team.halts(canceled is not None and canceled.is_set()):
                 raise TrainingCanceled("canceled")
-            loss, metrics = objective.loss(one.logprobs(self.policy.model), one.micro)
-            loss.backward()  # type: ignore[no-untyped-call]
-            tokens += int((one.micro.weights_BT != 0).sum())
+            loss, metrics = self._loss(one, objective)
+            self.team.backward(loss)
+            tokens += 0 if one is None else int((one.micro.weights_BT != 0).sum())
             for name, value in {"loss": float(loss.detach()), **metrics}.items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals, tokens
 
-    def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass]:
+    def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
+        if one is None:
+            return self._run(idle), {}
+        if not objective.needs_entropy:
+            return objective.loss(self._run(one.logprobs), one.micro)
+        logprobs_BT, entropy_BT = self._run(one.with_entropies)
+        return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
+
+    def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""
         factors, share = objective.normalised(units), 1.0 / len(units)
         if objective.skips_idle:
             live = [index for index, unit in enumerate(units) if _has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
-        passes = self._cut(units, factors, share)
+        passes = self.team.in_step(self._cut(units, factors, (share, token_share(units))))
         if not objective.needs_reference:
             return passes
         with self.policy.as_base(), torch.no_grad():
             return [self._with_reference(one) for one in passes]
 
-    def _cut(self, units: Sequence[Unit], factors: Sequence[Sequence[float]], share: float) -> Iterator[Pass]:
+    def _cut(
+        self, units: Sequence[Unit], factors: Sequence[Sequence[float]], shares: Shares
+    ) -> Iterator[Pass]:
         """As token trees where sequences begin alike and the model takes them, or else padded."""
-        budget, device = self.options.token_budget, self.policy.device
-        if self.options.packing == "tree":
-            step = PackedStep(units)
-            if step.pays and self._can_pack():
-                return step.passes(factors, share, budget, device)
-        return padded_passes(units, factors, share, budget, device)
+        budget, device, team = self.options.token_budget, self.policy.device, self.team
+        tree = PackedStep(units) if self.options.packing == "tree" else None
+        if tree is not None and not (tree.pays and self._can_pack()):
+            tree = None
+        if team.size == 1:
+            return _passes_of(tree, units, factors, shares, budget, device)
+        row = padded_row(units) if tree is None else tree.row()
+        mine = row.part(team.rank, team.size)
+        ends = [0, *accumulate(len(unit) for unit in units)]
+        rows = [number for index in mine for number in range(ends[index], ends[index + 1])]
+        units, factors = [units[i] for i in mine], [factors[i] for i in mine]
+        tree = None if tree is None else PackedStep(units)
+        passes = _passes_of(tree, units, factors, shares, budget, device)
+        return (replace(one, rows=tuple(rows[number] for number in one.rows)) for one in passes)
 
     def _can_pack(self) -> bool:
         if self._takes_trees is None:
-            reason = why_not_trees(self.policy.model)
-            self._takes_trees = reason is None
-            if reason is not None:
-                self.note = f"tokens that sequences share are computed for each of them: {reason}"
+            with torch.no_grad():
+                reason = self._run(why_not_trees)
+            # How a step is dealt depends on it, so all processes must think the same.
+            self._takes_trees = not self.team.any(reason is not None)
+            if not self._takes_trees:
+                why = reason or "another process cannot run this model on token trees"
+                self.note = f"tokens that sequences share are computed for each of them: {why}"
         return self._takes_trees
 
-    def _with_reference(self, one: Pass) -> Pass:
-        return Pass(replace(one.micro, reference_BT=one.logprobs(self.policy.model)), one.logprobs)
+    def _with_reference(self, one: Pass | None) -> Pass | None:
+        if one is None:
+            self._run(idle)
+            return None
+        return replace(one, micro=replace(one.micro, reference_BT=self._run(one.logprobs)))
 
     def _apply_gradient(self) -> float:
         parameters = list(self.policy.trainable().values())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm)))
         if not math.isfinite(norm):
             raise TrainingError(
                 f"the gradient of step {self.step + 1} is not finite; lower learning_rate, or use float32"
@@ -216,21 +291,25 @@ class Learner:
         return norm
 
     def _rate(self) -> float:
-        warmup = self.options.warmup_steps
-        return self.options.learning_rate * (min(1.0, self.step / warmup) if warmup else 1.0)
+        return self.options.learning_rate * self.options.schedule.share(self.step, self.trained, self._part)
 
-    def save(self, folder: Path) -> None:
-        """Write optimiser state and step count beside a version's weights. Raises StoreError."""
-        save_tensors(self._optimiser_tensors(), folder / OPTIMISER_FILE)
+    def save(self, folder: Path, optimiser: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Write optimiser state and schedule position beside a version's weights. Raises StoreError.
+
+        `optimiser` is that state, where this process holds only a part of it.
+        """
+        save_tensors(self._optimiser_tensors() if optimiser is None else optimiser, folder / OPTIMISER_FILE)
+        position = {"step": self.step, "trained": self.trained}
         try:
-            (folder / STATE_FILE).write_text(json.dumps({"step": self.step}), encoding="utf-8")
+            (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
         except OSError as error:
             raise StoreError(f"cannot write {folder / STATE_FILE}: {error}") from error
 
     def restore(self, folder: Path) -> None:
         """Go on from a saved state. Raises StoreError when it is missing or does not fit."""
         try:
-            step = int(json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["step"])
+            position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+            step, trained = int(position["step"]), int(position["trained"])
         except (OSError, ValueError, KeyError) as error:
             raise StoreError(f"cannot read {folder / STATE_FILE}: {error}") from error
         state: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
@@ -244,19 +323,24 @@ class Learner:
                 f"the optimiser's state in {folder} belongs to other weights ({odd[0]}); was the model or "
                 "the LoRA setting changed?"
             )
-        self.step = step
+        self.step, self.trained = step, trained
         self._optimiser.state.clear()
         for name, parts in state.items():
             parameter = parameters[name]
             # AdamW counts steps on the CPU, wherever the weights are.
             self._optimiser.state[parameter] = {
-                part: value if part == "step" else value.to(parameter.device) for part, value in parts.items()
+                part: value if part == "step" else part_like(value, parameter)
+                for part, value in parts.items()
             }
 
     def reset(self) -> None:
         """Forget all steps: the state that goes with the base model."""
-        self.step = 0
+        self.step = self.trained = 0
         self._optimiser.state.clear()
+
+    def snapshot(self) -> Snapshot:
+        """What a checkpoint needs, for the leader to write; others get nothing. All must call it together."""
+        return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self._optimiser_tensors()))
 
     def _optimiser_tensors(self) -> dict[str, torch.Tensor]:
         return {
@@ -264,6 +348,31 @@ class Learner:
             for name, parameter in self.policy.trainable().items()
             for key, value in self._optimiser.state.get(parameter, {}).items()
         }
+
+
+def _passes_of(
+    tree: PackedStep | None,
+    units: Sequence[Unit],
+    factors: Sequence[Sequence[float]],
+    shares: Shares,
+    token_budget: int,
+    device: torch.device,
+) -> Iterator[Pass]:
+    if tree is None:
+        return padded_passes(units, factors, shares, token_budget, device)
+    return tree.passes(factors, shares, token_budget, device)
+
+
+def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of the steps' metrics.
+
+    `mismatch_kl` is `sampled_kl` before anything was changed: of the learner from the engine, where that
+    sampled from the same weights.
+    """
+    names = {name for metrics in steps for name in metrics}
+    means = {name: sum(metrics.get(name, 0.0) for metrics in steps) / len(steps) for name in sorted(names)}
+    first = steps[0].get("sampled_kl")
+    return means if first is None else {**means, "mismatch_kl": first}
 
 
 def _has_gradient(unit: Unit) -> bool:

@@ -38,6 +38,11 @@ def choose_dtype(wish: str, device: torch.device) -> torch.dtype:
     return known[wish]
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name that `choose_dtype` knows a type by."""
+    return str(dtype).removeprefix("torch.")
+
+
 def limit_threads() -> None:
     """Let torch use one core, unless the user's environment says otherwise.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,12 @@ from etude.core.errors import EngineError, StoreError
 from etude.core.job import ModelVersion
 from etude.models.architecture import max_context
 from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.masks import undo_mask_patch
 from etude.models.source import not_loaded, require_source
 from etude.models.speech import Speech
 from etude.models.stops import stop_ids
 from etude.models.template import ChatTemplate
-from etude.models.weights import digest, load_tensors, save_tensors
+from etude.models.weights import digest, load_tensors, part_like, save_tensors
 
 WEIGHTS_FILE = "trained.safetensors"
 """The tensors that training changes, by parameter name; what a version is restored from."""
@@ -45,6 +46,7 @@ class Policy:
     """
 
     def __init__(self, model: Any, tokenizer: Any, source: str, device: torch.device) -> None:
+        undo_mask_patch()
         self.model = model
         self.tokenizer = tokenizer
         self.source = source
@@ -151,11 +153,17 @@ class Policy:
             finally:
                 self.load_tensors(now)
 
-    def save_version(self, folder: Path, number: int) -> ModelVersion:
-        """Write the trained tensors of the weights in memory into `folder`, as version `number`."""
+    def save_version(
+        self, folder: Path, number: int, tensors: Mapping[str, torch.Tensor] | None = None
+    ) -> ModelVersion:
+        """Write the trained tensors of the weights in memory into `folder`, as version `number`.
+
+        `tensors` are these, where the policy itself holds only parts of them.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        save_tensors(self.trainable(), folder / WEIGHTS_FILE)
-        return ModelVersion(number=number, location=str(folder), digest=digest(self.trainable()))
+        written = self.trainable() if tensors is None else tensors
+        save_tensors(written, folder / WEIGHTS_FILE)
+        return ModelVersion(number=number, location=str(folder), digest=digest(written))
 
     def adopt(self, version: ModelVersion) -> None:
         """Make `version` the weights in memory.
@@ -197,7 +205,18 @@ class Policy:
             )
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(tensors[name])
+                parameter.copy_(part_like(tensors[name], parameter))
+
+    def share_out(self, share: Callable[[Any], object], device: torch.device) -> None:
+        """Let `share` replace the model's parameters by parts of them, on `device`; other processes have
+        the rest.
+        """
+        with self.lock:
+            share(self.model)
+            self.device = device
+            if self._base is not None:
+                parameters = self.trainable()
+                self._base = {name: part_like(value, parameters[name]) for name, value in self._base.items()}
 
     def export(self, folder: Path, *, merge: bool = True) -> None:
         """Write a folder that `transformers` loads: merged weights, or LoRA weights alone.

@@ -5,12 +5,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from etude.core.errors import StoreError
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that several processes may hold parts of; then all must call it together."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def part_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The part of a whole tensor that this process holds of `like`, or all of it; on its device."""
+    here = tensor.to(like.device)
+    if not hasattr(like, "device_mesh") or hasattr(here, "device_mesh"):
+        return here
+    from torch.distributed.tensor import distribute_tensor
+
+    placed: Any = like
+    return distribute_tensor(here, placed.device_mesh, placed.placements, src_data_rank=None)
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from etude.core.errors import StoreError
 from etude.export.draft import draft_of
+from etude.store.lock import locked_by
 
 if TYPE_CHECKING:
-    from etude.learner.learner import Learner
+    from etude.learner.learner import Learner, Snapshot
     from etude.models.policy import Policy
 
 _FACTS = "step.json"
 _LOG_LINES = 5
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
+"""As torch's launcher tells it."""
 
 
 class JobFolder:
@@ -29,7 +33,16 @@ class JobFolder:
     @property
     def lock(self) -> Path:
         """Held by the job's worker for as long as it lives."""
-        return self.path / "lock"
+        return self.lock_of(0)
+
+    def lock_of(self, rank: int) -> Path:
+        """Held by one of the processes that train the job together; the first is the one that writes."""
+        return self.path / (f"lock-{rank}" if rank else "lock")
+
+    def holders(self) -> list[int]:
+        """The processes that train the job."""
+        found = (locked_by(path) for path in sorted(self.path.glob("lock*")))
+        return [pid for pid in found if pid is not None]
 
     @property
     def log(self) -> Path:
@@ -44,6 +57,20 @@ class JobFolder:
             return ""
         return " | ".join(line.strip() for line in lines[-_LOG_LINES:] if line.strip())
 
+    def log_size(self) -> int:
+        """Bytes of the worker's log."""
+        return self.log.stat().st_size if self.log.is_file() else 0
+
+    def first_failure(self, begin: int) -> str | None:
+        """Which of several processes ended first and how, as the launcher has logged from `begin` on."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(begin)
+                found = _ROOT_CAUSE.findall(log.read().decode(errors="replace"))
+        except OSError:
+            return None
+        return f"process {found[-1][0]}: {exit_words(int(found[-1][1]))}" if found else None
+
     def newest(self) -> int:
         """The step of the newest checkpoint; 0 when there is none."""
         names = [path.name for path in self.path.glob("step-*")]
@@ -57,12 +84,19 @@ class JobFolder:
         """A path as the database has it: the data folder may be moved."""
         return str(path.relative_to(self._data_dir))
 
-    def save(self, step: int, facts: dict[str, Any], policy: Policy, learner: Learner) -> str:
+    def save(
+        self,
+        step: int,
+        facts: dict[str, Any],
+        policy: Policy,
+        learner: Learner,
+        snapshot: Snapshot,
+    ) -> str:
         """Write a checkpoint; the digest of its weights. Raises StoreError."""
         with draft_of(self.step_folder(step)) as draft:
             draft.mkdir()
-            version = policy.save_version(draft, 1)
-            learner.save(draft)
+            version = policy.save_version(draft, 1, snapshot.weights)
+            learner.save(draft, snapshot.optimiser)
             (draft / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
         return version.digest
 
@@ -87,3 +121,8 @@ class JobFolder:
                 shutil.rmtree(path, ignore_errors=True)
         for path in self.path.glob(".step-*.part"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def exit_words(code: int) -> str:
+    """How a process ended, by its exit code."""
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"

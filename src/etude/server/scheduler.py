@@ -9,15 +9,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
+from etude.learner.launch import launch_command
 from etude.server.engines import EnginePool
-from etude.server.job_folder import JobFolder
+from etude.server.job_folder import JobFolder, exit_words
 from etude.server.jobs import JobStore
+from etude.server.processes import training_processes
 from etude.server.settings import ServerSettings
 from etude.server.worker import WorkerOrder
-from etude.store.lock import locked_by
 
 _LOG = logging.getLogger("etude.server")
 
@@ -69,20 +70,24 @@ class Scheduler:
         if self._main is not None:
             self._main.cancel()
         for job in self._tasks:
-            self._signal(job, signal.SIGTERM)
+            self._terminate(job)
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=_GRACE_SECONDS)
             for job in self._tasks:
-                self._signal(job, signal.SIGKILL)
+                self._kill(job)
 
-    def _signal(self, job: str, number: signal.Signals) -> None:
-        """To a job's worker, whichever server started it."""
+    def _terminate(self, job: str) -> None:
+        """Ask a job's worker to end, whichever server started it; one of its processes tells the others."""
         process = self._processes.get(job)
-        lock = JobFolder(self._settings.data_dir, job).lock
-        pid = locked_by(lock) if process is None else process.pid
-        with contextlib.suppress(ProcessLookupError):
-            if pid:
-                os.kill(pid, number)
+        _send(signal.SIGTERM, self._folder(job).holders()[:1] if process is None else [process.pid])
+
+    def _kill(self, job: str) -> None:
+        """End all the processes of a job's worker, and what launched them."""
+        process = self._processes.get(job)
+        _send(signal.SIGKILL, [*([] if process is None else [process.pid]), *self._folder(job).holders()])
+
+    def _folder(self, job: str) -> JobFolder:
+        return JobFolder(self._settings.data_dir, job)
 
     async def _run(self) -> None:
         for job in await asyncio.to_thread(self._jobs.with_status, "running"):
@@ -120,16 +125,19 @@ class Scheduler:
             _LOG.error("the scheduler failed at job %s", job, exc_info=task.exception())
 
     async def _work(self, job: str) -> None:
+        folder = self._folder(job)
+        begin = folder.log_size()
         process = await self._spawn(job)
         self._processes[job] = process
         try:
             code = await self._wait(job, process)
         finally:
             self._processes.pop(job, None)
-        await self._settle(job, f"exit code {code}" if code >= 0 else f"signal {-code}")
+        await self._settle(job, folder.first_failure(begin) or exit_words(code))
 
     async def _spawn(self, job: str) -> asyncio.subprocess.Process:
-        settings, folder = self._settings, JobFolder(self._settings.data_dir, job)
+        settings, folder = self._settings, self._folder(job)
+        processes = training_processes(settings)
         order = WorkerOrder(
             data_dir=settings.data_dir.absolute(),
             job=job,
@@ -138,15 +146,18 @@ class Scheduler:
             device=settings.device,
             dtype=settings.dtype,
             checkpoint_steps=settings.checkpoint_steps,
+            processes=processes,
+            shards=settings.shard_training,
         )
+        module, arguments = "etude.server.worker", [order.model_dump_json()]
+        command = [sys.executable, "-m", module, *arguments]
+        if processes > 1:
+            command = launch_command(module, arguments, processes)
         folder.path.mkdir(parents=True, exist_ok=True)
         with folder.log.open("ab") as log:
             # In a session of its own: Ctrl-C is for the server, which then asks its workers to end.
             return await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "etude.server.worker",
-                order.model_dump_json(),
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -156,25 +167,28 @@ class Scheduler:
 
     async def _wait(self, job: str, process: asyncio.subprocess.Process) -> int:
         """The worker's exit code. One that does not end after its job is cancelled is killed."""
-        ended: float | None = None
+        over: float | None = None
         while True:
             try:
                 return await asyncio.wait_for(asyncio.shield(process.wait()), _LOOK_SECONDS)
             except TimeoutError:
-                row = await asyncio.to_thread(self._jobs.get, job)
-            if row["status"] == "running":
-                continue
-            ended = ended or time.monotonic()
-            if time.monotonic() - ended > _GRACE_SECONDS:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                over = await self._overdue(job, over)
+
+    async def _overdue(self, job: str, over: float | None) -> float | None:
+        """Since when a job is over whose worker goes on; after the grace, that is killed."""
+        if (await asyncio.to_thread(self._jobs.get, job))["status"] == "running":
+            return None
+        if over is not None and time.monotonic() - over > _GRACE_SECONDS:
+            self._kill(job)
+        return over or time.monotonic()
 
     async def _wait_for_orphan(self, job: str) -> None:
         """A job that an earlier server started: its worker may still be at it."""
-        lock = JobFolder(self._settings.data_dir, job).lock
+        over: float | None = None
         while True:
-            if await asyncio.to_thread(locked_by, lock) is None:
+            if not await asyncio.to_thread(self._folder(job).holders):
                 break
+            over = await self._overdue(job, over)
             await asyncio.sleep(_LOOK_SECONDS)
         # It was not the job's fault: a machine that restarts often must not fail it.
         await self._settle(job, "the server was ended", counts=False)
@@ -182,10 +196,10 @@ class Scheduler:
     async def _settle(self, job: str, how: str, *, counts: bool = True) -> None:
         """After a worker's end: the job is over, or goes on later, or is given up."""
         row = await asyncio.to_thread(self._jobs.get, job)
-        folder = JobFolder(self._settings.data_dir, job)
+        folder = self._folder(job)
         if row["status"] != "running":
             return
-        if await asyncio.to_thread(locked_by, folder.lock) is not None:
+        if await asyncio.to_thread(folder.holders):
             await self._wait_for_orphan(job)
         elif counts and row["attempts"] >= _ATTEMPTS:
             told = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
@@ -196,6 +210,14 @@ class Scheduler:
             told = f"The worker ended early ({how}); the job goes on {place}"
             attempts = row["attempts"] if counts else 0
             await asyncio.to_thread(self._jobs.requeue, job, told, attempts)
+
+
+def _send(number: signal.Signals, processes: Iterable[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            # The holder of a lock may not have written its number yet; 0 would be this process's group.
+            if process:
+                os.kill(process, number)
 
 
 def _without_keys(settings: ServerSettings) -> dict[str, str]:

@@ -13,6 +13,7 @@ from etude.core.errors import EtudeError, StoreError
 from etude.inference.listening import listen
 from etude.server.app import create_app
 from etude.server.backend import Backend, EmbeddedBackend
+from etude.server.processes import training_processes
 from etude.server.protocol import patient_protocol
 from etude.server.settings import ServerSettings, require_safe
 from etude.server.vllm_backend import VllmBackend
@@ -26,11 +27,12 @@ class ServeError(EtudeError):
 def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; `on_ready` gets the address once requests are answered.
 
-    Requests under way have `settings.drain` seconds to finish. Raises RequestError for unsafe settings or
-    a port in use, StoreError when the data folder is unusable or in use, ServeError when the model cannot
-    be loaded.
+    Requests under way have `settings.drain` seconds to finish. Raises RequestError for unsafe settings,
+    a port in use or too many training processes, StoreError when the data folder is unusable or in use,
+    ServeError when the model cannot be loaded.
     """
     require_safe(settings)
+    training_processes(settings)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with listen(settings.host, settings.port) as listening:
         lock = _lock(settings)

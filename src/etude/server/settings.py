@@ -42,6 +42,8 @@ class ServerSettings(BaseModel):
     """Most tokens of a chat completion that asks for no number."""
     max_queue: int = Field(default=1024, ge=1)
     """Sequences under way and waiting; more are refused with 429."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Of each client address; more are refused with 429. None does not limit them."""
     max_models: int = Field(default=3, ge=1)
     """Models in memory at once."""
     max_body: int = Field(default=32 * MEBIBYTE, ge=1024)
@@ -52,6 +54,10 @@ class ServerSettings(BaseModel):
     """Seconds that a client may keep the server waiting for the next piece of its request."""
     running_jobs: int = Field(default=1, ge=1)
     """Training jobs at once."""
+    training_processes: int | None = Field(default=None, ge=1)
+    """Processes that train a job together; None takes one for each GPU."""
+    shard_training: bool = False
+    """Whether each of these processes holds only a part of the weights and of the optimiser's state."""
     waiting_jobs: int = Field(default=100, ge=1)
     """Jobs in the queue; more are refused with 429."""
     checkpoint_steps: int = Field(default=10, ge=1)

@@ -10,11 +10,14 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from torch import Tensor
+
 from etude.core.errors import TrainingError
 from etude.core.keys import fold
 from etude.export.draft import draft_of
-from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.learner import Learner, Snapshot
 from etude.learner.objective import Objective
+from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
 from etude.server.files import FileStore
 from etude.server.ids import model_name
@@ -23,6 +26,7 @@ from etude.server.job_data import (
     Units,
     batch_of,
     has_gradient,
+    learner_options,
     objective_of,
     plan_steps,
     trained_tokens,
@@ -58,14 +62,20 @@ class Place:
 
 
 class JobTraining:
-    """Trains one job step by step, and can stop and go on after each."""
+    """Trains one job step by step, and can stop and go on after each.
 
-    def __init__(self, place: Place, job: Row, jobs: JobStore, files: FileStore, models: ModelStore) -> None:
+    Every process of the team has one; that of the leader writes and tells.
+    """
+
+    def __init__(
+        self, place: Place, job: Row, jobs: JobStore, files: FileStore, models: ModelStore, team: Team
+    ) -> None:
         """Load model and rows, and go to the newest checkpoint.
 
         Raises TrainingError for rows that the model cannot take, ApiError for a model or file that is gone.
         """
         self._place = place
+        self._team = team
         self._job = job
         self._jobs = jobs
         self._files = files
@@ -79,33 +89,42 @@ class JobTraining:
         live = [has_gradient(units) for units in self._rows]
         values = self._values
         self._steps = plan_steps(live, values["n_epochs"], values["batch_size"], job["seed"])
-        rate = values["learning_rate"] * values["learning_rate_multiplier"]
-        self._learner = Learner(self._policy, LearnerOptions(learning_rate=rate), job["seed"])
+        options = learner_options(values, len(self._steps))
+        self._learner = Learner(self._policy, options, job["seed"], team)
         self._done = self._folder.newest()
         self._results: list[str] = []
         if self._done:
             self._results = self._folder.load(self._done, self._policy, self._learner)["results"]
-        self._folder.prune(self._public_steps() | {self._done})
+        if team.leads:
+            self._folder.prune(self._public_steps() | {self._done})
 
     def run(self, canceled: Event, stopping: Event) -> None:
         """Take the steps that are left, and make the new model.
 
         Raises TrainingCanceled when `canceled` is set, Interrupted when `stopping` is, after a checkpoint.
         """
-        went_on = f", from step {self._done}" if self._done else ""
-        told = f"Fine-tuning job started{went_on}"
-        self._jobs.tell(self._job["id"], told, once=f"started {self._done}")
+        if self._team.leads:
+            went_on = f", from step {self._done}" if self._done else ""
+            told = f"Fine-tuning job started{went_on}"
+            self._jobs.tell(self._job["id"], told, once=f"started {self._done}")
         clock = (time.time(), self._done)
         for step in self._steps[self._done :]:
             metrics = self._take(step, canceled)
             self._done = step.number
-            self._report(step, metrics, clock)
+            if self._team.leads:
+                self._report(step, metrics, clock)
             due = step.number % self._place.checkpoint_steps == 0
-            if step.ends_epoch or due or stopping.is_set():
-                self._save(step, metrics)
-            if stopping.is_set():
+            interrupted = self._team.any(stopping.is_set())
+            if step.ends_epoch or due or interrupted:
+                self._require_same_weights(step)
+                snapshot = self._learner.snapshot()
+                if self._team.leads:
+                    self._save(step, metrics, snapshot)
+            if interrupted:
                 raise Interrupted
-        self._finish()
+        weights = self._team.whole(self._policy.trainable())
+        if self._team.leads:
+            self._finish(weights)
 
     def _load(self, models: ModelStore) -> Policy:
         model, values = models.get(self._job["model"]), self._values
@@ -118,9 +137,10 @@ class JobTraining:
             dtype=self._place.dtype,
             lora=lora,
             seed=fold(self._job["seed"], "lora"),
+            keep_base=self._objective.needs_reference and values.get("reference") == "base",
         )
         if self._objective.needs_reference:
-            # The reference is the model that the job starts from, wherever it resumes.
+            # Where nothing else is kept: the model that the job starts from, wherever it resumes.
             policy.keep_base()
         return policy
 
@@ -153,9 +173,18 @@ class JobTraining:
         left = (time.time() - began) / (step.number - before) * (of - step.number)
         self._jobs.set(self._job["id"], estimated_finish=time.time() + left)
 
-    def _save(self, step: Step, metrics: dict[str, float]) -> None:
+    def _require_same_weights(self, step: Step) -> None:
+        """Raise TrainingError when the processes have come to hold different weights."""
+        if self._team.size > 1 and not self._team.shards and not self._team.same(self._policy.digest()):
+            raise TrainingError(
+                f"after step {step.number} the processes hold different weights; are their devices of one "
+                "kind? Start the server with --training-processes 1"
+            )
+
+    def _save(self, step: Step, metrics: dict[str, float], snapshot: Snapshot) -> None:
         """A checkpoint to go on from; at the end of an epoch also one that can be asked as a model."""
-        digest = self._folder.save(step.number, {"results": self._results}, self._policy, self._learner)
+        kept = {"results": self._results}
+        digest = self._folder.save(step.number, kept, self._policy, self._learner, snapshot)
         if step.ends_epoch:
             name = model_name(self._job["model"], self._job["suffix"], self._job["id"], step.number)
             facts = {"step": step.number, "train_loss": metrics.get("loss")}
@@ -170,10 +199,10 @@ class JobTraining:
         self._jobs.set(self._job["id"], attempts=0)
         self._folder.prune(self._public_steps() | {step.number})
 
-    def _finish(self) -> None:
+    def _finish(self, weights: Mapping[str, Tensor]) -> None:
         folder = self._place.data_dir / "models" / self._job["id"]
         with draft_of(folder) as draft:
-            digest = self._policy.save_version(draft, 1).digest
+            digest = self._policy.save_version(draft, 1, weights).digest
             if digest == self._start_digest:
                 raise TrainingError("training changed no weight; raise learning_rate_multiplier")
         results = f"file-{self._job['id'].removeprefix('ftjob-')}"

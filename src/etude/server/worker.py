@@ -1,4 +1,4 @@
-"""The worker: a process that trains one job. `python -m etude.server.worker ORDER`."""
+"""The worker: one or more processes that train a job. `python -m etude.server.worker ORDER`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict
 
 from etude.core.errors import EtudeError, StoreError
 from etude.learner.learner import TrainingCanceled
+from etude.learner.team import PeerLost, Team, joined
+from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.server.database import open_database
 from etude.server.errors import ApiError
 from etude.server.files import FileStore
@@ -25,6 +28,8 @@ from etude.store.lock import RunLock
 
 _LOG = logging.getLogger("etude.server.worker")
 _LOOK_SECONDS = 0.5
+_PEER_SECONDS = 600.0
+"""That a process waits for another: longer than any checkpoint takes to write."""
 
 
 class WorkerOrder(BaseModel):
@@ -40,26 +45,41 @@ class WorkerOrder(BaseModel):
     device: str
     dtype: str
     checkpoint_steps: int
+    processes: int
+    """That train the job together, this one among them."""
+    shards: bool
+    """Whether each of them holds a part of the weights."""
 
 
-def run_order(order: WorkerOrder) -> None:
-    """Train the job, unless another worker does; how it ended is in the database."""
+def work(order: WorkerOrder) -> bool:
+    """Train the job, alone or as one of its processes; whether this one has done its part."""
+    try:
+        with _team(order) as team:
+            return run_order(order, team)
+    except PeerLost as error:
+        # The job goes on from its last checkpoint, with new processes.
+        _LOG.error("job %s: %s", order.job, error)
+        return False
+
+
+def run_order(order: WorkerOrder, team: Team) -> bool:
+    """Train the job, unless another worker does; how it ended is in the database.
+
+    False when it failed. Raises PeerLost.
+    """
     database = open_database(order.data_dir / "server.db")
     jobs = JobStore(database)
+    lock: RunLock | None = None
     try:
-        lock = RunLock(JobFolder(order.data_dir, order.job).lock)
-    except StoreError:
-        return  # Another worker has the job.
-    try:
-        job = jobs.get(order.job)
-        if job["status"] == "running":
-            files = FileStore(database, order.data_dir)
-            models = ModelStore(database, order.data_dir, order.name)
-            place = Place(order.data_dir, order.source, order.device, order.dtype, order.checkpoint_steps)
-            with _signals() as stopping, _canceled(jobs, order.job) as canceled:
-                JobTraining(place, job, jobs, files, models).run(canceled, stopping)
+        lock = _locked(JobFolder(order.data_dir, order.job), team)
+        if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
+            _train(order, team, jobs, database)
+        return True
     except (Interrupted, TrainingCanceled) as reason:
         _LOG.warning("job %s: %s", order.job, type(reason).__name__)
+        return True
+    except PeerLost:
+        raise
     except ApiError as error:
         jobs.fail(order.job, str(error.detail), "invalid_request", error.param)
     except EtudeError as error:
@@ -69,8 +89,48 @@ def run_order(order: WorkerOrder) -> None:
         first = (str(error).strip() or "no message").splitlines()[0]
         jobs.fail(order.job, f"{type(error).__name__}: {first}", "training_failed")
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
         database.dispose()
+    return False
+
+
+def _train(order: WorkerOrder, team: Team, jobs: JobStore, database: sa.Engine) -> None:
+    files = FileStore(database, order.data_dir)
+    models = ModelStore(database, order.data_dir, order.name)
+    device = order.device if team.device is None else str(team.device)
+    dtype = order.dtype
+    if team.shards:
+        # The whole model need not fit on the device where a part of it will be.
+        dtype, device = dtype_name(choose_dtype(dtype, choose_device(device))), "cpu"
+    place = Place(order.data_dir, order.source, device, dtype, order.checkpoint_steps)
+    with _signals() as stopping, _canceled(jobs, order.job) as canceled:
+        JobTraining(place, jobs.get(order.job), jobs, files, models, team).run(canceled, stopping)
+
+
+@contextmanager
+def _team(order: WorkerOrder) -> Iterator[Team]:
+    """The processes that train the job together. Raises PeerLost."""
+    if order.processes == 1:
+        yield Team()
+        return
+    with joined(order.device, _PEER_SECONDS, shards=order.shards) as team:
+        yield team
+
+
+def _locked(folder: JobFolder, team: Team) -> RunLock | None:
+    """This process's lock; None in all processes when another worker has the job."""
+    lock: RunLock | None = None
+    # First the leader: of two workers that are started at once, one must get all locks.
+    for leads in (True, False):
+        if team.leads is leads:
+            with suppress(StoreError):
+                lock = RunLock(folder.lock_of(team.rank))
+        if team.any(team.leads is leads and lock is None):
+            if lock is not None:
+                lock.release()
+            return None
+    return lock
 
 
 @contextmanager
@@ -106,4 +166,4 @@ def _canceled(jobs: JobStore, job: str) -> Iterator[threading.Event]:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    run_order(WorkerOrder.model_validate_json(sys.argv[1]))
+    sys.exit(0 if work(WorkerOrder.model_validate_json(sys.argv[1])) else 1)

@@ -1,0 +1,155 @@
+"""What each process of a team does in the tests: `python -m tests.learner.team_process JOB FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from etude.learner.dpo import Dpo
+from etude.learner.grpo import Grpo
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.sft import Sft
+from etude.learner.team import PeerLost, Team, joined
+from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy
+from etude.models.weights import load_tensors, save_tensors
+from tests.learner.gradients import batch_of
+from tests.learner.trees import forest
+from tests.models.tiny_models import fresh_policy
+
+OBJECTIVES = {
+    "sft": Sft(),
+    "grpo": Grpo(),
+    "grpo by sequence": Grpo(aggregation="sequence", beta=0.1, entropy_bonus=0.01),
+    "dpo": Dpo(beta=0.5, reference="base"),
+}
+CASES = [
+    (objective, packing, weights)
+    for objective in OBJECTIVES
+    for packing in ("tree", "padded")
+    for weights in ("lora", "full")
+]
+SHARDED = [
+    ("sft", "tree", "full"),
+    ("grpo", "tree", "full"),
+    ("grpo", "padded", "full"),
+    ("dpo", "tree", "full"),
+    ("dpo", "tree", "lora"),
+    ("grpo by sequence", "padded", "lora"),
+]
+UNITS = 14
+
+
+def learner_of(packing: str, weights: str, team: Team | None = None, **options: object) -> Learner:
+    policy = fresh_policy()
+    if weights == "lora":
+        policy.use_lora(LoraOptions(r=4), seed=0)
+    policy.keep_base()
+    settings = {"learning_rate": 1e-3, "batch_size": 5, "token_budget": 60, "weight_decay": 0.1} | options
+    return Learner(policy, LearnerOptions(packing=packing, **settings), seed=3, team=team)  # type: ignore[arg-type]
+
+
+def batch(objective: str, seed: int, units: int = UNITS):
+    """Pairs for preferences."""
+    sequences = forest(seed, 2 * units if objective == "dpo" else units)
+    return batch_of(
+        list(zip(sequences[0::2], sequences[1::2], strict=True)) if objective == "dpo" else sequences
+    )
+
+
+def trained(objective: str, packing: str, weights: str, team: Team | None = None) -> tuple[Policy, dict]:
+    """Six steps over two jobs; and what validation says after them."""
+    learner = learner_of(packing, weights, team)
+    for seed in (1, 2):
+        metrics = learner.train(batch(objective, seed), OBJECTIVES[objective])
+    found = learner.evaluate(batch(objective, 3), OBJECTIVES[objective])
+    apart = learner.divergences(forest(3, UNITS))
+    told = {f"valid {name}": value for name, value in found.items()}
+    told |= {f"divergence {number}": value for number, value in enumerate(apart)}
+    return learner.policy, metrics | told
+
+
+def equal(team: Team, folder: Path) -> None:
+    """Every case; the weights and metrics of the leader, and whether the others have the same weights."""
+    for case in CASES:
+        policy, metrics = trained(*case, team=team)
+        digest = int(policy.digest()[:12], 16)
+        same = team.sum({"digest": float(digest)})["digest"] == team.size * digest
+        if team.leads:
+            numbers = {f"metrics/{name}": torch.tensor(value) for name, value in metrics.items()}
+            numbers["same"] = torch.tensor(float(same))
+            save_tensors(policy.trainable() | numbers, folder / f"{'-'.join(case)}.safetensors")
+
+
+def sharded(team: Team, folder: Path) -> None:
+    """Some cases, with a part of the weights in each process; then a checkpoint, taken up again."""
+    for case in SHARDED:
+        policy, metrics = trained(*case, team=team)
+        weights = team.whole(policy.trainable())
+        if team.leads:
+            numbers = {f"metrics/{name}": torch.tensor(value) for name, value in metrics.items()}
+            save_tensors({**weights, **numbers}, folder / f"sharded-{'-'.join(case)}.safetensors")
+    policy = trained_on_few(team)
+    weights = team.whole(policy.trainable())
+    if team.leads:
+        save_tensors(weights, folder / "sharded-few.safetensors")
+    resume(team, folder, "sharded")
+
+
+def few(team: Team, folder: Path) -> None:
+    """Fewer units than processes, so that some have nothing to compute."""
+    policy = trained_on_few(team)
+    if team.leads:
+        save_tensors(policy.trainable(), folder / "few.safetensors")
+
+
+def trained_on_few(team: Team | None = None) -> Policy:
+    """Three steps of one unit each."""
+    learner = learner_of("tree", "full", team, batch_size=1)
+    learner.train(batch("grpo", 1, units=3), Grpo())
+    return learner.policy
+
+
+def resume(team: Team, folder: Path, after: str = "after") -> None:
+    """Go on from what one process left."""
+    learner = learner_of("tree", "full", team)
+    learner.policy.load_tensors(load_tensors(folder / "before" / WEIGHTS_FILE))
+    learner.restore(folder / "before")
+    learner.train(batch("grpo", 2), Grpo())
+    snapshot = learner.snapshot()
+    if team.leads:
+        learner.policy.save_version(folder / after, 2, snapshot.weights)
+        learner.save(folder / after, snapshot.optimiser)
+
+
+def dies(team: Team, folder: Path) -> None:
+    """The last process is killed in the middle of a job."""
+    _until(team, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def hangs(team: Team, folder: Path) -> None:
+    """The last process does not come back from somewhere."""
+    _until(team, lambda: time.sleep(600))
+
+
+def _until(team: Team, end) -> None:
+    learner = learner_of("tree", "full", team, passes=200)
+    last = team.rank == team.size - 1
+    if not last:
+        # The launcher ends the others once one has failed; what they would say for themselves is the test.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    learner.train(batch("grpo", 1), Grpo(), lambda report: end() if last and report.step == 4 else None)
+
+
+if __name__ == "__main__":
+    try:
+        shards = "TEAM_SHARDS" in os.environ
+        with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "300")), shards=shards) as team:
+            for job in sys.argv[1].split(","):
+                globals()[job](team, Path(sys.argv[2]))
+    except PeerLost as error:
+        sys.exit(f"lost: {error}")

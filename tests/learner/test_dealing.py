@@ -1,0 +1,104 @@
+"""Dealing a step: every unit to one process, and all of them about the same work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations_with_replacement, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.learner.dealing import Row, runs
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.packed import PackedStep
+from etude.learner.padding import padded_row
+from etude.learner.team import Team
+from etude.learner.tree import token_tree
+from tests.learner.gradients import assert_same, batch_of, gradient_of
+from tests.learner.team_process import OBJECTIVES, batch
+from tests.learner.trees import forest
+from tests.models.tiny_models import policy
+
+SEQUENCES = st.lists(st.lists(st.integers(7, 9), min_size=2, max_size=7), min_size=1, max_size=8)
+
+
+def units_of(sequences):
+    (plain,) = forest(0, 1)
+    fields = ("weights", "advantages", "logprobs")
+    made = [
+        replace(plain, ids=tuple(ids), temperatures=(), **{name: (1.0,) * len(ids) for name in fields})
+        for ids in sequences
+    ]
+    return batch_of(made).units
+
+
+def cost(alone, after, start, stop):
+    return 0 if start == stop else alone[start] + sum(after[start + 1 : stop])
+
+
+@given(SEQUENCES, st.integers(1, 4))
+def test_the_costliest_run_is_as_cheap_as_can_be(sequences, count):
+    row = PackedStep(units_of(sequences)).row()
+    found = runs(row.alone, row.after, count)
+    assert [index for start, stop in found for index in range(start, stop)] == list(range(len(sequences)))
+    cuts = combinations_with_replacement(range(len(sequences) + 1), count - 1)
+    best = min(
+        max(cost(row.alone, row.after, *run) for run in pairwise([0, *cut, len(sequences)])) for cut in cuts
+    )
+    assert max(cost(row.alone, row.after, *run) for run in found) == best
+
+
+@given(SEQUENCES)
+def test_what_a_row_costs_is_what_its_tree_has_to_compute(sequences):
+    units = units_of(sequences)
+    row = PackedStep(units).row()
+    # A model reads all but the last token of a sequence.
+    tree = token_tree([unit[0].ids[:-1] for unit in units])
+    assert cost(row.alone, row.after, 0, len(units)) == len(tree)
+    assert sorted(row.order) == list(range(len(units)))
+
+
+def test_siblings_stay_together():
+    stems = [(10, 11, 12, 13, 14, 15), (20, 21, 22, 23, 24, 25)]
+    sequences = [(*stems[number % 2], 30 + number, 40) for number in range(8)]
+    row = PackedStep(units_of(sequences)).row()
+    assert [row.part(rank, 2) for rank in range(2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+def test_padded_units_of_like_length_go_together():
+    row = padded_row(units_of([(1,) * length for length in (9, 2, 8, 3, 2, 3)]))
+    assert [row.part(rank, 2) for rank in range(2)] == [[1, 3, 4, 5], [0, 2]]
+
+
+def test_more_processes_than_units_leave_some_without():
+    assert [Row((0,), (5,), (5,)).part(rank, 3) for rank in range(3)] == [[0], [], []]
+    assert runs((), (), 2) == [(0, 0), (0, 0)]
+
+
+class Pretended(Team):
+    """One of several processes, for what it computes by itself."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+@given(objective=st.sampled_from(sorted(OBJECTIVES)), seed=st.integers(0, 999), size=st.integers(2, 5))
+@settings(max_examples=12, deadline=None)
+def test_the_parts_add_up_to_the_gradient_of_one_process(packing, objective, seed, size):
+    of = policy()
+    of.keep_base()
+    job = batch(objective, seed, units=9)
+    whole = gradient_of(of, job, OBJECTIVES[objective], packing=packing, max_grad_norm=1e9)
+    loss, total = 0.0, {}
+    for rank in range(size):
+        options = LearnerOptions(packing=packing, token_budget=50)
+        learner = Learner(of, options, 0, Pretended(rank, size))
+        metrics, _ = learner.add_gradient(job.units, OBJECTIVES[objective])
+        loss += metrics["loss"]
+        for name, parameter in of.trainable().items():
+            if parameter.grad is not None:
+                total[name] = total.get(name, 0.0) + parameter.grad
+                parameter.grad = None
+    assert_same((loss, total), whole)

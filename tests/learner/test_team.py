@@ -1,0 +1,125 @@
+"""Two processes over gloo against one: what they learn, and what happens when one of them is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from etude.learner.grpo import Grpo
+from etude.learner.launch import launch_command
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.team import Team
+from etude.models.weights import load_tensors
+from tests.learner.team_process import CASES, SHARDED, batch, learner_of, trained, trained_on_few
+
+SOURCE = Path(__file__).parents[2]
+TOLERANCE = 1e-4
+"""Of the way that the weights have gone. AdamW divides by what may be near zero, so that a gradient which
+differs in its last bit can move a single weight more than that."""
+
+
+def launched(job: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Two processes that have ended: had they waited for ever, the time would be up."""
+    path = os.pathsep.join([str(SOURCE), str(SOURCE / "src")])
+    return subprocess.run(
+        launch_command("tests.learner.team_process", [job, str(folder)], 2),
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes made of everything."""
+    folder = tmp_path_factory.mktemp("team")
+    before = learner_of("tree", "full")
+    before.train(batch("grpo", 1), Grpo())
+    before.policy.save_version(folder / "before", 1)
+    before.save(folder / "before")
+    done = launched("equal,few,resume", folder)
+    assert done.returncode == 0, done.stderr
+    done = launched("sharded", folder, TEAM_SHARDS="1")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def assert_near(found, wanted, start):
+    """Weights, by how far they are from each other and from where they began."""
+    error = sum(float((found[name] - wanted[name]).square().sum()) for name in wanted)
+    way = sum(float((wanted[name] - start[name]).square().sum()) for name in wanted)
+    assert way > 0 and error**0.5 <= TOLERANCE * way**0.5, (error / way) ** 0.5
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_two_processes_learn_what_one_does(two, case):
+    found = load_tensors(two / f"{'-'.join(case)}.safetensors")
+    assert found.pop("same") == 1
+    assert_learned(found, case)
+
+
+@pytest.mark.parametrize("case", SHARDED, ids="-".join)
+def test_with_shards_of_the_weights_too(two, case):
+    assert_learned(load_tensors(two / f"sharded-{'-'.join(case)}.safetensors"), case)
+
+
+def assert_learned(found, case):
+    policy, metrics = trained(*case)
+    assert_near(found, policy.copy_tensors(), policy.base_tensors())
+    told = {name.removeprefix("metrics/"): value for name, value in found.items() if "metrics/" in name}
+    assert told.keys() == metrics.keys()
+    for name in metrics.keys() - {"tokens_per_s"}:
+        assert float(told[name]) == pytest.approx(metrics[name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("name", ["few", "sharded-few"])
+def test_a_process_with_nothing_to_compute_takes_part(two, name):
+    policy = trained_on_few()
+    assert_near(load_tensors(two / f"{name}.safetensors"), policy.copy_tensors(), policy.base_tensors())
+
+
+@pytest.mark.parametrize("name", ["after", "sharded"])
+def test_two_go_on_from_what_one_left_and_one_from_what_two_left(two, name):
+    one = learner_of("tree", "full")
+    one.train(batch("grpo", 1), Grpo())
+    start = one.policy.copy_tensors()
+    one.train(batch("grpo", 2), Grpo())
+    after = load_tensors(two / name / "trained.safetensors")
+    assert_near(after, one.policy.copy_tensors(), start)
+    again = learner_of("tree", "full")
+    again.policy.load_tensors(after)
+    again.restore(two / name)
+    assert again.step == one.step
+    for learner in (one, again):
+        learner.train(batch("grpo", 3), Grpo())
+    assert_near(again.policy.copy_tensors(), one.policy.copy_tensors(), after)
+
+
+def test_a_killed_process_ends_the_others(tmp_path):
+    done = launched("dies", tmp_path)
+    assert done.returncode != 0
+    assert "lost: another process of this training ended, or does not answer" in done.stderr
+    assert "exitcode  : -9" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path):
+    done = launched("hangs", tmp_path, TEAM_TIMEOUT="5")
+    assert done.returncode != 0
+    assert "lost: another process of this training ended, or does not answer" in done.stderr
+
+
+def test_a_process_alone_is_a_team(two):
+    team = Team()
+    assert team.leads and team.sum({"loss": 0.1}) == {"loss": 0.1}
+    assert team.any(True) and not team.any(False)
+    weights = torch.nn.Parameter(torch.ones(2))
+    team.sum_gradients([weights])
+    assert weights.grad is None
+    assert Learner(learner_of("tree", "full").policy, LearnerOptions(), 0).team.size == 1
