@@ -1,9 +1,9 @@
 """What sampling costs: the embedded engine against `generate`, continuous batching, and a real vLLM.
 
-The same model in float32 with one thread; prompts of 32 random tokens, 64 sampled for each, with their
-logprobs, 1, 8 or 64 requests at a time. CPU time is that of the process that samples, and the ways take turns
-with prompts that are new each time. vLLM is left out where ETUDE_TEST_VLLM does not name its program
-(docs/server.md says how to install one). And what keeping the keys and values of earlier tokens is worth.
+The same model in float32 with one thread; prompts of 32 random tokens, 64 sampled for each (32 with the
+larger model), with their logprobs, 1, 8 or 64 at a time. CPU time is that of the process that samples,
+and the ways take turns with prompts that are new each time. vLLM is left out where ETUDE_TEST_VLLM does not
+name its program (docs/server.md says how to install one). And what it is worth to keep what was read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from common import parse_arguments, print_json, print_table, progress, silent
-from engine_peers import Prompts, Sample, Vllm, continuous, generate, vllm_of
+from engine_peers import Prompts, Sample, continuous, generate, vllm_of
 
 from etude.core.call import Sampling
 from etude.inference.embedded import EmbeddedEngine
@@ -31,18 +31,20 @@ from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 
 # vLLM takes no heads smaller than 32; the demos' have 16.
+SMALL, LARGE = "0.13M", "30M"
 MODELS = {
-    "0.13M": (512, TinyShape(heads=2, max_context=1024)),
-    "30M": (8192, TinyShape(512, layers=8, heads=8, intermediate_size=1536, max_context=1024)),
+    SMALL: (512, TinyShape(heads=2, max_context=1024)),
+    LARGE: (8192, TinyShape(512, layers=8, heads=8, intermediate_size=1536, max_context=1024)),
 }
+"""Size of the vocabulary, and shape."""
 CONCURRENCIES = (1, 8, 64)
-PROMPT, ANSWER = 32, 64
+PROMPT = 32
+ANSWER = {SMALL: 64, LARGE: 32}
 GOALS = {
     "generate": {8: 3.0, 64: 1.5},
     "vllm": {1: 1.3, 8: 1.3, 64: 1.3},
 }
-HEADLINE = next(iter(MODELS))
-"""The model of the JSON's ratios and of the goals; the goal of the other is to be level with vLLM."""
+"""With the small model; with the large one, to be level with vLLM."""
 
 
 @dataclass(slots=True)
@@ -113,18 +115,18 @@ def cost_of(sample: Sample, prompts: Prompts, tokens: int, at_once: int) -> tupl
     return found
 
 
-def measure(name: str, concurrency: int, ways: dict[str, Callable[..., Any]], repeats: int) -> Setting:
+def measure(name: str, concurrency: int, ways: dict[str, Any], repeats: int) -> Setting:
     """Medians of all ways, which take turns."""
-    choose, count = random.Random(concurrency), max(concurrency, 4)
+    choose, count, tokens = random.Random(concurrency), max(concurrency, 4), ANSWER[name]
     costs = {way: Cost() for way in ways}
     for number in range(repeats + 1):
         prompts = random_prompts(choose, count)
         for way, cost in ways.items():
-            cpu, wall = cost(prompts, ANSWER, concurrency)
+            cpu, wall = cost(prompts, tokens, concurrency)
             if number:  # The first is to warm up.
                 costs[way].cpu.append(cpu)
                 costs[way].wall.append(wall)
-    sampled = count * ANSWER
+    sampled = count * tokens
     return Setting(
         name,
         concurrency,
@@ -133,17 +135,12 @@ def measure(name: str, concurrency: int, ways: dict[str, Callable[..., Any]], re
     )
 
 
-def ways_of(policy: Policy, own: Sample, vllm: Vllm | None) -> dict[str, Callable[..., Any]]:
-    """Everything that is compared; of the caches that `generate` has, the faster one at 8 requests."""
+def fastest_generate(policy: Policy) -> Sample:
+    """Of the caches that `generate` has, the faster one at 8 requests."""
     prompts = random_prompts(random.Random(0), 8)
-    caches = [generate(policy, cache) for cache in (None, "static")]
-    costs = [min(cost_of(sample, prompts, ANSWER, 8)[0] for _ in range(2)) for sample in caches]
-    ways: dict[str, Callable[..., Any]] = {
-        "etude": partial(cost_of, own),
-        "generate": partial(cost_of, caches[costs.index(min(costs))]),
-        "continuous": partial(cost_of, continuous(policy)),
-    }
-    return ways | ({"vllm": vllm.cost} if vllm is not None else {})
+    samples = [generate(policy, cache) for cache in (None, "static")]
+    costs = [min(cost_of(sample, prompts, 32, 8)[0] for _ in range(3)) for sample in samples]
+    return samples[costs.index(min(costs))]
 
 
 def conversations(own: Sample, engine: EmbeddedEngine, choose: random.Random, *, keep: bool) -> float:
@@ -184,35 +181,39 @@ def worth(kind: Callable[..., float], own: Sample, engine: EmbeddedEngine, repea
     return statistics.median(costs[False]) / statistics.median(costs[True])
 
 
-def measure_all(quick: bool, note: Callable[[str], None]) -> tuple[list[Setting], dict[str, Any]]:
+def measure_all(quick: bool, note: Callable[[str], None]) -> tuple[list[Setting], dict[str, float]]:
     """All settings, and what is kept is worth; `note` is told what is measured next."""
     torch.set_num_threads(1)
-    settings, kept = [], {}
-    for name in [HEADLINE] if quick else MODELS:
+    settings: list[Setting] = []
+    kept: dict[str, float] = {}
+    for name in [SMALL] if quick else MODELS:
         policy = model(name)
         engine = EmbeddedEngine(policy)
         own = embedded(engine, iter(range(2**60)))
         with tempfile.TemporaryDirectory() as folder, vllm_of(policy, Path(folder) / "model") as vllm:
-            ways = ways_of(policy, own, vllm)
+            peer = fastest_generate(policy)
             for concurrency in CONCURRENCIES:
                 note(f"{name}, {concurrency} at a time")
-                settings.append(measure(name, concurrency, ways, 5))
-        note(f"{name}, what is kept")
-        kept[name] = {kind.__name__: worth(kind, own, engine, 5) for kind in (conversations, samples_of_one)}
+                samples = {"etude": own, "generate": peer, "continuous": continuous(policy)}
+                ways = {way: partial(cost_of, sample) for way, sample in samples.items()}
+                settings.append(measure(name, concurrency, ways | ({"vllm": vllm.cost} if vllm else {}), 5))
+        if name == SMALL:
+            note(f"{name}, what is kept")
+            kept = {kind.__name__: worth(kind, own, engine, 5) for kind in (conversations, samples_of_one)}
         asyncio.run(engine.close())
     return settings, kept
 
 
-def as_json(settings: Sequence[Setting], kept: dict[str, Any]) -> dict[str, Any]:
+def as_json(settings: Sequence[Setting], kept: dict[str, float]) -> dict[str, Any]:
     """The object that `--json` prints; the ratios are those of the first model."""
-    first = [one for one in settings if one.model == HEADLINE]
+    first = [one for one in settings if one.model == SMALL]
     return {
         **{
             f"ratio_vs_{peer}": {str(one.concurrency): _rounded(one.ratio(peer)) for one in first}
             for peer in ("generate", "continuous", "vllm")
         },
-        "ratio_kept_conversations": round(kept[HEADLINE]["conversations"], 2),
-        "ratio_shared_prompts": round(kept[HEADLINE]["samples_of_one"], 2),
+        "ratio_kept_conversations": round(kept["conversations"], 2),
+        "ratio_shared_prompts": round(kept["samples_of_one"], 2),
         "versions": versions(),
         "settings": [
             {
@@ -226,9 +227,6 @@ def as_json(settings: Sequence[Setting], kept: dict[str, Any]) -> dict[str, Any]
             }
             for one in settings
         ],
-        "kept": {
-            name: {kind: round(ratio, 2) for kind, ratio in found.items()} for name, found in kept.items()
-        },
     }
 
 
@@ -241,31 +239,28 @@ def _rounded(ratio: float | None) -> float | None:
     return None if ratio is None else round(ratio, 2)
 
 
-def print_results(settings: Sequence[Setting], kept: dict[str, Any]) -> None:
+def print_results(settings: Sequence[Setting], kept: dict[str, float]) -> None:
     """The table, with the goals."""
     ways = ("etude", "generate", "continuous", "vllm")
     rows = []
     for one in settings:
         ratios = []
         for peer in ways[1:]:
-            goal = GOALS.get(peer, {}).get(one.concurrency) if one.model == HEADLINE else None
-            goal = 1.0 if peer == "vllm" and one.model != HEADLINE else goal
+            goal = GOALS.get(peer, {}).get(one.concurrency) if one.model == SMALL else None
+            goal = 1.0 if peer == "vllm" and one.model != SMALL else goal
             ratio = one.ratio(peer)
             ratios.append(("-" if ratio is None else f"{ratio:.2f}") + (f" ({goal:g})" if goal else ""))
         rates = [f"{one.per_cpu_s[way]:.0f}" if way in one.per_cpu_s else "-" for way in ways]
-        rows.append([f"{one.model}, {one.concurrency} at a time", *rates, *ratios])
+        rows.append([f"{one.model}, {one.concurrency}", *rates, *ratios])
     peers = ["generate", "continuous", "vLLM"]
     print_table(
-        f"Tokens a CPU second, with logprobs: prompts of {PROMPT}, answers of {ANSWER}",
+        "Tokens sampled in a CPU second, with logprobs",
         ["", "etude", *peers, *(f"x {peer}" for peer in peers)],
         rows,
         [
             "x: how many times as long a peer takes (the goal)",
-            *(
-                f"{name}: conversations that keep their cache are {found['conversations']:.1f} times as "
-                f"fast, 8 samples of one prompt {found['samples_of_one']:.1f} times"
-                for name, found in kept.items()
-            ),
+            f"{SMALL}: conversations that keep their cache are {kept['conversations']:.1f} times as fast, "
+            f"and 64 samples of 8 prompts {kept['samples_of_one']:.1f} times as fast as of 64",
             ", ".join(f"{name} {number}" for name, number in versions().items()),
         ],
     )

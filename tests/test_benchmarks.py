@@ -103,3 +103,34 @@ def test_the_learners_json_has_the_keys_that_others_read(monkeypatch: pytest.Mon
     assert found["peak_memory_ratio"] == dict.fromkeys(shapes, 0.25)
     assert found["max_relative_gradient_error"] == 1e-7
     assert len(found["settings"]) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_everyone_whom_the_engine_is_compared_with_samples_what_was_asked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.delenv("ETUDE_TEST_VLLM", raising=False)
+    engine, peers = importlib.import_module("engine"), importlib.import_module("engine_peers")
+    policy = engine.model(engine.SMALL)
+    own = engine.EmbeddedEngine(policy)
+    prompts = engine.random_prompts(random.Random(0), 2)
+    samples = [engine.embedded(own, iter(range(99))), peers.generate(policy, None), peers.continuous(policy)]
+    assert [sample(prompts, 3) for sample in samples] == [[3, 3]] * 3
+    with pytest.raises(SystemExit, match="3 each were wanted"):
+        engine.cost_of(lambda prompts, tokens: [2] * len(prompts), prompts, 3, 1)
+    with peers.vllm_of(policy, Path("nowhere")) as vllm:
+        assert vllm is None
+    asyncio.run(own.close())
+
+
+def test_the_engines_json_has_the_keys_that_others_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    engine = importlib.import_module("engine")
+    rates = {"etude": 30.0, "generate": 10.0, "continuous": 5.0}
+    settings = [engine.Setting(engine.SMALL, count, rates, rates) for count in engine.CONCURRENCIES]
+    found = engine.as_json(settings, {"conversations": 2.0, "samples_of_one": 3.0})
+    at_once = ("1", "8", "64")
+    assert found["ratio_vs_generate"] == dict.fromkeys(at_once, 3.0)
+    assert found["ratio_vs_continuous"] == dict.fromkeys(at_once, 6.0)
+    assert found["ratio_vs_vllm"] == dict.fromkeys(at_once)
+    assert (found["ratio_kept_conversations"], found["ratio_shared_prompts"]) == (2.0, 3.0)
+    assert len(found["settings"]) == 3

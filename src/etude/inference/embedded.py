@@ -138,10 +138,11 @@ class EmbeddedEngine:
         return _Job(row, length, min(length + wanted, context), loop, loop.create_future())
 
     def _start_afresh(self) -> None:
-        self._decoder = make_decoder(
-            self.policy, slots=_KEPT_CONVERSATIONS, deterministic=self._deterministic
-        )
-        self._weights_id = self.policy.weights_id
+        with self.policy.lock:
+            self._decoder = make_decoder(
+                self.policy, slots=_KEPT_CONVERSATIONS, deterministic=self._deterministic
+            )
+            self._weights_id = self.policy.weights_id
 
     def _work(self) -> None:
         active: list[_Job] = []

@@ -2,7 +2,7 @@
 
 A step of a small model costs as many microseconds as it has operations. Here projections of the same
 input are one matrix product, queries and keys turn as complex numbers, and attention of single tokens
-is two plain products, which take half of the time of `scaled_dot_product_attention`.
+is two plain products, which take half of the time of `scaled_dot_product_attention`. Weights are copied.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from etude.inference.kv_slots import KvSlots
+from etude.inference.packed_linear import PackedLinear
 from etude.models.architecture import layer_kinds
 
 _CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -30,12 +31,12 @@ Affine = tuple[torch.Tensor, torch.Tensor | None]
 class _Layer:
     """Weights of a layer. Norms are part of them, queries are scaled, and what turns is side by side."""
 
-    qkv: Affine
+    qkv: PackedLinear
     head_norm: torch.Tensor | None
     """Of queries and keys, [H + G, D]."""
-    out: Affine
-    gate_up: Affine
-    down: Affine
+    out: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
 
 
 class FusedLlama:
@@ -52,7 +53,7 @@ class FusedLlama:
         self._eps = config.rms_norm_eps
         self._root = config.hidden_size**0.5
         self._least = torch.tensor(self._eps**0.5 * self._root)
-        self._last_norm = self._model.model.norm.weight * self._root
+        self._head = self._after_norm(self._model.model.norm, _affine(self._model.lm_head))
         self._turns = torch.zeros(0)
         self._layers = [self._packed(layer) for layer in self._model.model.layers]
 
@@ -63,27 +64,25 @@ class FusedLlama:
 
         `masks` are additive, [B, 1, T, span], by kind of layer.
         """
-        body, head = self._model.model, self._model.lm_head
         rows, width = ids_BT.shape
         turn = self._turn(kv.columns).index_select(0, position_BT.flatten())[:, None]
-        x, places = functional.embedding(ids_BT.flatten(), body.embed_tokens.weight), kv.places(self._groups)
+        x = functional.embedding(ids_BT.flatten(), self._model.model.embed_tokens.weight)
+        places = kv.places(self._groups)
         for kind, layer, held in zip(self._kinds, self._layers, kv.layers, strict=True):
             query, new = self._projected(layer, x, turn)
             keys, values = held.write(places, new)
             mixed = _attention(query.view(rows, width, *query.shape[1:]), keys, values, masks[kind])
-            x = functional.linear(mixed.reshape(rows * width, -1), *layer.out).add_(x)
-            gate, up = functional.linear(self._normed(x), *layer.gate_up).chunk(2, dim=-1)
-            x = functional.linear(functional.silu(gate).mul_(up), *layer.down).add_(x)
-        last_BE = self._normed(x.view(rows, width, -1)[:, -1]).mul_(self._last_norm)
-        logits_BV: torch.Tensor = functional.linear(last_BE, head.weight, head.bias)
-        return logits_BV
+            x = layer.out(mixed.reshape(rows * width, -1)).add_(x)
+            gate, up = layer.gate_up(self._normed(x)).chunk(2, dim=-1)
+            x = layer.down(functional.silu(gate).mul_(up)).add_(x)
+        return self._head(self._normed(x.view(rows, width, -1)[:, -1]))
 
     def _projected(
         self, layer: _Layer, x: torch.Tensor, turn: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [N, H, D], and keys and values [N, 2 * G, D], of tokens [N, E]."""
         turned = self._heads + self._groups
-        heads = functional.linear(self._normed(x), *layer.qkv).view(len(x), -1, self._size)
+        heads = layer.qkv(self._normed(x)).view(len(x), -1, self._size)
         qk = heads[:, :turned]
         if layer.head_norm is not None:
             qk.copy_(functional.rms_norm(qk, (self._size,), eps=self._eps).mul_(layer.head_norm))
@@ -118,15 +117,15 @@ class FusedLlama:
         return _Layer(
             qkv=self._after_norm(layer.input_layernorm, _stacked([turned, value])),
             head_norm=head_norm,
-            out=_affine(attention.o_proj),
+            out=PackedLinear(*_affine(attention.o_proj)),
             gate_up=self._after_norm(
                 layer.post_attention_layernorm, _stacked([_affine(mlp.gate_proj), _affine(mlp.up_proj)])
             ),
-            down=_affine(mlp.down_proj),
+            down=PackedLinear(*_affine(mlp.down_proj)),
         )
 
-    def _after_norm(self, norm: Any, affine: Affine) -> Affine:
-        return affine[0] * (norm.weight * self._root), affine[1]
+    def _after_norm(self, norm: Any, affine: Affine) -> PackedLinear:
+        return PackedLinear(affine[0] * (norm.weight * self._root), affine[1])
 
     def _paired(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows of heads, [n * D, ...], in the order that has what turns together side by side."""

@@ -1,0 +1,21 @@
+"""A packed linear layer says what `functional.linear` says, whatever its size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from etude.inference.packed_linear import PackedLinear
+
+
+@pytest.mark.parametrize("out", [3, 64, 1000])
+@pytest.mark.parametrize("rows", [1, 8, 300])
+@pytest.mark.parametrize("biased", [False, True])
+def test_it_is_the_plain_product(out, rows, biased):
+    generator = torch.Generator().manual_seed(out + rows)
+    weight, x = (torch.randn(count, 256, generator=generator) for count in (out, rows))
+    bias = torch.randn(out, generator=generator) if biased else None
+    with torch.inference_mode():
+        found = PackedLinear(weight, bias)(x)
+    torch.testing.assert_close(found, functional.linear(x, weight, bias), atol=1e-4, rtol=1e-5)
