@@ -40,6 +40,7 @@ ROOMS = [
     "evaluation",
     "export",
     "finetune",
+    "nat",
     "components",
     "preflight",
     "starter",
@@ -70,6 +71,9 @@ SLOW_TO_IMPORT = HEAVY | {
     "sqlalchemy",
     "prometheus_client",
 }
+
+TOOLKIT = "nat"
+"""Import name of the NeMo Agent Toolkit, an extra: modules with it at their top are for its plug-in."""
 
 PRINTING_ROOMS = {"cli", "report"}
 
@@ -173,9 +177,28 @@ def test_importing_etude_is_light(statement: str):
 
 def test_nothing_needs_torch_before_a_model_is_loaded_here():
     """Neither the shipped components, nor the commands, nor any module of the other rooms."""
-    others = sorted(name for name in modules() if room_of(name) not in TORCH_ROOMS | {"__main__"})
+    others = sorted(
+        name
+        for name, tree in modules().items()
+        if room_of(name) not in TORCH_ROOMS | {"__main__"} and not _imports_toolkit(tree)
+    )
     assert "etude.components" in others and "etude.cli.app" in others
     assert not _loaded_after(f"import {', '.join(others)}") & HEAVY
+
+
+def test_the_toolkit_is_imported_in_its_room_alone():
+    found = [
+        f"{module}:{line}"
+        for module, tree in modules().items()
+        for name, line in imports(tree)
+        if name.partition(".")[0] == TOOLKIT and room_of(module) != "nat"
+    ]
+    assert not found, "\n".join(found)
+
+
+def _imports_toolkit(tree: ast.Module) -> bool:
+    """Whether a module can only be imported where the toolkit is installed."""
+    return any(name.partition(".")[0] == TOOLKIT for name, _ in imports(tree, top_level=True))
 
 
 def _loaded_after(statement: str) -> set[str]:

@@ -17,6 +17,7 @@ import etude.builders.malt
 import etude.epoch_trainer
 import etude.inference.local
 import etude.inference.openai_compatible
+import etude.nat.components
 import etude.protocols.config
 import etude.rewards.components
 import etude.rollout.datasets

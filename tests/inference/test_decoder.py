@@ -84,6 +84,36 @@ def test_models_that_hold_more_than_keys_and_values_are_recomputed(name):
     assert_right(of, rows)
 
 
+def test_a_prompt_is_read_once_for_all_its_samples_and_for_those_who_begin_like_it():
+    of = policy(max_context=1024)
+    decoder = make_decoder(of, slots=8, deterministic=False)
+    choose = random.Random(4)
+    prompt = [choose.randrange(7, 300) for _ in range(300)]
+    prompts = [*[prompt] * 6, *([*prompt[:200], *(7 + n,) * 40] for n in range(4))]
+    rows = [Row(str(n), list(ids), Sampling(), uniforms(n)) for n, ids in enumerate(prompts)]
+    decoder.step(rows)
+    assert [row.cached for row in rows] == [256, *[0] * 9]  # The length of a chunk.
+    decoder.step(rows)
+    assert [row.cached for row in rows[6:]] == [240] * 4
+    run(decoder, rows, {row: len(row.ids) + 5 for row in rows}, start=8)
+    assert len({tuple(row.ids) for row in rows}) == 10
+    assert_right(of, rows)
+
+
+def test_those_who_wait_go_on_when_the_one_they_wait_for_is_gone():
+    of = policy()
+    decoder = make_decoder(of, slots=8, deterministic=False)
+    ids = [7 + n % 90 for n in range(150)]
+    first, second = (Row(str(n), list(ids), Sampling(), uniforms(n)) for n in range(2))
+    decoder.step([first, second])
+    late = Row("late", list(ids) * 2, Sampling(), uniforms(3))
+    decoder.step([first, late])
+    decoder.release(first)
+    for _ in range(4):
+        decoder.step([second, late])
+    assert_right(of, [second, late])
+
+
 def test_prompts_longer_than_a_chunk_are_read_in_pieces():
     of = policy(max_context=1024)
     choose = random.Random(3)

@@ -154,7 +154,7 @@ async def test_weights_that_change_in_the_middle_are_read_again():
     forward = Forward(of)
     forward.gate.clear()
     async with engine_of(of) as engine:
-        task = asyncio.create_task(engine.complete(asked(temperature=0.0, max_tokens=6)))
+        task = asyncio.create_task(engine.complete(asked(temperature=0.0, max_tokens=300)))
         await forward.reached()
         change = asyncio.create_task(asyncio.to_thread(_change_the_weights, of))
         forward.gate.set()

@@ -45,14 +45,31 @@ def test_the_waste_bin_is_never_read():
     assert not keys[0].any()
 
 
-def test_swapped_slots_take_their_contents_along():
+def test_copies_are_all_read_before_any_is_written():
     kv = KvSlots(layers=1, slots=3)
     write(kv, [0, 2], [1, 2], 1.0)
-    kv.swap(0, 2)
-    kv.swap(1, 1)
+    kv.copy([0, 2, 1], [2, 0, 1], 3)
+    kv.copy([], [], 0)
     keys, _ = write(kv, [0, 2], [10, 10], 2.0)
     assert keys[0, 0, :, 0].nonzero().flatten().tolist() == [2, 10]
     assert keys[1, 0, :, 0].nonzero().flatten().tolist() == [1, 10]
+
+
+def test_both_ways_of_writing_come_to_the_same():
+    columns = torch.tensor([[4, 5], [9, 128]])
+    seen = []
+    for rows in ([0, 1], [3, 1]):
+        plan = StepPlan(torch.tensor(rows), columns, 64, leading=rows == [0, 1])
+        new_BHTD = torch.rand(2, 2, 2, 4, generator=torch.Generator().manual_seed(0))
+        plainly, quickly = KvSlots(layers=1, slots=4), KvSlots(layers=1, slots=4)
+        for kv in (plainly, quickly):
+            kv.reserve(4, 128)
+            kv.plan = plan
+        both_NKD = torch.cat([new_BHTD, -new_BHTD], dim=1).transpose(1, 2).flatten(0, 1)
+        seen.append(plainly.update(new_BHTD, -new_BHTD, 0))
+        seen.append(quickly.layers[0].write(quickly.places(2), both_NKD))
+    for one in seen[1:]:
+        assert all(map(torch.equal, one, seen[0]))
 
 
 def test_spans_are_multiples_of_a_step():

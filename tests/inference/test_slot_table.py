@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from etude.core.call import Sampling
 from etude.inference.row import Row
-from etude.inference.slot_table import SlotTable
+from etude.inference.slot_table import Copy, SlotTable
+
+LONG = list(range(100, 200))
+"""A prompt that is worth sharing."""
 
 
 def row(conversation, *ids):
@@ -77,3 +80,67 @@ def test_after_forgetting_nothing_counts_as_read():
 
 def test_a_row_that_never_got_a_slot_may_be_released():
     SlotTable(kept=2, least=1).release(row("a", 1))
+
+
+def placed(table, conversation, *ids):
+    one = row(conversation, *ids)
+    table.place(one, reuse=True)
+    return one
+
+
+def test_samples_of_one_prompt_wait_for_the_first_and_copy_what_it_has_read():
+    table = SlotTable(kept=8, least=1)
+    rows = [placed(table, str(number), *LONG) for number in range(3)]
+    assert [table.waits(one) for one in rows] == [False, True, True]
+    assert table.copies() == []
+    rows[0].cached = 64
+    assert table.copies() == []
+    rows[0].cached = 100
+    assert table.copies() == [Copy(rows[0].slot, one.slot, 99) for one in rows[1:]]
+    assert [one.cached for one in rows] == [100, 99, 99]
+    assert not any(map(table.waits, rows))
+
+
+def test_another_conversation_copies_the_tokens_with_which_it_begins_alike():
+    table = SlotTable(kept=8, least=1)
+    slot, _ = read(table, "a", *LONG)
+    other = placed(table, "b", *LONG[:70], 1, 2)
+    assert table.copies() == [Copy(slot, other.slot, 70)]
+    assert other.cached == 70
+    assert not table.waits(placed(table, "c", *LONG[:50], 1, 2))
+    assert table.copies() == []
+
+
+def test_what_is_copied_in_this_step_is_not_copied_on_in_it():
+    table = SlotTable(kept=8, least=1)
+    read(table, "a", *LONG[:70])
+    middle = placed(table, "b", *LONG)
+    last = placed(table, "c", *LONG)
+    assert [one.length for one in table.copies()] == [70, 70]
+    assert (middle.cached, last.cached) == (70, 70)
+
+
+def test_without_the_one_whom_it_waits_for_a_row_reads_for_itself():
+    table = SlotTable(kept=8, least=1)
+    first, second, third = (placed(table, name, *LONG) for name in "abc")
+    table.release(second)
+    table.release(first)
+    assert table.waits(third)
+    assert table.copies() == []
+    assert not table.waits(third)
+    assert third.cached == 0
+
+
+def test_a_slot_that_has_moved_or_was_taken_is_not_mistaken_for_what_it_held():
+    table = SlotTable(kept=2, least=1)
+    first = placed(table, "a", *LONG)
+    table.swap(first.slot, 1 - first.slot)
+    second = placed(table, "b", *LONG)
+    first.cached = 100
+    assert table.copies() == [Copy(first.slot, second.slot, 99)]
+    for one in (first, second):
+        table.release(one)
+    others = [placed(table, name, 1, 2) for name in "cd"]
+    assert {one.slot for one in others} == {0, 1}
+    assert not table.waits(placed(table, "e", *LONG))
+    assert table.copies() == []

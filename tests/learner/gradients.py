@@ -47,8 +47,8 @@ def gradient_by_autograd(of: Policy, loss: torch.Tensor) -> tuple[float, Gradien
 
 
 def assert_same(one: tuple[float, Gradient], other: tuple[float, Gradient], tolerance: float = 1e-5) -> None:
-    """Losses and gradients agree, relative to the largest number of the gradient."""
-    assert abs(one[0] - other[0]) <= tolerance * max(abs(other[0]), 1e-3), (one[0], other[0])
+    """Gradients agree relative to their largest number, losses to 0.1 at least: they are sums that cancel."""
+    assert abs(one[0] - other[0]) <= tolerance * max(abs(other[0]), 0.1), (one[0], other[0])
     names = one[1].keys() | other[1].keys()
     largest = max(float(grad.abs().max()) for grad in other[1].values())
     assert largest > 0

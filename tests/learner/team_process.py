@@ -24,7 +24,7 @@ from tests.models.tiny_models import fresh_policy
 OBJECTIVES = {
     "sft": Sft(),
     "grpo": Grpo(),
-    "grpo by sequence": Grpo(aggregation="sequence", beta=0.1),
+    "grpo by sequence": Grpo(aggregation="sequence", beta=0.1, entropy_bonus=0.01),
     "dpo": Dpo(beta=0.5, reference="base"),
 }
 CASES = [
@@ -67,7 +67,10 @@ def trained(objective: str, packing: str, weights: str, team: Team | None = None
     for seed in (1, 2):
         metrics = learner.train(batch(objective, seed), OBJECTIVES[objective])
     found = learner.evaluate(batch(objective, 3), OBJECTIVES[objective])
-    return learner.policy, metrics | {f"valid {name}": value for name, value in found.items()}
+    apart = learner.divergences(forest(3, UNITS))
+    told = {f"valid {name}": value for name, value in found.items()}
+    told |= {f"divergence {number}": value for number, value in enumerate(apart)}
+    return learner.policy, metrics | told
 
 
 def equal(team: Team, folder: Path) -> None:
@@ -145,7 +148,7 @@ def _until(team: Team, end) -> None:
 if __name__ == "__main__":
     try:
         shards = "TEAM_SHARDS" in os.environ
-        with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "60")), shards=shards) as team:
+        with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "400")), shards=shards) as team:
             for job in sys.argv[1].split(","):
                 globals()[job](team, Path(sys.argv[2]))
     except PeerLost as error:

@@ -11,13 +11,19 @@ import torch
 from etude.core.errors import StoreError, TrainingError
 from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.learner.schedule import Schedule
 from etude.learner.sft import Sft
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import batch_of, sequences
 from tests.models.tiny_models import fresh_policy, policy
 
 OPTIONS = LearnerOptions(
-    learning_rate=1e-2, weight_decay=0.1, batch_size=3, passes=2, warmup_steps=4, token_budget=40
+    learning_rate=1e-2,
+    weight_decay=0.1,
+    batch_size=3,
+    passes=2,
+    schedule=Schedule("cosine", warmup_steps=4, trainings=3),
+    token_budget=40,
 )
 
 
@@ -29,7 +35,7 @@ def everything(learner):
     """All that the next step depends on."""
     state = learner._optimiser.state_dict()["state"]
     moments = {(key, name): value.tolist() for key, parts in state.items() for name, value in parts.items()}
-    return learner.step, learner.policy.digest(), moments
+    return learner.step, learner.trained, learner.policy.digest(), moments
 
 
 def train(learner, job):
@@ -61,7 +67,7 @@ def test_passes_and_batches_are_steps_in_an_order_that_the_seed_decides():
     (job,) = jobs(1)
 
     def steps(seed):
-        learner = Learner(fresh_policy(), OPTIONS, seed)
+        learner = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule(warmup_steps=4)), seed)
         reports = []
         learner.train(job, Grpo(), reports.append)
         return [(one.step, one.of, one.metrics["learning_rate"]) for one in reports], learner.policy.digest()
@@ -72,6 +78,32 @@ def test_passes_and_batches_are_steps_in_an_order_that_the_seed_decides():
     assert [rate for _, _, rate in once] == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
     assert steps(1) == (once, weights)
     assert steps(2)[1] != weights
+
+
+def test_the_schedule_runs_over_all_trainings_however_many_steps_each_takes():
+    options = LearnerOptions(learning_rate=1e-3, batch_size=3, schedule=Schedule("linear", trainings=2))
+    learner = Learner(fresh_policy(), options, seed=0)
+    reports = []
+    for job in (batch_of(sequences(policy(), 9)), batch_of(sequences(policy(), 3))):
+        learner.train(job, Sft(), reports.append)
+    rates = [one.metrics["learning_rate"] / 1e-3 for one in reports]
+    assert rates == pytest.approx([1, 5 / 6, 4 / 6, 1 / 2])
+
+
+def test_a_training_that_fails_does_not_move_the_schedule():
+    learner = Learner(fresh_policy(), OPTIONS, seed=0)
+    canceled = threading.Event()
+    canceled.set()
+    with pytest.raises(TrainingCanceled):
+        learner.train(jobs(1)[0], Grpo(), canceled=canceled)
+    assert learner.trained == 0
+
+
+def test_the_mismatch_is_what_the_learner_differed_by_before_its_first_step():
+    on_policy = batch_of(sequences(policy(), 9, shift=0.0))
+    found = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule()), seed=0).train(on_policy, Grpo())
+    assert found["mismatch_kl"] < 1e-9 < 1e-6 < found["sampled_kl"]
+    assert "mismatch_kl" not in Learner(fresh_policy(), OPTIONS, seed=0).train(on_policy, Sft())
 
 
 def test_without_a_batch_size_a_pass_is_one_step():

@@ -76,6 +76,22 @@ def test_grpo_pulls_towards_the_base_model():
     assert float(kl.detach()) / count > 1e-3
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_grpo_can_be_paid_for_entropy(temperature):
+    of = policy()
+    units = sequences(of, 4, temperature=temperature)
+    entropies = []
+    for one in units:
+        for at, *_ in tokens(of, one):
+            logits = of.model(input_ids=torch.tensor([one.ids[:at]]), use_cache=False).logits[0, -1]
+            entropies.append(torch.distributions.Categorical(logits=logits / temperature).entropy())
+    mean = sum(entropies) / len(entropies)
+    by_hand = gradient_by_autograd(of, grpo_by_hand(of, units, "token") - 0.5 * mean)
+    assert_same(gradient_of(of, batch_of(units), Grpo(entropy_bonus=0.5)), by_hand)
+    told = Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), Grpo(entropy_bonus=0.5))
+    assert told["entropy"] == pytest.approx(float(mean.detach()), rel=1e-5)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_dpo_prefers_by_how_much_the_policy_has_moved(smoothing):
     of = policy()
@@ -138,7 +154,15 @@ def test_any_architecture_is_trained_on_its_own_logprobs(name):
 PAIRS = "pairs"
 OBJECTIVES = pytest.mark.parametrize(
     "objective",
-    [Grpo(), Grpo(aggregation="sequence"), Grpo(aggregation="constant"), Grpo(beta=0.1), Sft(), Dpo()],
+    [
+        Grpo(),
+        Grpo(aggregation="sequence"),
+        Grpo(aggregation="constant"),
+        Grpo(beta=0.1),
+        Grpo(entropy_bonus=0.1),
+        Sft(),
+        Dpo(),
+    ],
     ids=str,
 )
 

@@ -25,7 +25,13 @@ OBJECTIVES = {
     "gspo": Grpo(ratio="sequence", aggregation="sequence"),
     "cispo": Grpo(surrogate="cispo"),
     "grpo with kl": Grpo(beta=0.3),
+    "grpo with entropy": Grpo(entropy_bonus=0.3, aggregation="sequence"),
+    "grpo truncated by token": Grpo(correction="truncate", correction_cap=1.5),
+    "grpo masked by sequence": Grpo(correction="mask", correction_level="sequence", correction_cap=30.0),
+    "grpo without what strayed": Grpo(off_policy_limit=0.05),
     "dpo": Dpo(beta=0.5),
+    "dpo by length": Dpo(loss_kind="sigmoid_norm", label_smoothing=0.2),
+    "ipo": Dpo(loss_kind="ipo"),
     "dpo against the base": Dpo(beta=0.5, label_smoothing=0.1, reference="base"),
     "sft": Sft(),
 }
@@ -129,11 +135,12 @@ def test_steps_repeat_bit_for_bit():
     assert digest() == digest()
 
 
-def test_chosen_tokens_without_logits_of_all_at_once(monkeypatch):
-    batch = batch_of(forest(5, 40, temperatures=(1.0, 0.5)))
-    whole = gradient_of(policy(), batch, Grpo())
+@pytest.mark.parametrize(("packing", "bonus"), [("tree", 0.0), ("tree", 0.3), ("padded", 0.3)])
+def test_chosen_tokens_without_logits_of_all_at_once(monkeypatch, packing, bonus):
+    batch, objective = batch_of(forest(5, 40, temperatures=(1.0, 0.5))), Grpo(entropy_bonus=bonus)
+    whole = gradient_of(policy(), batch, objective, packing=packing)
     monkeypatch.setattr("etude.learner.selective._LOGITS", 400 * 7)
-    assert_same(gradient_of(policy(), batch, Grpo()), whole)
+    assert_same(gradient_of(policy(), batch, objective, packing=packing), whole)
 
 
 def test_sequences_that_have_little_in_common_are_padded():

@@ -8,11 +8,14 @@ import warnings
 import pytest
 import torch
 
+from etude.adapters.local_config import LocalAdapterConfig
+from etude.adapters.local_training import objective_of
 from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
+from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.sft import Sft
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
-from tests.models.tiny_models import fresh_policy
+from tests.models.tiny_models import fresh_policy, true_logprobs
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -83,36 +86,96 @@ def test_grpo(aggregation, loss_type, temperature, tmp_path):
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (
-            Grpo(ratio="sequence", aggregation="sequence", clip_low=0.05, clip_high=0.08),
-            {
-                "importance_sampling_level": "sequence",
-                "loss_type": "grpo",
-                "epsilon": 0.05,
-                "epsilon_high": 0.08,
-            },
-        ),
-        # TRL's bound is that of the ratio itself.
-        (Grpo(surrogate="cispo", clip_high=0.1), {"loss_type": "cispo", "epsilon_high": 1.1}),
-    ],
-    ids=["gspo", "cispo"],
-)
-def test_variants_of_grpo(ours, theirs, tmp_path):
+VARIANTS = {
+    "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28},
+    "grpo": {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2},
+    "dr_grpo": {"loss_type": "dr_grpo", "epsilon": 0.2, "epsilon_high": 0.2, "scale_rewards": "none"},
+    "gspo": {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+    },
+    # TRL's bound is that of the ratio itself.
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+}
+
+
+@pytest.mark.parametrize(("variant", "kl"), [*((name, "k3") for name in VARIANTS), ("grpo", "unbiased")])
+def test_a_named_variant_of_grpo_is_that_of_trl(variant, kl, tmp_path):
+    of = fresh_policy()
+    of.keep_base()
+    units = sequences(of, 6, seed=1, shift=0.02 if variant == "gspo" else 0.3)
+    base = [[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units]
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.mul_(1.001 if variant == "gspo" else 1.02)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, beta=0.0, num_generations=8, max_completion_length=9,
+        use_bias_correction_kl=kl == "unbiased", **VARIANTS[variant],
+    )  # fmt: skip
+    # It would load a reference by the model's name; its logprobs are among the inputs.
+    trainer.beta = 0.04 if variant == "grpo" else 0.0
+    inputs = grpo_inputs(units) | {"ref_per_token_logps": padded(base, 0.0)[:, 1:]}
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
+    config = LocalAdapterConfig(grpo={"variant": variant, "constant_length": 9, "kl_estimator": kl})
+    assert_same(gradient_of(of, batch_of(units), objective_of("grpo", config)), theirs)
+    assert config.grpo.advantage_scale == trainer.scale_rewards.replace("group", "std")
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_the_correction_for_another_sampler_is_that_of_trl(mode, tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 8, seed=2, shift=0.9)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", beta=0.0, num_generations=8,
+        max_completion_length=9, vllm_importance_sampling_mode=mode,
+    )  # fmt: skip
+    # As if vLLM had sampled; TRL weighs by this before it computes the loss.
+    trainer.use_vllm = True
+    inputs = grpo_inputs(units)
+    sampled, mask = inputs.pop("old_per_token_logps"), inputs["tool_mask"]
+    now = padded([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
+    level, kind = mode.split("_")
+    gap = (now - sampled) * mask
+    ratio = (gap.sum(-1, keepdim=True) if level == "sequence" else gap).exp()
+    outside = (ratio < 0.5) | (ratio > 2.0)
+    weights = ratio.clamp(0.5, 2.0) if kind == "truncate" else ratio.masked_fill(outside, 0.0)
+    inputs["importance_sampling_ratio"] = weights
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
+    objective = Grpo(correction=kind, correction_level=level, correction_floor=0.5, correction_cap=2.0)
+    told = Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), objective)
+    share = float((outside.expand_as(mask) * mask).sum() / mask.sum())
+    assert told["out_of_bounds"] == pytest.approx(share) and 0 < share < 1
+    assert_same(gradient_of(of, batch_of(units), objective), theirs)
+
+
+def test_what_the_policy_strayed_from_is_left_out_as_in_trl(tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 8, seed=1, shift=2.0)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
+        beta=0.0, num_generations=8, max_completion_length=9, off_policy_mask_threshold=0.05,
+    )  # fmt: skip
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
+    objective = Grpo(off_policy_limit=0.05)
+    assert 0 < Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), objective)["strayed"] < 1
+    assert_same(gradient_of(of, batch_of(units), objective), theirs)
+
+
+def test_the_entropy_bonus_is_that_of_trl(tmp_path):
     of = fresh_policy()
     units = sequences(of, 6)
     trainer = trainer_of(
-        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, beta=0.0, num_generations=8, max_completion_length=9,
-        **theirs,
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
+        beta=0.0, num_generations=8, max_completion_length=9, entropy_coef=0.3,
     )  # fmt: skip
-    loss = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
-    mine = gradient_of(of, batch_of(units), ours)
-    assert_same(mine, loss)
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
+    assert_same(gradient_of(of, batch_of(units), Grpo(entropy_bonus=0.3)), theirs)
 
 
-def test_dpo(tmp_path):
+@pytest.mark.parametrize("kind", ["sigmoid", "sigmoid_norm", "ipo"])
+def test_dpo(kind, tmp_path):
     of = fresh_policy()
     of.keep_base()
     base = copy.deepcopy(of.model)
@@ -122,12 +185,13 @@ def test_dpo(tmp_path):
         for parameter in of.trainable().values():
             parameter.mul_(1.05)
     rows = {"prompt": ["a"] * 3, "chosen": ["b"] * 3, "rejected": ["c"] * 3}
-    trainer = trainer_of("DPO", of, tmp_path, rows, ref_model=base, beta=0.5)
+    trainer = trainer_of("DPO", of, tmp_path, rows, ref_model=base, beta=0.5, loss_type=kind)
     ids, real, trained = tensors([*chosen, *rejected])
     inputs = {"input_ids": ids, "attention_mask": real, "completion_mask": trained}
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs, False))
     pairs = list(zip(chosen, rejected, strict=True))
-    assert_same(gradient_of(of, batch_of(pairs), Dpo(beta=0.5, reference="base")), theirs)
+    objective = Dpo(beta=0.5, loss_kind=kind, reference="base")
+    assert_same(gradient_of(of, batch_of(pairs), objective), theirs)
 
 
 def test_sft(tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.server.process import ServerProcess
+from tests.vllm import command_of
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,20 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     """A server that most tests share."""
     with ServerProcess(model, tmp_path_factory.mktemp("server")) as running:
         yield running
+
+
+@pytest.fixture
+def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    return shlex.join(command_of(request.param, monkeypatch))
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with heads as wide as vLLM wants them."""
+    from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("vllm-server") / "tiny"
+    tokenizer = build_tokenizer(["what is 1 + 2? it is 3. yes or no? yes, no."], vocab_size=300)
+    shape = TinyShape(hidden_size=64, heads=2, intermediate_size=48, max_context=128)
+    build_policy(tokenizer, 0, shape).export(folder)
+    return folder

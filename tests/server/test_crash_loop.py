@@ -7,25 +7,30 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import openai
 import pytest
 
+from etude.inference.process_mark import marked_process
 from etude.store.lock import locked_by
 from tests.server.data import ASK, FINAL, create, messages, supervised, upload, wait
 from tests.server.process import ServerProcess
+from tests.vllm import commands
 
 KILLS = 50
+PARTS = ("server", "worker", "engine")
 OPTIONS = {"n_epochs": 10, "batch_size": 1, "learning_rate": 0.001, "lora_rank": 4}
 STEPS = 80
 
 
 @pytest.mark.slow
-def test_fifty_kills(model: Path, tmp_path: Path) -> None:
+@commands
+def test_fifty_kills(wide: Path, tmp_path: Path, command: str) -> None:
     choose = random.Random(1)
-    server = ServerProcess(model, tmp_path, "--checkpoint-steps", "3", "--running-jobs", "2")
+    engine = ("--engine", "vllm", "--vllm-command", command, "--engine-wait", "300")
+    server = ServerProcess(wide, tmp_path, *engine, "--checkpoint-steps", "3", "--running-jobs", "2")
     server.start()
     file = upload(server.client(), supervised(8))
     jobs: list[str] = []
@@ -33,8 +38,9 @@ def test_fifty_kills(model: Path, tmp_path: Path) -> None:
         for _ in range(KILLS):
             top_up(server.client(), jobs, file)
             time.sleep(choose.uniform(0, 8))
-            kill(server, choose.choice(["server", "worker", "both"]), workers(tmp_path, jobs))
-        check(server.client(), jobs, file)
+            hit = choose.sample(PARTS, choose.choice([1, 1, 2, 3]))
+            kill(server, hit, {"worker": workers(tmp_path, jobs), "engine": engines(tmp_path)})
+        check(server.client(timeout=300), jobs, file)
     finally:
         server.stop()
 
@@ -55,13 +61,19 @@ def workers(folder: Path, jobs: Sequence[str]) -> list[int]:
     return [pid for job in jobs if (pid := locked_by(folder / "jobs" / job / "lock"))]
 
 
-def kill(server: ServerProcess, what: str, pids: Sequence[int]) -> None:
-    if what != "worker":
-        server.kill()
-    for pid in pids if what != "server" else ():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    if what != "worker":
+def engines(folder: Path) -> list[int]:
+    pid = marked_process(folder / "vllm" / "vllm.pid")
+    return [] if pid is None else [pid]
+
+
+def kill(server: ServerProcess, hit: Sequence[str], pids: Mapping[str, Sequence[int]]) -> None:
+    for part in hit:
+        if part == "server":
+            server.kill()
+        for pid in pids.get(part, ()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    if "server" in hit:
         server.start()
 
 

@@ -73,15 +73,16 @@ def test_dpo_prefers_what_was_preferred_and_goes_on_from_a_fine_tuned_model(clie
     assert first.status == "succeeded" and first.fine_tuned_model, first.error
     check_wire(first, client)
     assert logprob_of(client, first.fine_tuned_model) > logprob_of(client, "tiny")
-    again = {"n_epochs": 2, "batch_size": 8, "learning_rate": 0.02}
+    again = {"n_epochs": 2, "batch_size": 8, "learning_rate": 0.02, "lr_schedule": "linear"}
     second = wait(client, create(client, file, "dpo", request={"model": first.fine_tuned_model}, **again).id)
     assert second.status == "succeeded" and second.fine_tuned_model, second.error
     assert second.fine_tuned_model.startswith("ft:tiny::")
     assert second.method is not None and second.method.dpo is not None
     assert second.method.dpo.hyperparameters.model_dump()["lora_rank"] == 4
+    last, first_step = [e.data for e in client.fine_tuning.jobs.list_events(second.id) if e.type == "metrics"]
     # The reference is the model that it starts from, so the first step finds no difference yet.
-    losses = [e.data["loss"] for e in client.fine_tuning.jobs.list_events(second.id) if e.type == "metrics"]
-    assert losses[-1] == pytest.approx(0.6931, abs=1e-3)
+    assert first_step["loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert [first_step["learning_rate"], last["learning_rate"]] == pytest.approx([0.02, 0.01])
 
 
 def test_grpo_learns_from_what_the_server_sampled(client: openai.OpenAI) -> None:

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.server.data import ASK, YES, create, supervised, upload, wait
 from tests.server.process import ServerProcess
-from tests.vllm import command_of, commands
-
-
-@pytest.fixture
-def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    return shlex.join(command_of(request.param, monkeypatch))
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with heads as wide as vLLM wants them."""
-    folder = tmp_path_factory.mktemp("vllm-server") / "tiny"
-    tokenizer = build_tokenizer(["what is 1 + 2? it is 3. yes or no? yes, no."], vocab_size=300)
-    shape = TinyShape(hidden_size=64, heads=2, intermediate_size=48, max_context=128)
-    build_policy(tokenizer, 0, shape).export(folder)
-    return folder
+from tests.vllm import commands
 
 
 @commands

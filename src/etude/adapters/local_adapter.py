@@ -13,7 +13,7 @@ from typing import Any
 from etude.adapters.capabilities import ALL_METHODS, Capabilities
 from etude.adapters.job_status import job_status
 from etude.adapters.local_config import LocalAdapterConfig
-from etude.adapters.local_training import batch_of, learner_options, objective_of
+from etude.adapters.local_training import batch_of, data_at, learner_options, objective_of
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.adapters.versions import FinishedJob, VersionFolders
 from etude.config.finetuning import FinetuneConfig
@@ -70,7 +70,8 @@ class LocalAdapter(TrainerAdapter):
                 raise RequestError(f"LoRA weights do not fit this model: {error}") from error
         self._versions.delete_drafts()
         self._policy.keep_base()
-        self._learner = Learner(self._policy, learner_options(self.adapter_config), self._seed)
+        options = learner_options(self.adapter_config, run_config)
+        self._learner = Learner(self._policy, options, self._seed)
 
     def capabilities(self) -> Capabilities:
         """All methods, on token ids."""
@@ -87,10 +88,12 @@ class LocalAdapter(TrainerAdapter):
         if name in self._jobs or self._versions.of_job(name) is not None:
             return ref
         self._require_learner()
-        batch = batch_of(trajectories, self.adapter_config, self._policy.template)
+        # Made before the job starts, so that data which cannot be trained on is an error here.
+        batch = self._batch_of(trajectories)
         objective = objective_of(trajectories.method, self.adapter_config)
         canceled = threading.Event()
-        task = asyncio.create_task(asyncio.to_thread(self._train, name, batch, objective, canceled))
+        work = asyncio.to_thread(self._train, trajectories, batch, objective, canceled)
+        task = asyncio.create_task(work)
         self._jobs[name] = _Job(task, canceled)
         return ref
 
@@ -168,17 +171,23 @@ class LocalAdapter(TrainerAdapter):
             self._take_optimiser_of(version.number)
 
     def _train(
-        self, name: str, batch: TrainingBatch, objective: Objective, canceled: threading.Event
+        self,
+        trajectories: TrajectoryCollection,
+        batch: TrainingBatch,
+        objective: Objective,
+        canceled: threading.Event,
     ) -> FinishedJob:
         """In a thread: train, and save the new version. Everything is as it was after any error."""
-        learner, policy = self._require_learner(), self._policy
+        learner, policy, name = self._require_learner(), self._policy, trajectories.run_id
         with policy.lock:
             start = policy.version
             if self._optimiser_of != start:
                 self._take_optimiser_of(start)
             number, before = max(self._newest, start) + 1, policy.copy_tensors()
             try:
-                metrics = learner.train(batch, objective, self._on_step(name), canceled)
+                data, facts = data_at(trajectories, self.adapter_config, learner)
+                batch = batch if data is trajectories else self._batch_of(data)
+                metrics = learner.train(batch, objective, self._on_step(name), canceled) | facts
                 version = self._versions.write(name, number, metrics, policy, learner)
             except BaseException as error:
                 policy.load_tensors(before)
@@ -191,6 +200,9 @@ class LocalAdapter(TrainerAdapter):
             policy.mark_changed(number, version.digest)
             self._newest = self._optimiser_of = number
         return FinishedJob(version, metrics)
+
+    def _batch_of(self, trajectories: TrajectoryCollection) -> TrainingBatch:
+        return batch_of(trajectories, self.adapter_config, self._policy.template)
 
     def _take_optimiser_of(self, number: int) -> None:
         """Put the optimiser to where it was when a version was made."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from etude.adapters.local_config import LocalAdapterConfig
+from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest
 from etude.core.message import OpenAIMessage
 from etude.core.trajectory import Method, TrajectoryCollection
@@ -10,9 +13,12 @@ from etude.learner.batch import TrainingBatch
 from etude.learner.collate import dpo_batch, grpo_batch, supervised_batch
 from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
-from etude.learner.learner import LearnerOptions
+from etude.learner.kl_reward import with_kl_in_rewards
+from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective
+from etude.learner.schedule import Schedule
 from etude.learner.sft import Sft
+from etude.learner.staleness import without_stale
 from etude.models.template import ChatTemplate
 
 
@@ -35,25 +41,51 @@ def batch_of(
             return supervised_batch(collection, template.completion_ids)
 
 
+def data_at(
+    collection: TrajectoryCollection, config: LocalAdapterConfig, learner: Learner
+) -> tuple[TrajectoryCollection, dict[str, float]]:
+    """What of the collection is trained on, seen from the weights as they are, and facts about that.
+
+    Raises TrainingError when all of it is too old.
+    """
+    grpo, facts = config.grpo, dict[str, float]()
+    if collection.method != "grpo":
+        return collection, facts
+    if grpo.max_staleness is not None:
+        collection, dropped = without_stale(collection, learner.policy.version, grpo.max_staleness)
+        facts["stale_trajectories"] = float(dropped)
+    if grpo.reward_kl:
+        collection, mean = with_kl_in_rewards(collection, grpo.reward_kl, learner.divergences)
+        facts["kl_in_reward"] = mean
+    return collection, facts
+
+
 def objective_of(method: Method, config: LocalAdapterConfig) -> Objective:
     """The objective of a training method, with the config's options."""
     grpo, dpo = config.grpo, config.dpo
     match method:
         case "grpo":
-            return Grpo(**grpo.model_dump(exclude={"advantage_scale"}))
+            return Grpo(**{field.name: getattr(grpo, field.name) for field in fields(Grpo)})
         case "dpo":
-            return Dpo(dpo.beta, dpo.label_smoothing, dpo.reference)
+            return Dpo(dpo.beta, dpo.label_smoothing, dpo.loss, dpo.reference)
         case "supervised":
             return Sft()
 
 
-def learner_options(config: LocalAdapterConfig) -> LearnerOptions:
-    """How the config takes optimiser steps."""
+def schedule_of(config: LocalAdapterConfig, run: FinetuneConfig) -> Schedule:
+    """How the learning rate goes over the epochs of a run, each of which is one training."""
+    epochs = 1 if run.fine_tune_from_scratch else run.num_epochs
+    epochs = config.lr_schedule_epochs or epochs
+    return Schedule(config.lr_schedule, config.warmup_steps, config.lr_floor, epochs)
+
+
+def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:
+    """How the config takes optimiser steps in a run."""
     return LearnerOptions(
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
-        warmup_steps=config.warmup_steps,
+        schedule=schedule_of(config, run),
         passes=config.passes,
         batch_size=config.batch_size,
         token_budget=config.token_budget,

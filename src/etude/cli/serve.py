@@ -34,6 +34,9 @@ def serve(
     dtype: Annotated[str, _option("auto, float32, bfloat16 or float16.")] = "auto",
     max_batch: Annotated[int, _option("Sequences sampled at once.", min=1)] = 256,
     max_queue: Annotated[int, _option("Sequences under way and waiting.", min=1)] = 1024,
+    requests_per_minute: Annotated[
+        int | None, _option("Requests of one client address; left out: no limit.", min=1)
+    ] = None,
     max_models: Annotated[int, _option("Models in memory at once.", min=1)] = 3,
     max_file_mb: Annotated[int, _option("Largest upload, in MiB.", min=1)] = 512,
     running_jobs: Annotated[int, _option("Training jobs at once.", min=1)] = 1,

@@ -13,9 +13,10 @@ from etude.config.yaml_file import dump, read_document
 from etude.core.errors import RequestError
 from etude.importing.agent_file import agent_file, function_names
 from etude.importing.nat_eval import eval_of
-from etude.importing.nat_llms import llms_of, run_here, serve_by_art
+from etude.importing.nat_llms import llms_of, serve_by_art
 from etude.importing.nat_training import adapter_of, builder_of, finetuning_of, trainer_of
 from etude.importing.notes import Note, Notes
+from etude.nat.llms import run_here
 from etude.store.new_files import write_new_files
 
 Json = dict[str, Any]

@@ -6,22 +6,10 @@ from typing import Any
 
 from etude.adapters.art_config import ArtBackendConfig
 from etude.importing.notes import Notes
+from etude.nat.llms import OPENAI_LIKE, SAME, endpoint, plain_type
 
 Json = dict[str, Any]
 
-_SAME = (
-    "base_url",
-    "api_key",
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "request_timeout",
-    "max_retries",
-    "logprobs",
-    "top_logprobs",
-)
-_NIM = {"base_url": "https://integrate.api.nvidia.com/v1", "api_key": "${NVIDIA_API_KEY}"}
-_OPENAI_LIKE = ("openai", "nim")
 _ART_PORT = 8000
 """Where an ART server serves its model, unless its config says otherwise."""
 
@@ -43,25 +31,16 @@ def serve_by_art(llm: Json, adapter: Json) -> Json:
     return sampling | {"model_name": name, "base_url": address, "api_key": key, "provider": "vllm"}
 
 
-def run_here(llm: Json, model: str | None) -> Json:
-    """The model as one of this process, which the adapter `local` can train; `model` goes before its name."""
-    kept: Json = {name: llm[name] for name in ("temperature", "top_p", "max_tokens") if name in llm}
-    return {"_type": "local", "model": model or llm["model_name"], **kept}
-
-
 def _llm(name: str, llm: Json, notes: Notes) -> Json:
     kind, path = str(llm.get("_type")), ("llms", name)
-    if kind.rpartition("/")[2] not in _OPENAI_LIKE:
+    if plain_type(kind) not in OPENAI_LIKE:
         notes.add(
             path, f"`_type: {kind}` became `openai`; give the address of an endpoint that speaks OpenAI's API"
         )
-    found: Json = {"_type": "openai", "model_name": llm.get("model_name") or llm.get("model") or name}
-    found |= {key: llm[key] for key in _SAME if llm.get(key) is not None}
-    if kind.rpartition("/")[2] == "nim":
-        found = _NIM | found
+    found = endpoint(name, llm)
     if not found.get("logprobs", True):
         notes.add((*path, "logprobs"), "left out: the sampled tokens' logprobs are what GRPO trains on")
         del found["logprobs"]
     said = "left out; fields that the endpoint wants with each request go into `extra_body`"
-    notes.unmapped(path, llm, [*_SAME, "model_name", "model"], said)
+    notes.unmapped(path, llm, [*SAME, "model_name", "model"], said)
     return found

@@ -199,26 +199,26 @@ class EmbeddedEngine:
                 loop.call_soon_threadsafe(_tell_all, news)
 
     def _is_finished(self, job: _Job) -> bool:
-        ids, decode = job.row.ids, self.policy.template.decode
+        ids, stops = job.row.ids, job.row.sampling.stop
         if ids[-1] in self.policy.stop_ids:
-            job.finish_reason, job.text = "stop", decode(ids[job.prompt_length : -1])
-        elif (cut := self._before_stop_string(job)) is not None:
+            job.finish_reason, job.text = "stop", self._text(ids[job.prompt_length : -1])
+        elif stops and (cut := self._before_stop_string(job, stops)) is not None:
             job.finish_reason, job.text = "stop", cut
         elif len(ids) >= job.limit:
-            job.finish_reason, job.text = "length", decode(ids[job.prompt_length :])
+            job.finish_reason, job.text = "length", self._text(ids[job.prompt_length :])
         return bool(job.finish_reason)
 
-    def _before_stop_string(self, job: _Job) -> str | None:
+    def _text(self, ids: Sequence[int]) -> str:
+        return self.policy.template.decode(ids)
+
+    def _before_stop_string(self, job: _Job, stops: Sequence[str]) -> str | None:
         """The text before the first stop string, once one has appeared."""
-        stops = job.row.sampling.stop
-        if not stops:
-            return None
-        sampled, decode = job.row.ids[job.prompt_length :], self.policy.template.decode
+        sampled = job.row.ids[job.prompt_length :]
         # A character takes four tokens at most, so a stop string that has just appeared is in the tail.
-        tail = decode(sampled[-4 * (max(map(len, stops)) + 1) :])
+        tail = self._text(sampled[-4 * (max(map(len, stops)) + 1) :])
         if not any(stop in tail for stop in stops):
             return None
-        text = decode(sampled)
+        text = self._text(sampled)
         found = [position for stop in stops if (position := text.find(stop)) >= 0]
         return text[: min(found)] if found else None
 

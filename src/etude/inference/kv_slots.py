@@ -7,6 +7,7 @@ at any step. The last column is a waste bin for the padding of ragged steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +41,21 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, owner: KvSlots) -> None:
         super().__init__()
         self._owner = owner
+        self._both: torch.Tensor | None = None
+        """Keys and values together, where they have the same shape: [2, slots, heads, columns, head_dim]."""
+        self._views: tuple[int, int, torch.Tensor, torch.Tensor] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for the owner's size; shapes [B, H, T, D]."""
-        self.keys = self._empty(key_states)
-        self.values = self._empty(value_states)
+        slots, columns = self._owner.slots, self._owner.columns
+        shapes = [(slots, one.shape[1], columns, one.shape[3]) for one in (key_states, value_states)]
+        if shapes[0] == shapes[1]:
+            self._both = key_states.new_zeros((2, *shapes[0]))
+            self.keys, self.values = self._both.unbind()
+        else:
+            self.keys, self.values = (key_states.new_zeros(shape) for shape in shapes)
+        self._views = None
         self.is_initialized = True
-
-    def _empty(self, like: torch.Tensor) -> torch.Tensor:
-        shape = (self._owner.slots, like.shape[1], self._owner.columns, like.shape[3])
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -57,31 +63,47 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """Store new keys and values [B, H, T, D]; return those of the step's span [B, H, S, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        return self._store(self.keys, key_states), self._store(self.values, value_states)
-
-    def _store(self, held: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         plan = self._owner.plan
-        held[plan.rows[:, None], :, plan.columns] = new.transpose(1, 2)
-        if plan.leading:
-            return held[: len(plan.rows), :, : plan.span]
-        return held[plan.rows, :, : plan.span]
+        for held, new in ((self.keys, key_states), (self.values, value_states)):
+            held[plan.rows[:, None], :, plan.columns] = new.transpose(1, 2)
+        return self._seen()
 
-    def resize(self, slots: int, columns: int) -> None:
-        """Grow, keeping what is held; the waste bin stays the last column."""
+    def write(self, places: torch.Tensor, new_NKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `update` in fewer operations: for each token the heads of keys, and then those of values.
+
+        `places` are `KvSlots.places`.
+        """
+        if self._both is None:
+            self.lazy_initialization(*new_NKD[:, :, None].chunk(2, dim=1))
+        assert self._both is not None
+        size = new_NKD.shape[2]
+        self._both.view(-1, size).index_copy_(0, places, new_NKD.reshape(-1, size))
+        return self._seen()
+
+    def _seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the step's span."""
+        plan = self._owner.plan
+        if not plan.leading:
+            return self.keys[plan.rows, :, : plan.span], self.values[plan.rows, :, : plan.span]
+        rows, span = len(plan.rows), plan.span
+        if self._views is None or self._views[:2] != (rows, span):
+            self._views = (rows, span, self.keys[:rows, :, :span], self.values[:rows, :, :span])
+        return self._views[2:]
+
+    def resize(self) -> None:
+        """Grow to the owner's size, keeping what is held; the waste bin stays the last column."""
         if not self.is_initialized:
             return
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = self._empty(old)
+        before = self.keys, self.values
+        self.lazy_initialization(*before)
+        for old, new in zip(before, (self.keys, self.values), strict=True):
             new[: old.shape[0], :, : old.shape[2] - 1] = old[:, :, :-1]
-            setattr(self, name, new)
 
-    def swap(self, first: int, second: int) -> None:
-        """Exchange two slots."""
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+        """Put the first `length` columns of some slots into others."""
         if self.is_initialized:
-            pair, reverse = [first, second], [second, first]
-            self.keys[pair] = self.keys[reverse]
-            self.values[pair] = self.values[reverse]
+            for held in (self.keys, self.values):
+                held[targets, :, :length] = held[sources, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the span; masks are made by the caller, so this is for information."""
@@ -123,13 +145,21 @@ class KvSlots(Cache):  # type: ignore[misc]
             columns = max(columns, span_for(self.columns * 5 // 4) + 1)
         self.slots, self.columns = max(slots, self.slots), max(columns, self.columns)
         for layer in self.layers:
-            layer.resize(self.slots, self.columns)
+            layer.resize()
 
-    def swap(self, first: int, second: int) -> None:
-        """Exchange two slots in every layer."""
-        if first != second:
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Put up to `length` tokens of some slots into others; all are read before any is written."""
+        if sources:
+            pair = torch.tensor([sources, targets], device=self.plan.rows.device)
             for layer in self.layers:
-                layer.swap(first, second)
+                layer.copy(pair[0], pair[1], length)
+
+    def places(self, heads: int) -> torch.Tensor:
+        """Where the step's new tokens go, [B * T * 2 * heads], in keys and values as a list of [head_dim]."""
+        head_K = torch.arange(2 * heads, device=self.plan.rows.device)
+        start_K = (head_K // heads * self.slots * heads + head_K % heads) * self.columns
+        row_BT = self.plan.rows[:, None] * (heads * self.columns) + self.plan.columns
+        return (row_BT[:, :, None] + start_K).flatten()
 
 
 def span_for(length: int) -> int:

@@ -35,7 +35,7 @@ class OpenAiEngine:
         self._base_url = config.address
         self._provider = config.told_by
         self._secrets = [value.get_secret_value() for value in config.headers.values()]
-        self._lanes = HttpLanes(f"{self._base_url}/chat/completions", self._headers())
+        self._lanes = HttpLanes(self._headers())
         self._model = config.model_name
         self._version = 0
         self._closed = False
@@ -88,7 +88,7 @@ class OpenAiEngine:
         try:
             # httpx limits each read; an endpoint that trickles bytes could hold the call for ever.
             async with asyncio.timeout(seconds):
-                response = await self._lanes.post(content)
+                response = await self._lanes.post(f"{self._base_url}/chat/completions", content)
         except TimeoutError:
             raise Disturbed(f"no answer within {seconds:g} s; `request_timeout` sets the limit") from None
         except httpx.LocalProtocolError as error:

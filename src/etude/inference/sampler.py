@@ -20,17 +20,16 @@ def uniforms(key: int) -> Iterator[float]:
 
 def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
     """Draw one token for each row from its logits. Raises EngineError when they are not finite."""
-    device = logits_BV.device
-    temperature_B, top_p_B, uniform_B = torch.tensor(
-        [
-            [row.sampling.temperature for row in rows],
-            [row.sampling.top_p for row in rows],
-            [next(row.uniform) for row in rows],
-        ],
-        device=device,
-    )
-    logprobs_BV = distribution(logits_BV, temperature_B, top_p_B)
-    ids_B, logprobs_B = draw(logprobs_BV, temperature_B == 0, uniform_B)
+    wanted, device = [row.sampling for row in rows], logits_BV.device
+    uniform_B = torch.tensor([next(row.uniform) for row in rows], device=device)
+    if all(one.temperature == 1 and one.top_p == 1 for one in wanted):
+        logprobs_BV, greedy_B = torch.log_softmax(logits_BV.float(), dim=-1), None
+    else:
+        temperature_B, top_p_B = torch.tensor(
+            [[one.temperature for one in wanted], [one.top_p for one in wanted]], device=device
+        )
+        logprobs_BV, greedy_B = distribution(logits_BV, temperature_B, top_p_B), temperature_B == 0
+    ids_B, logprobs_B = draw(logprobs_BV, greedy_B, uniform_B)
     for row, token, logprob in zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True):
         row.ids.append(token)
         row.logprobs.append(logprob)
@@ -64,9 +63,12 @@ def distribution(logits_BV: torch.Tensor, temperature_B: torch.Tensor, top_p_B: 
 
 
 def draw(
-    logprobs_BV: torch.Tensor, greedy_B: torch.Tensor, uniform_B: torch.Tensor
+    logprobs_BV: torch.Tensor, greedy_B: torch.Tensor | None, uniform_B: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token id a row [B] and its logprob [B]. Raises EngineError when the logprobs are not finite."""
+    """One token id a row [B] and its logprob [B]; `greedy_B` may be None for none.
+
+    Raises EngineError when the logprobs are not finite.
+    """
     cdf_BV = logprobs_BV.exp().cumsum(dim=-1)
     total_B = cdf_BV[:, -1]
     if not bool(torch.isfinite(total_B).all()):
@@ -74,9 +76,9 @@ def draw(
             "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
         )
     # Below the total even where the product is rounded up to it: past the end there is no token.
-    threshold_B = torch.minimum(uniform_B, torch.full_like(uniform_B, 1 - 2**-23)) * total_B
+    threshold_B = uniform_B.clamp(max=1 - 2**-23) * total_B
     ids_B = torch.searchsorted(cdf_BV, threshold_B[:, None], right=True).squeeze(1)
-    if bool(greedy_B.any()):
+    if greedy_B is not None and bool(greedy_B.any()):
         ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), ids_B)
     return ids_B, logprobs_BV.gather(1, ids_B[:, None]).squeeze(1)
 

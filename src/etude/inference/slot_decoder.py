@@ -8,11 +8,11 @@ from itertools import islice
 
 import torch
 
+from etude.inference.fused_llama import FusedLlama, can_fuse
 from etude.inference.kv_slots import KvSlots, StepPlan, span_for
 from etude.inference.row import Row
 from etude.inference.sampler import append_samples
-from etude.inference.slot_table import SlotTable
-from etude.inference.step_attention import step_attention
+from etude.inference.slot_table import Copy, SlotTable
 from etude.models.architecture import SLIDING, layer_kinds, text_config
 from etude.models.policy import Policy
 
@@ -22,6 +22,8 @@ _STEP_TOKENS = 8192
 """Tokens of all rows together that a step reads at most."""
 _PATIENCE = 8
 """Steps that a prompt waits for others before it is read alone."""
+_SPAN_STEP = 16
+"""Columns that attention spans are a multiple of this."""
 _FIXED_ROWS = 32
 """Deterministic: rows of every step that adds single tokens."""
 _FIXED_TOKENS = 512
@@ -46,6 +48,8 @@ class SlotDecoder:
         self._dtype = next(policy.model.parameters()).dtype
         self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
         self._kv = KvSlots(len(self._kinds), len(self._table))
+        self._fused = _fused(policy)
+        self._columns = torch.arange(0)
         self._postponed = 0
 
     @torch.inference_mode()
@@ -55,6 +59,7 @@ class SlotDecoder:
             if row.slot < 0:
                 self._table.place(row, reuse=not self._deterministic)
         self._kv.reserve(len(self._table), 0)
+        self._copy(self._table.copies())
         grown: list[Row] = []
         for batch in self._batches(rows):
             logits_BV = self._forward(batch)
@@ -72,13 +77,14 @@ class SlotDecoder:
     def forget(self) -> None:
         """See `Decoder.forget`."""
         self._table.forget()
+        self._fused = _fused(self._policy)
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """The rows of this step's forward passes.
 
         Prompts wait for company (reading one costs as much as reading many), but not for long.
         """
-        reading = [row for row in rows if row.pending > 1]
+        reading = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
         speaking = [row for row in rows if row.pending == 1] if len(reading) < len(rows) else []
         if reading and (len(reading) * 4 >= len(speaking) or self._postponed >= _PATIENCE):
             self._postponed = 0
@@ -86,6 +92,8 @@ class SlotDecoder:
         else:
             self._postponed += 1
             chosen = speaking
+        if not chosen:
+            return  # Those whom others wait for were cancelled a moment ago.
         if not self._deterministic:
             yield self._gathered(chosen) if chosen is speaking else chosen
             return
@@ -99,15 +107,17 @@ class SlotDecoder:
     def _gathered(self, rows: list[Row]) -> list[Row]:
         """The rows in slot order, their slots brought to the front: attention then reads them in place."""
         count = len(rows)
-        outside = [row for row in rows if row.slot >= count]
+        outside = [row.slot for row in rows if row.slot >= count]
         if outside:
             inside = {row.slot for row in rows}
-            for row, slot in zip(
-                outside, (slot for slot in range(count) if slot not in inside), strict=False
-            ):
-                self._kv.swap(row.slot, slot)
-                self._table.swap(row.slot, slot)
+            free = (slot for slot in range(count) if slot not in inside)
+            pairs = zip(outside, free, strict=False)
+            self._copy([copy for pair in pairs for copy in self._table.swap(*pair)])
         return sorted(rows, key=lambda row: row.slot)
+
+    def _copy(self, copies: Sequence[Copy]) -> None:
+        sources, targets = [one.source for one in copies], [one.target for one in copies]
+        self._kv.copy(sources, targets, max((one.length for one in copies), default=0))
 
     def _forward(self, rows: list[Row]) -> torch.Tensor:
         """Logits [B, V] after each row's last token read; marks those tokens as cached."""
@@ -117,22 +127,31 @@ class SlotDecoder:
             fill = _fixed_rows(width) - len(rows)
         else:
             width, fill = max(counts), 0
-            span = span_for(max(row.cached + count for row, count in zip(rows, counts, strict=True)))
+            longest = max(row.cached + count for row, count in zip(rows, counts, strict=True))
+            span = -(-longest // _SPAN_STEP) * _SPAN_STEP
         self._kv.reserve(len(self._table), span)
         ids_BT, position_BT, column_BT = self._inputs(rows, counts, width, fill)
         self._kv.plan = self._plan(rows, fill, column_BT, span)
-        with step_attention(self._policy.model, alone=width == 1 and not self._deterministic):
-            output = self._policy.model(
-                input_ids=ids_BT,
-                position_ids=position_BT,
-                attention_mask=self._masks(position_BT, span),
-                past_key_values=self._kv,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+        logits_BV = self._logits(ids_BT, position_BT, self._masks(position_BT, span))
         for row, count in zip(rows, counts, strict=True):
             row.cached += count
-        logits_BV: torch.Tensor = output.logits[: len(rows), -1]
+        return logits_BV[: len(rows)]
+
+    def _logits(
+        self, ids_BT: torch.Tensor, position_BT: torch.Tensor, masks: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """After each row's last token, [B, V]."""
+        if self._fused is not None:
+            return self._fused(ids_BT, position_BT, masks, self._kv)
+        output = self._policy.model(
+            input_ids=ids_BT,
+            position_ids=position_BT,
+            attention_mask=masks if len(masks) > 1 else masks[self._kinds[0]],
+            past_key_values=self._kv,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits_BV: torch.Tensor = output.logits[:, -1]
         return logits_BV
 
     def _inputs(
@@ -166,13 +185,22 @@ class SlotDecoder:
         leading = not self._deterministic and slots == list(range(len(slots)))
         return StepPlan(torch.tensor(slots, device=self._policy.device), column_BT, span, leading)
 
-    def _masks(self, position_BT: torch.Tensor, span: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Additive masks [B, 1, T, span]: one, or one per kind of layer where the model has several."""
-        masks = {
-            kind: _additive_mask(position_BT, span, self._window if kind == SLIDING else None, self._dtype)
-            for kind in set(self._kinds)
-        }
-        return masks if len(masks) > 1 else masks[self._kinds[0]]
+    def _masks(self, position_BT: torch.Tensor, span: int) -> dict[str, torch.Tensor]:
+        """Additive masks [B, 1, T, span], by kind of layer."""
+        if len(self._columns) < span:
+            self._columns = torch.arange(span, device=position_BT.device)
+        column_S, last_BT1 = self._columns[:span], position_BT[..., None]
+        masks = {}
+        for kind in set(self._kinds):
+            hidden_BTS = column_S > last_BT1
+            if kind == SLIDING and self._window is not None and self._window < span:
+                hidden_BTS |= column_S <= last_BT1 - self._window
+            masks[kind] = hidden_BTS[:, None].to(self._dtype).mul_(torch.finfo(self._dtype).min)
+        return masks
+
+
+def _fused(policy: Policy) -> FusedLlama | None:
+    return FusedLlama(policy.model) if can_fuse(policy.model) else None
 
 
 def _within_budget(rows: list[Row]) -> list[Row]:
@@ -194,15 +222,3 @@ def _fixed_shape(row: Row) -> tuple[int, int]:
 
 def _fixed_rows(width: int) -> int:
     return _FIXED_ROWS if width == 1 else _FIXED_TOKENS // width
-
-
-def _additive_mask(
-    position_BT: torch.Tensor, span: int, window: int | None, dtype: torch.dtype
-) -> torch.Tensor:
-    column_S = torch.arange(span, device=position_BT.device)
-    seen_BTS = column_S <= position_BT[..., None]
-    if window is not None and window < span:
-        seen_BTS &= column_S > position_BT[..., None] - window
-    shown = torch.zeros((), dtype=dtype, device=position_BT.device)
-    hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=position_BT.device)
-    return torch.where(seen_BTS, shown, hidden)[:, None]

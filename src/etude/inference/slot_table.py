@@ -1,26 +1,38 @@
-"""The slot table: which row holds which slot, and what earlier rows left in the others."""
+"""The slot table: which row holds which slot, what earlier rows left in the others, and who can share it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 from etude.inference.row import Row
 
 _FIRST_SLOTS = 8
+_BLOCK = 64
+"""Tokens by which a prompt that begins like another is found; what is shared is counted exactly.
+To read fewer takes less time than to wait until another row has read them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Held:
     """What a slot holds, and for whom."""
 
+    slot: int
     conversation: str = ""
     ids: list[int] = field(default_factory=list)
-    """Tokens that a released row left; empty while a row is in the slot."""
+    """Tokens that a released row left; the row's own while it is in the slot."""
     row: Row | None = None
-    used: int = 0
-    """When it was taken or released last; 0 for never."""
+    blocks: list[int] = field(default_factory=list)
+    """Those of the table that lead here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Leading tokens of one slot that another is to hold as well."""
+
+    source: int
+    target: int
+    length: int
 
 
 class SlotTable:
@@ -29,8 +41,16 @@ class SlotTable:
     def __init__(self, kept: int, least: int) -> None:
         """Up to `kept` slots keep what finished rows left; `least` slots are there from the start."""
         self._kept = kept
-        self._held = [_Held() for _ in range(max(least, min(kept, _FIRST_SLOTS)))]
-        self._clock = 0
+        self._held: list[_Held] = []
+        self._unused: list[_Held] = []
+        self._idle: dict[_Held, None] = {}
+        """Used and released, the longest ago first."""
+        self._blocks: dict[int, _Held] = {}
+        """By the hash of all tokens up to a block's end, a slot that begins with them."""
+        self._waiting: dict[Row, tuple[Row, int]] = {}
+        """Rows that will copy as many tokens from another row, once that has read them."""
+        self._copies: list[tuple[Row, Copy]] = []
+        self._grow(max(least, min(kept, _FIRST_SLOTS)))
 
     def __len__(self) -> int:
         return len(self._held)
@@ -38,67 +58,133 @@ class SlotTable:
     def place(self, row: Row, *, reuse: bool) -> None:
         """Give the row a slot: that of its own conversation, else one that nobody used, else the oldest.
 
-        With `reuse`, the tokens that it shares with what the slot holds count as read.
+        With `reuse`, the tokens that it shares with what its conversation left there count as read. Where
+        it shares more with another slot, they are copied from there: see `copies`.
         """
-        idle = [slot for slot, held in enumerate(self._held) if held.row is None]
-        slot, shared = self._best_own(row, idle) if reuse else (-1, 0)
-        if slot < 0:
-            slot = self._fresh(idle)
-        held = self._held[slot]
-        held.row, held.conversation, held.ids, held.used = row, row.conversation, [], self._tick()
-        row.slot, row.cached = slot, shared
+        held, shared = self._best_own(row) if reuse else (None, 0)
+        source, more = self._alike(row) if reuse else (None, 0)
+        if source is not None and source is not held and more > shared:
+            held, leader, slot = held or self._fresh(), source.row, source.slot
+            if leader is None:
+                self._copies.append((row, Copy(slot, held.slot, more)))
+            else:
+                self._waiting[row] = (leader, more)
+        held = held or self._fresh()
+        self._idle.pop(held, None)
+        self._forget_blocks(held)
+        held.row, held.conversation, held.ids = row, row.conversation, row.ids
+        row.slot, row.cached = held.slot, shared
+        if reuse:
+            self._index(held)
+
+    def waits(self, row: Row) -> bool:
+        """Whether the row is not to read anything yet, because another is about to read the same."""
+        return row in self._waiting
+
+    def copies(self) -> list[Copy]:
+        """What to copy now, before any slot is written to; it counts as read."""
+        found = self._copies
+        self._copies = []
+        for row, (leader, length) in list(self._waiting.items()):
+            here = self._held[leader.slot].row is leader
+            if here and leader.cached >= length:
+                found.append((row, Copy(leader.slot, row.slot, length)))
+            if not here or leader.cached >= length:
+                del self._waiting[row]  # Without its leader it reads for itself.
+        for row, copy in found:
+            row.cached = copy.length
+        return [copy for _, copy in found]
 
     def release(self, row: Row) -> None:
         """Keep what the row read for its conversation's next turn."""
+        self._waiting.pop(row, None)
         if row.slot >= 0:
             held = self._held[row.slot]
-            held.row, held.ids, held.used = None, row.ids[: row.cached], self._tick()
+            held.row, held.ids = None, row.ids[: row.cached]
+            self._idle[held] = None
 
     def forget(self) -> None:
         """Nothing that the slots hold is valid any more; rows in them are read again from their start."""
+        self._blocks.clear()
         for held in self._held:
-            held.ids = []
-            if held.row is not None:
+            held.blocks = []
+            if held.row is None:
+                held.ids = []
+            else:
                 held.row.cached = 0
 
-    def swap(self, first: int, second: int) -> None:
-        """Exchange two slots."""
+    def swap(self, first: int, second: int) -> tuple[Copy, Copy]:
+        """Exchange two slots; gives what is to be copied at the same time for that."""
         held = self._held
-        held[first], held[second] = held[second], held[first]
+        pair = held[first], held[second]
+        length = max(len(one.ids) for one in pair)
+        held[second], held[first] = pair
         for slot in (first, second):
-            row = held[slot].row
+            held[slot].slot, row = slot, held[slot].row
             if row is not None:
                 row.slot = slot
+        return Copy(first, second, length), Copy(second, first, length)
 
-    def _best_own(self, row: Row, idle: Sequence[int]) -> tuple[int, int]:
-        """The idle slot of the row's conversation with most of its tokens, and how many; -1 for none."""
-        best, most = -1, 0
-        for slot in idle:
-            if self._held[slot].conversation == row.conversation:
+    def _best_own(self, row: Row) -> tuple[_Held | None, int]:
+        """The idle slot of the row's conversation with most of its tokens, and how many."""
+        best, most = None, 0
+        for held in self._idle:
+            if held.conversation == row.conversation:
                 # The last token is always read anew: what comes after it is what is wanted.
-                shared = min(_shared(self._held[slot].ids, row.ids), len(row.ids) - 1)
+                shared = min(_shared(held.ids, row.ids), len(row.ids) - 1)
                 if shared > most:
-                    best, most = slot, shared
+                    best, most = held, shared
         return best, most
 
-    def _fresh(self, idle: Sequence[int]) -> int:
-        """A slot without regard to what it holds, made where there is none to spare."""
-        oldest = min(idle, key=lambda slot: self._held[slot].used, default=-1)
-        if oldest >= 0 and (self._held[oldest].used == 0 or len(self._held) >= self._kept):
-            return oldest
-        count = len(self._held)
-        self._held.extend(
-            _Held() for _ in range(max(count, _FIRST_SLOTS) if count < self._kept else count // 2)
-        )
-        return count
+    def _alike(self, row: Row) -> tuple[_Held | None, int]:
+        """A slot that begins, or will, with most of the row's tokens; and with how many."""
+        best = None
+        for block in _blocks(row.ids):
+            found = self._blocks.get(block)
+            if found is None:
+                break
+            best = found
+        return (None, 0) if best is None else (best, min(_shared(best.ids, row.ids), len(row.ids) - 1))
 
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
+    def _index(self, held: _Held) -> None:
+        for block in _blocks(held.ids):
+            if self._blocks.setdefault(block, held) is held:
+                held.blocks.append(block)
+
+    def _forget_blocks(self, held: _Held) -> None:
+        for block in held.blocks:
+            del self._blocks[block]
+        held.blocks = []
+
+    def _fresh(self) -> _Held:
+        """A slot without regard to what it holds, made where there is none to spare."""
+        if not self._unused and (len(self) < self._kept or not self._idle):
+            self._grow(max(len(self), _FIRST_SLOTS) if len(self) < self._kept else len(self) // 2)
+        return self._unused.pop() if self._unused else next(iter(self._idle))
+
+    def _grow(self, count: int) -> None:
+        made = [_Held(slot) for slot in range(len(self), len(self) + count)]
+        self._held += made
+        self._unused = [*reversed(made), *self._unused]
+
+
+def _blocks(ids: list[int]) -> Iterator[int]:
+    """For each whole block, a hash of all tokens up to its end."""
+    block = 0
+    for end in range(_BLOCK, len(ids) + 1, _BLOCK):
+        block = hash((block, *ids[end - _BLOCK : end]))
+        yield block
 
 
 def _shared(held: list[int], wanted: list[int]) -> int:
     """How many leading tokens are the same."""
-    if held == wanted[: len(held)]:
-        return len(held)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held, wanted, strict=False)))
+    same, differs = 0, min(len(held), len(wanted)) + 1
+    if held[: differs - 1] == wanted[: differs - 1]:
+        return differs - 1
+    while differs - same > 1:
+        middle = (same + differs) // 2
+        if held[same:middle] == wanted[same:middle]:
+            same = middle
+        else:
+            differs = middle
+    return same

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
+from pydantic_core import to_json
 
 from etude.core.errors import EngineAway, EngineError
+from etude.inference.http_lanes import HttpLanes
 from etude.inference.sampled import OnToken, Sampled, SampledToken, TokenRequest, TopLogprobs
 from etude.inference.vllm_process import VllmProcess
 from etude.models.speech import Speech
@@ -16,6 +18,7 @@ from etude.models.speech import Speech
 _ID = "token_id:"
 """What vLLM puts before ids that stand for token texts."""
 _SEED_BITS = 63
+_READ_SECONDS = 600.0
 
 
 class VllmEngine:
@@ -38,9 +41,8 @@ class VllmEngine:
         self._name = name
         self._max_tokens = max_tokens
         self._wait = wait
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(60.0, read=600.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        self._lanes = HttpLanes(
+            {"content-type": "application/json", **process.headers}, read_seconds=_READ_SECONDS
         )
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
@@ -73,7 +75,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Close connections; vLLM then gives up their requests."""
-        await self._client.aclose()
+        await self._lanes.close()
 
     def _body(self, request: TokenRequest) -> dict[str, Any]:
         sampling, room = request.sampling, self.speech.max_context - len(request.prompt_ids)
@@ -95,11 +97,9 @@ class VllmEngine:
 
     async def _choices(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The only choice, in pieces where it is streamed. Raises EngineError for whatever goes wrong."""
-        process = self._process
         try:
-            async with self._client.stream(
-                "POST", f"{process.base_url}/v1/completions", json=dict(body), headers=process.headers
-            ) as reply:
+            url = f"{self._process.base_url}/v1/completions"
+            async with self._lanes.stream(url, to_json(body)) as reply:
                 if reply.status_code != httpx.codes.OK:
                     told = (await reply.aread()).decode("utf-8", "replace")[:300]
                     raise EngineError(f"vLLM answered {reply.status_code}: {told}")

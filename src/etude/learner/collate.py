@@ -63,6 +63,31 @@ def dpo_batch(
     return TrainingBatch(tuple(units))
 
 
+def turn_sequences(trajectory: Trajectory) -> list[TokenSequence]:
+    """For each sampled message of a trajectory, all up to it, and only it to be trained on."""
+    whole = _sequence(trajectory, [1.0] * len(_sampled_items(trajectory)), needs_logprobs=True)
+    turns, end = [], 0
+    for item in _sampled_items(trajectory):
+        start = end + len(item.context_ids or ())
+        end = start + len(item.token_ids or ())
+        weights = (0.0,) * start + whole.weights[start:end]
+        turns.append(
+            TokenSequence(
+                whole.ids[:end],
+                weights,
+                weights,
+                whole.logprobs[:end],
+                whole.temperatures[:end],
+            )
+        )
+    return turns
+
+
+def episode_of(trajectory: Trajectory, index: int) -> Any:
+    """What the branches of one episode have in common, for the trajectory at `index` of its group."""
+    return (trajectory.metadata or {}).get("episode", index)
+
+
 def _sampled_items(trajectory: Trajectory) -> list[EpisodeItem]:
     """The assistant items that the policy sampled: not those that the agent wrote into a prompt itself."""
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
@@ -80,16 +105,12 @@ def _advantages(group: Sequence[Trajectory], scale: AdvantageScale) -> list[list
         return turn_advantages(shaped, scale)
     episodes: dict[Any, float] = {}
     for index, trajectory in enumerate(group):
-        episodes.setdefault(_episode_of(trajectory, index), trajectory.reward)
+        episodes.setdefault(episode_of(trajectory, index), trajectory.reward)
     values = dict(zip(episodes, group_advantages(list(episodes.values()), scale), strict=True))
     return [
-        [values[_episode_of(trajectory, index)]] * len(_sampled_items(trajectory))
+        [values[episode_of(trajectory, index)]] * len(_sampled_items(trajectory))
         for index, trajectory in enumerate(group)
     ]
-
-
-def _episode_of(trajectory: Trajectory, index: int) -> Any:
-    return (trajectory.metadata or {}).get("episode", index)
 
 
 def _sequence(

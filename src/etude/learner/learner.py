@@ -8,7 +8,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +17,11 @@ import torch
 
 from etude.core.errors import StoreError, TrainingError
 from etude.core.keys import generator
-from etude.learner.batch import TrainingBatch
+from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.objective import Objective, Pass
 from etude.learner.packed import PackedStep
 from etude.learner.padding import Shares, Unit, padded_passes, padded_row, token_share
+from etude.learner.schedule import Schedule
 from etude.learner.sharding import idle
 from etude.learner.team import Team
 from etude.learner.tree_model import why_not_trees
@@ -42,8 +44,8 @@ class LearnerOptions:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises from 0, counted over the whole run."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """How the learning rate rises and falls; a training is one call of `Learner.train`."""
     passes: int = 1
     """Times that a job goes over its data."""
     batch_size: int | None = None
@@ -87,10 +89,13 @@ class Learner:
         self.team = team or Team()
         self.options = options
         self.step = 0
+        self.trained = 0
+        """Trainings that are over, since the base model."""
         self.note: str | None = None
         """Why tokens that sequences share are computed for each of them, once it is known that they are."""
         self._takes_trees: bool | None = None
         self._seed = seed
+        self._part = 0.0
         self._run = self.team.hold(policy)
         self._optimiser = torch.optim.AdamW(
             list(policy.trainable().values()),
@@ -119,7 +124,8 @@ class Learner:
         reports: list[StepReport] = []
         with self.policy.lock:
             try:
-                for step_units in steps:
+                for number, step_units in enumerate(steps):
+                    self._part = number / len(steps)
                     metrics = self._optimise(step_units, objective, canceled or threading.Event())
                     reports.append(StepReport(self.step, len(steps), metrics))
                     on_step(reports[-1])
@@ -127,11 +133,8 @@ class Learner:
                 raise TrainingCanceled(f"canceled after {len(reports)} of {len(steps)} steps") from error
             finally:
                 self._optimiser.zero_grad(set_to_none=True)
-        names = {name for report in reports for name in report.metrics}
-        return {
-            name: sum(report.metrics.get(name, 0.0) for report in reports) / len(reports)
-            for name in sorted(names)
-        }
+        self.trained += 1
+        return _summary([report.metrics for report in reports])
 
     def evaluate(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
         """The loss and metrics that a step on all of `batch` would have; nothing changes."""
@@ -143,6 +146,23 @@ class Learner:
                 for name, value in {"loss": float(loss), **metrics}.items():
                     totals[name] = totals.get(name, 0.0) + value
         return self.team.sum(totals)
+
+    def divergences(self, sequences: Sequence[TokenSequence]) -> list[float]:
+        """For each sequence the sum of log π_sampled - log π_ref over its trained tokens, in nats."""
+        found = [0.0] * len(sequences)
+        live = [number for number, sequence in enumerate(sequences) if any(sequence.weights)]
+        units: list[Unit] = [(sequences[number],) for number in live]
+        with self.policy.as_base(), torch.no_grad():
+            for one in self.team.in_step(self._cut(units, [[1.0]] * len(units), (1.0, 1.0))):
+                if one is None:
+                    self._run(idle)
+                    continue
+                gap_BT = one.micro.sampled_BT - self._run(one.logprobs)
+                sums_B = torch.where(one.micro.weights_BT > 0, gap_BT, 0.0).sum(dim=1)
+                for row, value in zip(one.rows, sums_B.tolist(), strict=True):
+                    found[live[row]] = value
+        totals = self.team.sum({str(number): value for number, value in enumerate(found)})
+        return [totals[str(number)] for number in range(len(found))]
 
     def _plan(self, units: Sequence[Unit], objective: Objective) -> list[list[Unit]]:
         """The units of every optimiser step, shuffled anew for every pass."""
@@ -201,11 +221,6 @@ class Learner:
                 totals[name] = totals.get(name, 0.0) + value
         return totals, tokens
 
-    def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
-        if one is None:
-            return self._run(idle), {}
-        return objective.loss(self._run(one.logprobs), one.micro)
-
     def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""
         factors, share = objective.normalised(units), 1.0 / len(units)
@@ -226,14 +241,16 @@ class Learner:
         tree = PackedStep(units) if self.options.packing == "tree" else None
         if tree is not None and not (tree.pays and self._can_pack()):
             tree = None
-        if team.size > 1:
-            row = padded_row(units) if tree is None else tree.row()
-            mine = row.part(team.rank, team.size)
-            units, factors = [units[i] for i in mine], [factors[i] for i in mine]
-            tree = None if tree is None else PackedStep(units)
-        if tree is None:
-            return padded_passes(units, factors, shares, budget, device)
-        return tree.passes(factors, shares, budget, device)
+        if team.size == 1:
+            return _passes_of(tree, units, factors, shares, budget, device)
+        row = padded_row(units) if tree is None else tree.row()
+        mine = row.part(team.rank, team.size)
+        ends = [0, *accumulate(len(unit) for unit in units)]
+        rows = [number for index in mine for number in range(ends[index], ends[index + 1])]
+        units, factors = [units[i] for i in mine], [factors[i] for i in mine]
+        tree = None if tree is None else PackedStep(units)
+        passes = _passes_of(tree, units, factors, shares, budget, device)
+        return (replace(one, rows=tuple(rows[number] for number in one.rows)) for one in passes)
 
     def _can_pack(self) -> bool:
         if self._takes_trees is None:
@@ -250,7 +267,15 @@ class Learner:
         if one is None:
             self._run(idle)
             return None
-        return Pass(replace(one.micro, reference_BT=self._run(one.logprobs)), one.logprobs)
+        return replace(one, micro=replace(one.micro, reference_BT=self._run(one.logprobs)))
+
+    def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
+        if one is None:
+            return self._run(idle), {}
+        if not objective.needs_entropy:
+            return objective.loss(self._run(one.logprobs), one.micro)
+        logprobs_BT, entropy_BT = self._run(one.with_entropies)
+        return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
 
     def _apply_gradient(self) -> float:
         parameters = list(self.policy.trainable().values())
@@ -266,24 +291,25 @@ class Learner:
         return norm
 
     def _rate(self) -> float:
-        warmup = self.options.warmup_steps
-        return self.options.learning_rate * (min(1.0, self.step / warmup) if warmup else 1.0)
+        return self.options.learning_rate * self.options.schedule.share(self.step, self.trained, self._part)
 
     def save(self, folder: Path, optimiser: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Write optimiser state and step count beside a version's weights. Raises StoreError.
+        """Write optimiser state and schedule position beside a version's weights. Raises StoreError.
 
         `optimiser` is that state, where this process holds only a part of it.
         """
         save_tensors(self._optimiser_tensors() if optimiser is None else optimiser, folder / OPTIMISER_FILE)
+        position = {"step": self.step, "trained": self.trained}
         try:
-            (folder / STATE_FILE).write_text(json.dumps({"step": self.step}), encoding="utf-8")
+            (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
         except OSError as error:
             raise StoreError(f"cannot write {folder / STATE_FILE}: {error}") from error
 
     def restore(self, folder: Path) -> None:
         """Go on from a saved state. Raises StoreError when it is missing or does not fit."""
         try:
-            step = int(json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))["step"])
+            position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+            step, trained = int(position["step"]), int(position["trained"])
         except (OSError, ValueError, KeyError) as error:
             raise StoreError(f"cannot read {folder / STATE_FILE}: {error}") from error
         state: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
@@ -297,7 +323,7 @@ class Learner:
                 f"the optimiser's state in {folder} belongs to other weights ({odd[0]}); was the model or "
                 "the LoRA setting changed?"
             )
-        self.step = step
+        self.step, self.trained = step, trained
         self._optimiser.state.clear()
         for name, parts in state.items():
             parameter = parameters[name]
@@ -309,7 +335,7 @@ class Learner:
 
     def reset(self) -> None:
         """Forget all steps: the state that goes with the base model."""
-        self.step = 0
+        self.step = self.trained = 0
         self._optimiser.state.clear()
 
     def snapshot(self) -> Snapshot:
@@ -322,6 +348,31 @@ class Learner:
             for name, parameter in self.policy.trainable().items()
             for key, value in self._optimiser.state.get(parameter, {}).items()
         }
+
+
+def _passes_of(
+    tree: PackedStep | None,
+    units: Sequence[Unit],
+    factors: Sequence[Sequence[float]],
+    shares: Shares,
+    token_budget: int,
+    device: torch.device,
+) -> Iterator[Pass]:
+    if tree is None:
+        return padded_passes(units, factors, shares, token_budget, device)
+    return tree.passes(factors, shares, token_budget, device)
+
+
+def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of the steps' metrics.
+
+    `mismatch_kl` is `sampled_kl` before anything was changed: of the learner from the engine, where that
+    sampled from the same weights.
+    """
+    names = {name for metrics in steps for name in metrics}
+    means = {name: sum(metrics.get(name, 0.0) for metrics in steps) / len(steps) for name in sorted(names)}
+    first = steps[0].get("sampled_kl")
+    return means if first is None else {**means, "mismatch_kl": first}
 
 
 def _has_gradient(unit: Unit) -> bool:

@@ -33,6 +33,9 @@ class MicroBatch:
     """One over the trained tokens that the optimiser step computes: for metrics, which are plain means."""
     reference_BT: torch.Tensor | None = None
     """Logprobs under the reference model, where the objective wants them."""
+    entropy_BT: torch.Tensor | None = None
+    """Entropies in nats of the distributions that the tokens were chosen from, with gradient, where the
+    objective wants them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class Pass:
     micro: MicroBatch
     logprobs: Callable[[Any], torch.Tensor]
     """For a model the logprobs [B, T] of the micro-batch's tokens, with gradient."""
+    with_entropies: Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
+    """The same, and the entropies [B, T] of the distributions that they are of."""
+    rows: tuple[int, ...]
+    """Which sequences the rows are, counted through all units that were cut."""
 
 
 class Objective(Protocol):
@@ -50,6 +57,10 @@ class Objective(Protocol):
     @property
     def needs_reference(self) -> bool:
         """Whether `reference_BT` must be there."""
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether `entropy_BT` must be there."""
 
     @property
     def skips_idle(self) -> bool:

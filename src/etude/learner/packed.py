@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from etude.learner.dealing import Row
 from etude.learner.objective import MicroBatch, Pass
 from etude.learner.packing import packs
 from etude.learner.padding import Shares, Unit
-from etude.learner.selective import selective_logprobs
+from etude.learner.selective import logprobs_and_entropies, selective_logprobs
 from etude.learner.tree import Places, TokenTree, token_tree
 from etude.learner.tree_layout import TreeLayout
 from etude.learner.tree_model import head_logits, tree_hidden
@@ -29,8 +30,9 @@ _PAYS = 0.8
 class _Row:
     """A sequence, as far as it is trained on."""
 
-    def __init__(self, sequence: TokenSequence) -> None:
+    def __init__(self, sequence: TokenSequence, number: int) -> None:
         self.sequence = sequence
+        self.number = number
         self.trained = np.flatnonzero(np.asarray(sequence.weights[1:])) + 1
         """Positions of the tokens with a weight; the first of all is not chosen after anything."""
         self._reach = slice(0, 0) if not len(self.trained) else slice(self.trained[0], self.trained[-1] + 1)
@@ -55,7 +57,8 @@ class PackedStep:
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = units
-        self._rows = [[_Row(sequence) for sequence in unit] for unit in units]
+        numbers = count()
+        self._rows = [[_Row(sequence, next(numbers)) for sequence in unit] for unit in units]
         self._tree = token_tree([row.ids for unit in self._rows for row in unit])
 
     @property
@@ -121,7 +124,9 @@ def _pass(
         unit_share=shares[0],
         token_share=shares[1],
     )
-    return Pass(micro, partial(_logprobs, _Forward.of(tree, rows, width, device)))
+    forward = _Forward.of(tree, rows, width, device)
+    numbers = tuple(row.number for row in rows)
+    return Pass(micro, partial(_logprobs, forward), partial(_with_entropies, forward), numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +167,23 @@ class _Forward:
 
 def _logprobs(forward: _Forward, model: Any) -> torch.Tensor:
     """Logprobs [B, K] of the rows' choices, each computed once."""
+    return _by_rows(forward, _chosen(selective_logprobs, forward, model))
+
+
+def _with_entropies(forward: _Forward, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, and the entropies [B, K] of what was chosen from."""
+    logprobs_E, entropies_E = _chosen(logprobs_and_entropies, forward, model)
+    return _by_rows(forward, logprobs_E), _by_rows(forward, entropies_E)
+
+
+def _chosen(of: Callable[..., torch.Tensor], forward: _Forward, model: Any) -> torch.Tensor:
+    """A function of `etude.learner.selective` of the tree's choices."""
     hidden_ND = tree_hidden(model, forward.ids_N, forward.layout)
     hidden_ED = hidden_ND.index_select(0, forward.places_E)
-    logprobs_E = selective_logprobs(
-        partial(head_logits, model),
-        hidden_ED,
-        forward.targets_E,
-        forward.temperatures_E,
-        text_config(model).vocab_size,
-    )
+    vocabulary = text_config(model).vocab_size
+    return of(partial(head_logits, model), hidden_ED, forward.targets_E, forward.temperatures_E, vocabulary)
+
+
+def _by_rows(forward: _Forward, values_E: torch.Tensor) -> torch.Tensor:
     rows, width = forward.choices_BK.shape
-    return F.pad(logprobs_E, (0, 1)).index_select(0, forward.choices_BK.flatten()).view(rows, width)
+    return F.pad(values_E, (0, 1)).index_select(0, forward.choices_BK.flatten()).view(rows, width)

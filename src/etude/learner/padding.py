@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from etude.learner.batch import TokenSequence
 from etude.learner.dealing import Row
 from etude.learner.objective import MicroBatch, Pass
+from etude.learner.selective import logprobs_and_entropies
 from etude.models.architecture import logits_after
 
 Unit = Sequence[TokenSequence]
@@ -36,6 +38,13 @@ def padded_passes(
     Units of like length go together. A unit is never split, and one above the budget goes alone.
     `factors` and `shares` are those of the whole step; see `Objective.normalised`.
     """
+    numbers = count()
+    rows_of = [[next(numbers) for _ in unit] for unit in units]
+
+    def padded(batch: Sequence[int]) -> Pass:
+        rows = tuple(row for index in batch for row in rows_of[index])
+        return _padded([units[i] for i in batch], [factors[i] for i in batch], rows, shares, device)
+
     order = by_length(units)
     batch: list[int] = []
     rows = 0
@@ -43,11 +52,11 @@ def padded_passes(
         longest = max(len(sequence.ids) for sequence in units[index])
         rows += len(units[index])
         if batch and rows * longest > token_budget:
-            yield _padded([units[i] for i in batch], [factors[i] for i in batch], shares, device)
+            yield padded(batch)
             batch, rows = [], len(units[index])
         batch.append(index)
     if batch:
-        yield _padded([units[i] for i in batch], [factors[i] for i in batch], shares, device)
+        yield padded(batch)
 
 
 def by_length(units: Sequence[Unit]) -> list[int]:
@@ -71,6 +80,7 @@ def token_share(units: Sequence[Unit]) -> float:
 def _padded(
     units: Sequence[Unit],
     factors: Sequence[Sequence[float]],
+    rows: tuple[int, ...],
     shares: Shares,
     device: torch.device,
 ) -> Pass:
@@ -79,8 +89,8 @@ def _padded(
     width = max(len(sequence.ids) for sequence in sequences)
 
     def tensor(field: Callable[[TokenSequence], Sequence[float]], padding: float = 0) -> torch.Tensor:
-        rows = [[*field(sequence), *[padding] * (width - len(sequence.ids))] for sequence in sequences]
-        return torch.tensor(rows, device=device)
+        filled = [[*field(sequence), *[padding] * (width - len(sequence.ids))] for sequence in sequences]
+        return torch.tensor(filled, device=device)
 
     scale_B1 = torch.tensor(scales, device=device)[:, None]
     micro = MicroBatch(
@@ -94,7 +104,8 @@ def _padded(
     temperatures_BT = tensor(lambda sequence: sequence.temperatures or [1.0] * len(sequence.ids), 1.0)
     trained_T = (micro.weights_BT != 0).any(dim=0)
     first = max(1, int(trained_T.long().argmax())) if bool(trained_T.any()) else 1
-    return Pass(micro, partial(_token_logprobs, ids_BT, temperatures_BT, first))
+    inputs = ids_BT, temperatures_BT, first
+    return Pass(micro, partial(_token_logprobs, *inputs), partial(_with_entropies, *inputs), rows)
 
 
 def _token_logprobs(
@@ -104,9 +115,30 @@ def _token_logprobs(
 
     Zero up to `first`, the first position that any row trains on: logits are made from there on only.
     """
-    kept = torch.arange(first - 1, ids_BT.shape[1] - 1, device=ids_BT.device)
-    logits_BKV = logits_after(model, ids_BT, kept).float()
+    logits_BKV = _logits(ids_BT, first, model).float()
     logits_BKV = logits_BKV / temperatures_BT[:, first:, None]
     targets_BK = ids_BT[:, first:]
     nll = F.cross_entropy(logits_BKV.flatten(0, 1), targets_BK.flatten(), reduction="none")
     return F.pad(-nll.view(targets_BK.shape), (first, 0))
+
+
+def _with_entropies(
+    ids_BT: torch.Tensor, temperatures_BT: torch.Tensor, first: int, model: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, and the entropies [B, T] of what was chosen from."""
+    logits_BKV = _logits(ids_BT, first, model)
+    targets_BK = ids_BT[:, first:]
+    found_2E = logprobs_and_entropies(
+        lambda logits_EV: logits_EV,
+        logits_BKV.flatten(0, 1),
+        targets_BK.flatten(),
+        temperatures_BT[:, first:].flatten(),
+        logits_BKV.shape[-1],
+    )
+    logprobs_BT, entropies_BT = F.pad(found_2E.view(2, *targets_BK.shape), (first, 0))
+    return logprobs_BT, entropies_BT
+
+
+def _logits(ids_BT: torch.Tensor, first: int, model: Any) -> torch.Tensor:
+    kept = torch.arange(first - 1, ids_BT.shape[1] - 1, device=ids_BT.device)
+    return logits_after(model, ids_BT, kept)

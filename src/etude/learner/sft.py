@@ -16,6 +16,7 @@ class Sft:
     """L = -Σ w·log π / Σ w: the mean negative log-likelihood of the trained tokens."""
 
     needs_reference: bool = False
+    needs_entropy: bool = False
     skips_idle: bool = False
 
     def normalised(self, units: Sequence[Sequence[TokenSequence]]) -> list[list[float]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from etude.learner.team import ProcessTeam, losing_nobody
 from etude.models.architecture import logits_after
@@ -73,9 +74,8 @@ class _Whole(torch.nn.Module):
         self.model = model
 
     def forward(self, work: Callable[[Any], Any]) -> Any:
-        found = work(self.model)
         # FSDP hooks into what comes out, which must be nobody's view.
-        return found.clone() if isinstance(found, torch.Tensor) else found
+        return tree_map_only(torch.Tensor, torch.clone, work(self.model))
 
 
 def _sharded(model: Any, team: ProcessTeam) -> _Whole:

@@ -17,6 +17,7 @@ from etude.core.errors import EngineError, StoreError
 from etude.core.job import ModelVersion
 from etude.models.architecture import max_context
 from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.masks import undo_mask_patch
 from etude.models.source import not_loaded, require_source
 from etude.models.speech import Speech
 from etude.models.stops import stop_ids
@@ -45,6 +46,7 @@ class Policy:
     """
 
     def __init__(self, model: Any, tokenizer: Any, source: str, device: torch.device) -> None:
+        undo_mask_patch()
         self.model = model
         self.tokenizer = tokenizer
         self.source = source

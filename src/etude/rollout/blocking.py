@@ -66,7 +66,7 @@ class SyncEpisode:
         seed: int | None = None,
     ) -> Reply:
         """Ask a model to continue the conversation, and wait for its answer. See `Episode.chat`."""
-        return self._wait(
+        return self.wait(
             self._episode.chat(
                 messages,
                 model=model,
@@ -85,7 +85,7 @@ class SyncEpisode:
 
         episode = self._episode
         episode.require_model(model)
-        return blocking_recording_client(lambda body: episode.answer(body, model), self._wait, episode.said)
+        return blocking_recording_client(lambda body: episode.answer(body, model), self.wait, episode.said)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -94,7 +94,7 @@ class SyncEpisode:
         async def open_endpoint() -> Endpoint:
             return self._episode.endpoint
 
-        return self._wait(open_endpoint())
+        return self.wait(open_endpoint())
 
     def function(self, name: str) -> FunctionScope:
         """See Episode."""
@@ -114,7 +114,7 @@ class SyncEpisode:
         for waiting in tuple(self._waiting):
             waiting.cancel()
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, run on the episode's event loop; for other threads only."""
         if self._over:
             work.close()

@@ -8,6 +8,10 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Response
 from starlette.types import ASGIApp
 
+from etude.server.art.log import ArtLog
+from etude.server.art.models import ArtModels
+from etude.server.art.routes import art_routes
+from etude.server.art.trainings import ArtTrainings
 from etude.server.backend import Backend
 from etude.server.chat import chat_routes
 from etude.server.completions import completion_routes
@@ -44,6 +48,8 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     pool = EnginePool(settings, models, backend)
     files, jobs = FileStore(database, settings.data_dir), JobStore(database)
     scheduler = Scheduler(settings, jobs, pool)
+    art, log = ArtModels(database, models, settings.model), ArtLog(settings.data_dir)
+    trainings = ArtTrainings(settings, art, models, jobs, files, log, scheduler.wake)
     metrics.watch_counts("etude_jobs", "Training jobs.", "status", jobs.counts)
     metrics.watch("etude_sequences", "Sequences under way and waiting.", lambda: pool.sequences)
 
@@ -63,11 +69,12 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     )
     add_error_handlers(app)
     app.include_router(model_routes(models, pool))
-    app.include_router(chat_routes(pool, metrics))
+    app.include_router(chat_routes(pool, metrics, art.tells_tokens))
     app.include_router(completion_routes(pool, metrics, settings.name))
     app.include_router(file_routes(files))
     app.include_router(job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake))
     app.include_router(engine_routes(pool))
+    app.include_router(art_routes(settings, pool, models, art, trainings, log))
     _add_status_routes(app, metrics)
     return Guard(app, settings, metrics)
 

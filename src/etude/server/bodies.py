@@ -107,26 +107,37 @@ class ChatBody(InferenceBody):
 
     @model_validator(mode="after")
     def _is_a_conversation(self) -> ChatBody:
-        for place, message in enumerate(self.messages):
-            if not isinstance(message.get("role"), str):
-                raise ValueError(f"messages[{place}].role must be a string")
-            if not isinstance(message.get("content"), str | list | None):
-                raise ValueError(f"messages[{place}].content must be a string, a list of parts or null")
-            _check_calls(message, f"messages[{place}].tool_calls")
-        for place, tool in enumerate(self.tools or ()):
-            function = tool.get("function")
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise ValueError(f"tools[{place}].function.name must be a string")
-        _check_unicode(self.messages, "messages")
-        _check_unicode(self.tools, "tools")
+        check_conversation(self.messages, self.tools)
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self
+
+    def telling_tokens(self) -> ChatBody:
+        """With the sampled tokens by their ids and logprobs, where the request does not say otherwise."""
+        as_ids = self.return_tokens_as_token_ids is not False
+        logprobs = self.logprobs is not False
+        return self.model_copy(update={"logprobs": logprobs, "return_tokens_as_token_ids": as_ids})
 
     @property
     def wanted(self) -> int | None:
         """Most tokens of a completion, under the name that the request gave it."""
         return self.max_completion_tokens or self.max_tokens
+
+
+def check_conversation(messages: list[Message], tools: list[Tool] | None) -> None:
+    """Raise ValueError for messages and tools that are none."""
+    for place, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"messages[{place}].role must be a string")
+        if not isinstance(message.get("content"), str | list | None):
+            raise ValueError(f"messages[{place}].content must be a string, a list of parts or null")
+        _check_calls(message, f"messages[{place}].tool_calls")
+    for place, tool in enumerate(tools or ()):
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(f"tools[{place}].function.name must be a string")
+    _check_unicode(messages, "messages")
+    _check_unicode(tools, "tools")
 
 
 def _check_unicode(value: Any, where: str) -> None:

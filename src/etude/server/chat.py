@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,13 +47,14 @@ class _Asked:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.body.model}
 
 
-def chat_routes(pool: EnginePool, metrics: Metrics) -> APIRouter:
-    """The route, over the engines of `pool`."""
+def chat_routes(pool: EnginePool, metrics: Metrics, tells_tokens: Callable[[str], bool]) -> APIRouter:
+    """The route, over the engines of `pool`; models that `tells_tokens` picks do so without being asked."""
     router = APIRouter(tags=["inference"])
 
     @router.post("/v1/chat/completions", summary="Answer a conversation")
     async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         """OpenAI's chat completions. vLLM's `return_token_ids` adds `prompt_token_ids` and `token_ids`."""
+        body = body.telling_tokens() if tells_tokens(body.model) else body
         async with AsyncExitStack() as held:
             engine = await held.enter_async_context(pool.using(body.model, body.count))
             asked = _ask(engine, body)

@@ -85,6 +85,23 @@ MODELS = _table(
 )
 """`id` is the name that clients use; `step` is set for checkpoints, and null for what a job made."""
 
+ART_MODELS = _table(
+    "art_models",
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("base", sa.Text, nullable=False),
+)
+"""The models that ART's clients registered, by their names; `base` is the model that they began as."""
+
+ART_STEPS = _table(
+    "art_steps",
+    sa.Column("model", sa.Text, nullable=False, index=True),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("job", sa.Text),
+    sa.Column("served", sa.Text),
+)
+"""`id` is `<model>@<step>`. A step is there when it has a `served` model, or its `job` has made one: it comes
+into being with the job's success, and whatever else the job comes to, it was never there."""
+
 
 def open_database(path: Path) -> sa.Engine:
     """The engine of the database at `path`, made when it is new.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import hmac
+import math
 import secrets
 import time
 from urllib.parse import urlsplit
@@ -14,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.server.errors import ApiError, error_object
 from etude.server.metrics import Metrics
+from etude.server.rate import RateLimit
 from etude.server.settings import ServerSettings
 from etude.server.versions import (
     VERSION_HEADER,
@@ -23,9 +27,10 @@ from etude.server.versions import (
     warning_of,
 )
 
-_OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
+_OPEN = frozenset({"/health", "/healthcheck", "/version", "/docs", "/openapi.json"})
 """Paths that need no key: they tell nothing of anybody."""
-_UPLOAD = "/v1/files"
+_LARGE = frozenset({"/v1/files", "/_train_model", "/_log"})
+"""Paths whose bodies are training data."""
 _MULTIPART_BYTES = 64 * 1024
 """What an upload's form may take beside the file."""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -38,6 +43,8 @@ class Guard:
         self._app = app
         self._settings = settings
         self._metrics = metrics
+        rate = settings.requests_per_minute
+        self._rate = None if rate is None else RateLimit(rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -60,7 +67,7 @@ class Guard:
             await send(message)
 
         try:
-            refused = self._refusal(scope["path"], headers)
+            refused = self._refusal(scope, headers)
             if refused is not None:
                 await _response(refused)(scope, receive, send_on)
             else:
@@ -69,9 +76,11 @@ class Guard:
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.count_request(scope["method"], route, status, time.perf_counter() - started)
 
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
-        client = headers.get(VERSION_HEADER)
+    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+        path, client = scope["path"], headers.get(VERSION_HEADER)
         if path not in _OPEN:
+            if too_many := self._too_many(scope):
+                return too_many
             if not self._has_key(headers):
                 return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             if self._settings.api_key is None and not self._names_us(headers):
@@ -84,13 +93,20 @@ class Guard:
             return self._too_large(path)
         return None
 
+    def _too_many(self, scope: Scope) -> ApiError | None:
+        """Before the key is looked at, so that keys cannot be guessed quickly."""
+        address, _ = scope.get("client") or ("", 0)
+        wait = 0.0 if self._rate is None else self._rate.wait(address, time.monotonic())
+        if not wait:
+            return None
+        told = f"more than {self._settings.requests_per_minute} requests a minute came from {address}"
+        return ApiError(429, told, code="rate_limit_exceeded", retry_after=math.ceil(wait))
+
     def _has_key(self, headers: Headers) -> bool:
         if self._settings.api_key is None:
             return True
-        scheme, _, key = headers.get("authorization", "").partition(" ")
         expected = self._settings.api_key.get_secret_value()
-        same = hmac.compare_digest(expected.encode(), key.strip().encode())
-        return same and scheme.lower() == "bearer"
+        return hmac.compare_digest(expected.encode(), _key_of(headers.get("authorization", "")).encode())
 
     def _names_us(self, headers: Headers) -> bool:
         try:
@@ -100,8 +116,8 @@ class Guard:
         return name in _LOCAL_NAMES or name == self._settings.host
 
     def _limit(self, path: str) -> int:
-        upload = path.rstrip("/") == _UPLOAD
-        return self._settings.max_file + _MULTIPART_BYTES if upload else self._settings.max_body
+        large = path.rstrip("/") in _LARGE
+        return self._settings.max_file + _MULTIPART_BYTES if large else self._settings.max_body
 
     def _too_large(self, path: str) -> ApiError:
         return ApiError(
@@ -127,6 +143,18 @@ class Guard:
             return message
 
         return receive_some
+
+
+def _key_of(header: str) -> str:
+    """The bearer's key, or the password of an address `http://any:key@host`, which is all that some clients
+    can send; empty when there is neither."""
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+    return ""
 
 
 def _response(error: ApiError) -> JSONResponse:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from etude.core.trajectory import Method
+from etude.learner.variants import DEFAULT_VARIANT, Variant, with_variant
 
 Auto: TypeAlias = Literal["auto"]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -42,6 +43,12 @@ class Hyperparameters(_Fields):
     learning_rate: Auto | Positive | None = Field(
         default=None, description="Of AdamW; takes the place of the method's, before the multiplier."
     )
+    lr_schedule: Literal["auto", "constant", "linear", "cosine"] | None = Field(
+        default=None, description="How the learning rate falls over the job's steps; `auto` is `constant`."
+    )
+    warmup_steps: Auto | Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Steps over which the learning rate rises from 0; `auto` is 0."
+    )
     lora_rank: Auto | Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="Rank of the LoRA weights; 0 trains all weights."
     )
@@ -54,18 +61,39 @@ class DpoHyperparameters(Hyperparameters):
     """Those of `dpo`."""
 
     beta: Auto | Positive | None = Field(default=None, description="Pull to the reference.")
+    label_smoothing: Auto | Annotated[float, Field(ge=0, lt=0.5)] | None = None
+    loss: Literal["auto", "sigmoid", "sigmoid_norm", "ipo"] | None = None
+
+    @model_validator(mode="after")
+    def _smoothed_where_there_are_labels(self) -> DpoHyperparameters:
+        if self.loss == "ipo" and self.label_smoothing not in (None, "auto", 0):
+            raise ValueError("label_smoothing is for the sigmoid losses; leave it out with the loss ipo")
+        return self
 
 
 class GrpoHyperparameters(Hyperparameters):
-    """Those of `grpo`, named after the papers."""
+    """Those of `grpo`, named after the papers; `auto` is as the variant has it."""
 
+    variant: Literal["auto"] | Variant | None = None
     beta: Auto | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="Weight of the KL to the model that the job starts from."
+        default=None, description="Weight of the KL to the reference."
+    )
+    reference: Literal["auto", "start", "base"] | None = Field(
+        default=None, description="The model that the job starts from, or the one that the server does."
     )
     clip_low: Auto | Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_high: Auto | Positive | None = None
     aggregation: Literal["auto", "token", "sequence", "constant"] | None = None
     constant_length: Auto | Count | None = None
+    ratio: Literal["auto", "token", "sequence"] | None = None
+    surrogate: Literal["auto", "clip", "cispo"] | None = None
+    kl_estimator: Literal["auto", "k3", "unbiased"] | None = None
+    entropy_bonus: Auto | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    correction: Literal["auto", "none", "truncate", "mask"] | None = None
+    correction_level: Literal["auto", "token", "sequence"] | None = None
+    correction_floor: Auto | Annotated[float, Field(ge=0, le=1)] | None = None
+    correction_cap: Auto | Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    off_policy_limit: Auto | Positive | None = None
     advantage_scale: Literal["auto", "std", "none"] | None = None
 
 
@@ -87,18 +115,10 @@ class GrpoMethod(_Fields):
     hyperparameters: GrpoHyperparameters = Field(default_factory=GrpoHyperparameters)
 
 
-_METHOD_DEFAULTS: dict[Method, dict[str, Any]] = {
-    "supervised": {},
-    "dpo": {"beta": 0.1},
-    "grpo": {
-        "beta": 0.0,
-        "clip_low": 0.2,
-        "clip_high": 0.28,
-        "aggregation": "token",
-        "constant_length": 256,
-        "advantage_scale": "std",
-    },
-}
+def _method_defaults(method: Method, given: dict[str, Any]) -> dict[str, Any]:
+    if method == "grpo":
+        return {"reference": "start", **with_variant({"variant": given.get("variant", DEFAULT_VARIANT)})}
+    return {"beta": 0.1, "label_smoothing": 0.0, "loss": "sigmoid"} if method == "dpo" else {}
 
 
 def resolved(
@@ -118,7 +138,9 @@ def resolved(
         "batch_size": batch,
         "learning_rate_multiplier": 1.0,
         "learning_rate": for_lora if rank else for_all,
-        **_METHOD_DEFAULTS[method],
+        "lr_schedule": "constant",
+        "warmup_steps": 0,
+        **_method_defaults(method, given),
     }
     return defaults | given | {"lora_rank": rank, "lora_alpha": alpha}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from etude.core.errors import EtudeError, TrainingError
@@ -15,7 +15,9 @@ from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.collate import grpo_batch
 from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
+from etude.learner.learner import LearnerOptions
 from etude.learner.objective import Objective
+from etude.learner.schedule import Schedule
 from etude.learner.sft import Sft
 from etude.models.policy import Policy
 
@@ -55,13 +57,15 @@ def objective_of(method: Method, values: Mapping[str, Any]) -> Objective:
     if method == "supervised":
         return Sft()
     if method == "dpo":
-        return Dpo(values["beta"], 0.0, "base")
-    return Grpo(
-        values["clip_low"],
-        values["clip_high"],
-        values["beta"],
-        values["aggregation"],
-        values["constant_length"],
+        return Dpo(values["beta"], values["label_smoothing"], values["loss"], "base")
+    return Grpo(**{field.name: values[field.name] for field in fields(Grpo)})
+
+
+def learner_options(values: Mapping[str, Any], steps: int) -> LearnerOptions:
+    """How a job takes its optimiser steps, each of which is a training of its own."""
+    return LearnerOptions(
+        learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],
+        schedule=Schedule(values["lr_schedule"], values["warmup_steps"], trainings=steps),
     )
 
 

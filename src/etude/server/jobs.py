@@ -18,6 +18,8 @@ from etude.server.pages import Row, page_of
 WAITING = ("validating_files", "queued")
 FINAL = ("succeeded", "failed", "cancelled")
 
+_RETRY_SECONDS = 60
+
 
 class JobStore:
     """Jobs, their events and their checkpoints. Every change is one transaction."""
@@ -49,6 +51,13 @@ class JobStore:
                 raise
             return self._same(known, str(values["request_hash"])), False
         return self.get(str(row["id"])), True
+
+    def require_place(self, most: int) -> None:
+        """Raise ApiError 429 when `most` jobs wait."""
+        if len(self.with_status(*WAITING)) >= most:
+            raise ApiError(
+                429, "the queue of training jobs is full", code="queue_full", retry_after=_RETRY_SECONDS
+            )
 
     def of_key(self, key: str) -> Row | None:
         """The job that was created with an idempotency key."""

@@ -14,11 +14,10 @@ from etude.server.files import FileStore
 from etude.server.hyperparameters import resolved
 from etude.server.job_objects import checkpoint_object, event_object, job_object
 from etude.server.job_request import JobBody
-from etude.server.jobs import WAITING, JobStore
+from etude.server.jobs import JobStore
 from etude.server.models import ModelStore
 from etude.server.pages import Row, list_object
 
-_RETRY_SECONDS = 60
 Limit = Annotated[int, Query(ge=1, le=1000)]
 IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
@@ -37,10 +36,7 @@ def job_routes(
         if known is not None:
             return job_object(known)
         values = _values(body, files, models) | {"idempotency_key": key, "request_hash": told}
-        if len(jobs.with_status(*WAITING)) >= waiting_jobs:
-            raise ApiError(
-                429, "the queue of training jobs is full", code="queue_full", retry_after=_RETRY_SECONDS
-            )
+        jobs.require_place(waiting_jobs)
         row, _ = jobs.create(values)
         woken()
         return job_object(row)

@@ -15,7 +15,7 @@ from torch import Tensor
 from etude.core.errors import TrainingError
 from etude.core.keys import fold
 from etude.export.draft import draft_of
-from etude.learner.learner import Learner, LearnerOptions, Snapshot
+from etude.learner.learner import Learner, Snapshot
 from etude.learner.objective import Objective
 from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
@@ -26,6 +26,7 @@ from etude.server.job_data import (
     Units,
     batch_of,
     has_gradient,
+    learner_options,
     objective_of,
     plan_steps,
     trained_tokens,
@@ -88,8 +89,8 @@ class JobTraining:
         live = [has_gradient(units) for units in self._rows]
         values = self._values
         self._steps = plan_steps(live, values["n_epochs"], values["batch_size"], job["seed"])
-        rate = values["learning_rate"] * values["learning_rate_multiplier"]
-        self._learner = Learner(self._policy, LearnerOptions(learning_rate=rate), job["seed"], team)
+        options = learner_options(values, len(self._steps))
+        self._learner = Learner(self._policy, options, job["seed"], team)
         self._done = self._folder.newest()
         self._results: list[str] = []
         if self._done:
@@ -136,9 +137,10 @@ class JobTraining:
             dtype=self._place.dtype,
             lora=lora,
             seed=fold(self._job["seed"], "lora"),
+            keep_base=self._objective.needs_reference and values.get("reference") == "base",
         )
         if self._objective.needs_reference:
-            # The reference is the model that the job starts from, wherever it resumes.
+            # Where nothing else is kept: the model that the job starts from, wherever it resumes.
             policy.keep_base()
         return policy
 

@@ -1,0 +1,50 @@
+"""The run folder of a `nat finetune`: a new one, or the one that the same command left unfinished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from etude.config.load import resolved_yaml
+from etude.config.schema import Config
+from etude.store.run_folder import RunFolder
+from etude.store.run_list import list_runs
+from etude.stored.facts import facts_of
+from etude.stored.new_run import new_run
+from etude.stored.resuming import note_more_epochs
+from etude.stored.stored_config import CONFIG, stored_data
+
+
+@contextmanager
+def run_of(config: Config) -> Iterator[RunFolder]:
+    """The open folder of the latest unfinished run of this config, or of a new one.
+
+    The number of epochs may differ. Raises StoreError when the folder cannot be written.
+    """
+    unfinished = unfinished_run(config)
+    if unfinished is None:
+        with new_run(config) as run:
+            yield run
+        return
+    with RunFolder.open(unfinished) as run:
+        note_more_epochs(run, config)
+        yield run
+
+
+def unfinished_run(config: Config) -> Path | None:
+    """The run of this config that was changed last and is neither finished nor in use."""
+    wanted = _without_epochs(yaml.safe_load(resolved_yaml(config)))
+    for run in list_runs(config.finetuning.output_dir):
+        is_its = (run.path / CONFIG).is_file() and _without_epochs(stored_data(run.path)) == wanted
+        if is_its and facts_of(run.path).state == "unfinished":
+            return run.path
+    return None
+
+
+def _without_epochs(data: dict[str, Any]) -> dict[str, Any]:
+    finetuning = {key: value for key, value in data["finetuning"].items() if key != "num_epochs"}
+    return data | {"finetuning": finetuning}

@@ -1,0 +1,101 @@
+"""The fused forward pass says what the model says, and is taken only where it knows the model whole."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from etude.core.call import Sampling
+from etude.inference.decoder import Row, make_decoder
+from etude.inference.fused_llama import can_fuse
+from etude.inference.sampler import uniforms
+from etude.models.policy import LoraOptions
+from tests.models.tiny_models import family, fresh_policy, true_logprobs
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FUSED = {
+    "llama": lambda: family("LlamaConfig"),
+    "all biases": lambda: family("LlamaConfig", attention_bias=True, mlp_bias=True),
+    "scaled positions": lambda: family("LlamaConfig", rope_parameters=LLAMA3),
+    "tied embeddings": lambda: family("LlamaConfig", tie_word_embeddings=True),
+    "mistral": lambda: family("MistralConfig", sliding_window=16, head_dim=8),
+    "qwen2": lambda: family("Qwen2Config", use_sliding_window=True, max_window_layers=1, sliding_window=16),
+    "qwen3": lambda: family("Qwen3Config", head_dim=16),
+}
+
+
+def sampled(of, *, deterministic=False, tokens=12):
+    """Prompts of many lengths, continued."""
+    choose, decoder = random.Random(2), make_decoder(of, slots=8, deterministic=deterministic)
+    rows = [
+        Row(str(n), [choose.randrange(7, 300) for _ in range(n)], Sampling(), uniforms(n))
+        for n in (1, 2, 5, 30, 60)
+    ]
+    for _ in range(tokens):
+        decoder.step(rows)
+    return rows
+
+
+def assert_right(of, rows):
+    for row in rows:
+        prompt, found = row.ids[: -len(row.logprobs)], row.ids[-len(row.logprobs) :]
+        assert row.logprobs == pytest.approx(true_logprobs(of, prompt, found), abs=1e-5)
+
+
+def shaken(of):
+    """All parameters random, biases and norms too."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in of.model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.empty_like(parameter).normal_(0, 0.3, generator=generator))
+    return of
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_logprobs_are_the_models_own(name, deterministic):
+    of = shaken(FUSED[name]())
+    assert can_fuse(of.model)
+    assert_right(of, sampled(of, deterministic=deterministic))
+
+
+def test_lora_weights_count_as_they_are_now():
+    of = fresh_policy()
+    of.use_lora(LoraOptions(r=4), seed=0)
+    generator = torch.Generator().manual_seed(5)
+    decoder = make_decoder(of, slots=8, deterministic=False)
+    row = Row("a", [9, 10, 11], Sampling(), uniforms(0))
+    decoder.step([row])
+    for _ in range(2):
+        with torch.no_grad():
+            for parameter in of.trainable().values():
+                parameter.normal_(0, 0.2, generator=generator)
+        decoder.forget()
+        before = len(row.ids)
+        decoder.step([row])
+        assert row.logprobs[-1:] == pytest.approx(
+            true_logprobs(of, row.ids[:before], row.ids[before:]), abs=1e-5
+        )
+
+
+def test_other_models_are_asked_themselves():
+    assert not can_fuse(family("Gemma2Config", head_dim=8, query_pre_attn_scalar=8).model)
+    assert not can_fuse(family("LlamaConfig", hidden_act="gelu").model)
+    assert not can_fuse(family("LlamaConfig", rope_parameters=LLAMA3 | {"rope_type": "dynamic"}).model)
+    assert not can_fuse(family("LlamaConfig").model.to(torch.bfloat16))
+    replaced = family("LlamaConfig").model
+    replaced.model.layers[0].mlp.up_proj = torch.nn.Sequential(replaced.model.layers[0].mlp.up_proj)
+    assert not can_fuse(replaced)
+    guarded = family("LlamaConfig").model
+    guarded.forward = lambda *args, **kwargs: None
+    assert not can_fuse(guarded)

@@ -1,0 +1,122 @@
+"""Workflows and evaluators for tests, by the toolkit's interfaces: only its processes import this."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from langchain_core.messages import HumanMessage
+from nat.builder.builder import Builder, EvalBuilder
+from nat.builder.evaluator import EvaluatorInfo
+from nat.builder.framework_enum import LLMFrameworkEnum
+from nat.builder.function_info import FunctionInfo
+from nat.cli.register_workflow import register_evaluator, register_function
+from nat.data_models.component_ref import FunctionRef, LLMRef
+from nat.data_models.evaluator import EvalInputItem, EvaluatorBaseConfig
+from nat.data_models.function import FunctionBaseConfig
+from nat.plugins.eval.data_models.evaluator_io import EvalOutputItem
+from nat.plugins.eval.evaluator.base_evaluator import BaseEvaluator
+
+LANGCHAIN = LLMFrameworkEnum.LANGCHAIN
+
+
+class GuessConfig(FunctionBaseConfig, name="test_guess"):
+    llm: LLMRef
+
+
+@register_function(config_type=GuessConfig, framework_wrappers=[LANGCHAIN])
+async def guess(config: GuessConfig, builder: Builder) -> AsyncIterator[FunctionInfo]:
+    llm = await builder.get_llm(config.llm, wrapper_type=LANGCHAIN)
+
+    async def guess(letters: str) -> str:
+        # In a thread and without asyncio, as many tools are.
+        reply = await asyncio.to_thread(llm.invoke, [HumanMessage(f"Sort: {letters}")])
+        return str(reply.content)
+
+    yield FunctionInfo.from_fn(guess, description="Guesses.")
+
+
+class TwiceConfig(FunctionBaseConfig, name="test_twice"):
+    llm: LLMRef
+    helper: FunctionRef
+
+
+@register_function(config_type=TwiceConfig, framework_wrappers=[LANGCHAIN])
+async def twice(config: TwiceConfig, builder: Builder) -> AsyncIterator[FunctionInfo]:
+    """Asks a function of its, and then the model itself."""
+    llm = await builder.get_llm(config.llm, wrapper_type=LANGCHAIN)
+    helper = await builder.get_function(config.helper)
+
+    async def twice(letters: str) -> dict[str, str]:
+        guessed = await helper.ainvoke(letters)
+        reply = await llm.ainvoke([HumanMessage(f"Sort: {letters}")])
+        return {"guessed": str(guessed), "answer": str(reply.content).strip()}
+
+    yield FunctionInfo.from_fn(twice, description="Asks twice.")
+
+
+class ForeignConfig(FunctionBaseConfig, name="test_foreign"):
+    llm: LLMRef
+
+
+@register_function(config_type=ForeignConfig)
+async def foreign(config: ForeignConfig, builder: Builder) -> AsyncIterator[FunctionInfo]:
+    llm = await builder.get_llm(config.llm, wrapper_type=LLMFrameworkEnum.LLAMA_INDEX)
+    yield FunctionInfo.from_fn(llm.acomplete, description="Written for another framework.")
+
+
+class FailingConfig(FunctionBaseConfig, name="test_failing"):
+    pass
+
+
+@register_function(config_type=FailingConfig)
+async def failing(config: FailingConfig, builder: Builder) -> AsyncIterator[FunctionInfo]:
+    async def fail(letters: str) -> str:
+        raise RuntimeError("the agent is out of order")
+
+    yield FunctionInfo.from_fn(fail, description="Fails.")
+
+
+class BrokenConfig(EvaluatorBaseConfig, name="test_broken"):
+    pass
+
+
+class Broken(BaseEvaluator):
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        raise RuntimeError("the judge is asleep")
+
+
+@register_evaluator(config_type=BrokenConfig)
+async def broken(config: BrokenConfig, builder: EvalBuilder) -> AsyncIterator[EvaluatorInfo]:
+    yield EvaluatorInfo(config=config, evaluate_fn=Broken().evaluate, description="Fails.")
+
+
+class SameConfig(EvaluatorBaseConfig, name="test_same"):
+    pass
+
+
+class Same(BaseEvaluator):
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        return EvalOutputItem(id=item.id, score=0.5, reasoning="all alike")
+
+
+@register_evaluator(config_type=SameConfig)
+async def same(config: SameConfig, builder: EvalBuilder) -> AsyncIterator[EvaluatorInfo]:
+    yield EvaluatorInfo(config=config, evaluate_fn=Same().evaluate, description="All alike.")
+
+
+class StepsConfig(EvaluatorBaseConfig, name="test_steps"):
+    pass
+
+
+class Steps(BaseEvaluator):
+    """Scores what happened: how many calls of models there were, a little less for what is out of place."""
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        calls = [step for step in item.trajectory if step.event_type == "LLM_END"]
+        functions = [step.function_ancestry.function_name for step in calls]
+        right = sum(a == b for a, b in zip(str(item.output_obj), str(item.expected_output_obj), strict=False))
+        return EvalOutputItem(id=item.id, score=len(calls) + right / 100, reasoning=functions)
+
+
+@register_evaluator(config_type=StepsConfig)
+async def steps(config: StepsConfig, builder: EvalBuilder) -> AsyncIterator[EvaluatorInfo]:
+    yield EvaluatorInfo(config=config, evaluate_fn=Steps().evaluate, description="Counts calls.")

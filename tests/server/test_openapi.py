@@ -1,0 +1,25 @@
+"""schemathesis sends what the OpenAPI document allows, and what it forbids: nothing makes the server fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.server.process import ServerProcess
+
+
+def test_no_request_of_the_document_makes_the_server_fail(model: Path, tmp_path: Path) -> None:
+    checks = ["--checks", "not_a_server_error", "--phases", "examples,coverage,fuzzing"]
+    # While somebody has stopped the engine, 503 is the right answer.
+    checks += ["--exclude-path-regex", "^/engine/", "--max-examples", "30", "--seed", "1"]
+    with ServerProcess(model, tmp_path, key="a-key") as server:
+        command = [
+            str(Path(sys.executable).with_name("schemathesis")),
+            "run",
+            f"{server.address}/openapi.json",
+        ]
+        command += ["--header", "authorization: Bearer a-key", "--request-timeout", "60", *checks]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "Tested: 2" in done.stdout, done.stdout
