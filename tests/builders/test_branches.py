@@ -43,6 +43,14 @@ def test_a_second_conversation_is_a_branch_without_drift():
 def test_the_engines_own_word_for_drift_is_believed():
     found = branches([call(0, [USER], REPLY, "<hi>", "yes.", drifted=True)])
     assert found[0].drifted
+    assert found[0].fault == "the engine does not tell"
+
+
+def test_what_was_written_differently_is_the_engines_word_too():
+    one = call(0, [USER], REPLY, "<hi>", "yes.", drifted=True)
+    told = replace(one, completion=replace(one.completion, fault="role tool: rewritten"))
+    found = branches([told, *conversation("x", "y", start=1)])
+    assert [branch.fault for branch in found] == ["role tool: rewritten", ""]
 
 
 def test_two_answers_to_one_prompt_are_two_branches_and_the_shared_call_is_trained_once():

@@ -148,7 +148,7 @@ def _until(team: Team, end) -> None:
 if __name__ == "__main__":
     try:
         shards = "TEAM_SHARDS" in os.environ
-        with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "400")), shards=shards) as team:
+        with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "300")), shards=shards) as team:
             for job in sys.argv[1].split(","):
                 globals()[job](team, Path(sys.argv[2]))
     except PeerLost as error:

@@ -144,6 +144,8 @@ def test_a_template_that_drops_earlier_thoughts_makes_a_new_prompt_and_tells():
     _, one = turn(template, FORGETFUL, [user("a")], thought)
     prompt, _ = turn(template, FORGETFUL, [user("a"), said(thought), user("b")], "c", earlier=[one])
     assert prompt.drifted
+    assert prompt.fault.message == 1
+    assert prompt.fault.reason == "role assistant with thinking: rewritten once the conversation goes on"
     assert "hm" not in tokenizer(FORGETFUL).decode(prompt.ids)
     unthinking, _ = turn(template, FORGETFUL, [user("a")], "it is 3.")
     assert not unthinking.drifted
@@ -154,6 +156,7 @@ def test_other_tools_than_before_are_shown_to_the_model_and_count_as_drift():
     _, one = turn(template, CHATML, [user("a")], "b", tools=[CALCULATOR])
     prompt, _ = turn(template, CHATML, [user("a"), said("b"), user("c")], "d", earlier=[one])
     assert prompt.drifted
+    assert str(prompt.fault) == "tools: other ones than before are offered"
     assert "calculator" not in tokenizer(CHATML).decode(prompt.ids)
 
 

@@ -8,14 +8,16 @@ from nat.builder.builder import Builder, EvalBuilder
 from nat.builder.evaluator import EvaluatorInfo
 from nat.builder.framework_enum import LLMFrameworkEnum
 from nat.builder.function_info import FunctionInfo
-from nat.cli.register_workflow import register_evaluator, register_function
+from nat.cli.register_workflow import register_evaluator, register_function, register_llm_client
 from nat.data_models.component_ref import FunctionRef, LLMRef
 from nat.data_models.evaluator import EvalInputItem, EvaluatorBaseConfig
 from nat.data_models.function import FunctionBaseConfig
+from nat.llm.openai_llm import OpenAIModelConfig
 from nat.plugins.eval.data_models.evaluator_io import EvalOutputItem
 from nat.plugins.eval.evaluator.base_evaluator import BaseEvaluator
 
 LANGCHAIN = LLMFrameworkEnum.LANGCHAIN
+FOREIGN = LLMFrameworkEnum.LLAMA_INDEX
 
 
 class GuessConfig(FunctionBaseConfig, name="test_guess"):
@@ -59,8 +61,18 @@ class ForeignConfig(FunctionBaseConfig, name="test_foreign"):
 
 @register_function(config_type=ForeignConfig)
 async def foreign(config: ForeignConfig, builder: Builder) -> AsyncIterator[FunctionInfo]:
-    llm = await builder.get_llm(config.llm, wrapper_type=LLMFrameworkEnum.LLAMA_INDEX)
-    yield FunctionInfo.from_fn(llm.acomplete, description="Written for another framework.")
+    await builder.get_llm(config.llm, wrapper_type=FOREIGN)
+
+    async def answer(letters: str) -> str:
+        return letters
+
+    yield FunctionInfo.from_fn(answer, description="Written for another framework.")
+
+
+@register_llm_client(config_type=OpenAIModelConfig, wrapper_type=FOREIGN)
+async def foreign_client(config: OpenAIModelConfig, builder: Builder) -> AsyncIterator[object]:
+    """In place of the toolkit's own for that framework, which need not be installed."""
+    yield object()
 
 
 class FailingConfig(FunctionBaseConfig, name="test_failing"):

@@ -15,15 +15,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.nat.toolkit import SECONDS, calls, journal, summary
+from tests.nat.toolkit import SECONDS, calls, journal, serving, summary
 
 pytestmark = pytest.mark.nat
 
+MANY = {"trajectory_builders__rollouts__builder": {"num_generations": 16, "examples_per_epoch": 8}}
+"""128 episodes in an epoch, to learn from; elsewhere 32 are enough."""
 KILLED_AFTER = 300
-"""Calls of the run that is killed; an epoch has 128."""
+"""Calls of the run that is killed, in the third of four epochs."""
 
 
 def test_held_out_rewards_rise_at_the_default_log_level(project):
+    project.configure(**MANY)
     done = project.finetune(
         "--validation_dataset", project.validation, "--validation_interval", "12",
         "-o", "finetuning.num_epochs", "12",
@@ -43,7 +46,7 @@ def test_every_call_is_kept_with_its_tokens_and_belongs_to_its_episode(project):
     assert project.finetune().returncode == 0
     steps = journal(project.runs[0])
     made = calls(steps)
-    assert len(made) == 128
+    assert len(made) == 32
     for key, call in made.items():
         episode = json.loads(steps[key.split("/call/")[0]])
         assert call["completion"]["completion_ids"] and call["completion"]["logprobs"]
@@ -51,7 +54,7 @@ def test_every_call_is_kept_with_its_tokens_and_belongs_to_its_episode(project):
 
 
 def test_a_killed_run_goes_on_when_the_same_command_is_typed_again(project):
-    project.configure(finetuning__num_epochs=4)
+    project.configure(finetuning__num_epochs=4, **MANY)
     first = subprocess.Popen(
         project.command(), cwd=project.folder, env=project.environment(),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -68,7 +71,7 @@ def test_a_killed_run_goes_on_when_the_same_command_is_typed_again(project):
     assert len(after) == 4 * 128
     assert {key: after[key] for key in before} == before
     assert summary(run)["epochs_trained"] == 4
-    again = project.finetune()
+    again = project.finetune("-o", "finetuning.num_epochs", "1")
     assert again.returncode == 0, again.stdout
     assert len(project.runs) == 2, "a run that is finished is not gone on with"
 
@@ -90,7 +93,7 @@ def test_dataset_is_read_whatever_its_format(project):
     other.write_text("id,letters,answer\n" + rows)
     done = project.finetune("--dataset", str(other), "-o", "finetuning.num_epochs", "1")
     assert done.returncode == 0, done.stdout
-    assert any("/mine-3/" in key for key in journal(project.runs[0]))
+    assert any("/mine-" in key for key in journal(project.runs[0]))
     assert not any("/train-" in key for key in journal(project.runs[0]))
 
 
@@ -130,12 +133,12 @@ def test_functions_are_told_apart_and_evaluators_see_the_steps(project):
     assert done.returncode == 0, done.stdout
     steps = journal(project.runs[0])
     scores = [json.loads(value) for key, value in steps.items() if key.endswith("/score/steps")]
-    assert len(scores) == 128
+    assert len(scores) == 32
     assert all(score["reasoning"] == ["guesser", "<workflow>"] for score in scores)
     assert {call["function"] for call in calls(steps).values()} == {"guesser", "<workflow>"}
     metrics = [json.loads(line) for line in (project.runs[0] / "training_metrics.jsonl").open()]
     # One trajectory of each episode, of the function that is trained.
-    assert metrics[0]["num_trajectories"] <= 128
+    assert metrics[0]["num_trajectories"] <= 32
 
 
 def test_a_config_of_etude_runs_the_toolkits_agent(project):
@@ -159,3 +162,24 @@ def test_a_config_of_etude_runs_the_toolkits_agent(project):
     done = project.run([str(etude), "train", "etude.yml"])
     assert done.returncode == 0, done.stdout
     assert len(calls(journal(project.runs[0]))) == 4 * 8
+
+
+def test_training_at_a_language_model_server(project):
+    host = "127.0.0.3"
+    project.configure(
+        llms__sorter={
+            "_type": "openai", "model_name": "base", "base_url": f"http://{host}:8000/v1", "api_key": "none",
+            "max_tokens": 12,
+        },
+        trainer_adapters__here={
+            "_type": "etude_trainer_adapter",
+            "adapter": {"_type": "lm_server", "hyperparameters": {"learning_rate": 5e-4, "lora_rank": 0}},
+        },
+        finetuning__num_epochs=2,
+    )  # fmt: skip
+    with serving(project, host, 8000):
+        done = project.finetune()
+    assert done.returncode == 0, done.stdout
+    [run] = project.runs
+    assert summary(run)["epochs_trained"] == 2
+    assert {call["completion"]["model_version"] for call in calls(journal(run)).values()} == {0, 1}

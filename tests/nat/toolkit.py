@@ -9,17 +9,21 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "nat_workflow"
 REAL = "ETUDE_TEST_NAT"
-SECONDS = 300
+SECONDS = 600
+"""How long a program may take, on a machine that has other things to do."""
 
 
 def program() -> str:
@@ -73,6 +77,10 @@ class Project:
         config = yaml.safe_load((EXAMPLE / "config.yml").read_text())
         config["llms"]["sorter"]["model_name"] = str(self.base / "model")
         config["eval"]["general"]["dataset"]["file_path"] = str(self.base / "train.jsonl")
+        config["trajectory_builders"]["rollouts"]["builder"] |= {
+            "num_generations": 8,
+            "examples_per_epoch": 4,
+        }
         config["finetuning"] |= {"num_epochs": 3, "output_dir": str(self.folder / "runs")}
         for key, value in changes.items():
             *path, last = key.split("__")
@@ -96,7 +104,7 @@ class Project:
         """Run the command to its end."""
         return self.run(self.command(*more))
 
-    def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def run(self, command: list[str], seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
         """Run a program in the project."""
         return subprocess.run(
             command,
@@ -104,7 +112,7 @@ class Project:
             env=self.environment(),
             text=True,
             check=False,
-            timeout=SECONDS,
+            timeout=seconds,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -127,3 +135,30 @@ def journal(run: Path) -> dict[str, str]:
 def calls(steps: dict[str, str]) -> dict[str, Any]:
     """The model calls among journalled steps."""
     return {key: json.loads(value) for key, value in steps.items() if "/call/" in key}
+
+
+@contextlib.contextmanager
+def serving(project: Project, host: str, port: int) -> Iterator[None]:
+    """`etude serve` with the base model, which it calls `base`."""
+    command = [sys.executable, "-m", "etude", "serve", str(project.base / "model"), "--name", "base"]
+    options = ["--host", host, "--port", str(port), "--data-dir", str(project.folder / "server")]
+    with (project.folder / "server.log").open("w") as log:
+        process = subprocess.Popen([*command, *options], env=project.environment(), stdout=log, stderr=log)
+    try:
+        _wait_until_served(process, f"http://{host}:{port}/v1/models")
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _wait_until_served(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the server ended"
+        try:
+            if httpx.get(url).is_success:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    raise AssertionError("the server did not come up")

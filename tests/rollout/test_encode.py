@@ -41,6 +41,7 @@ def completions(draw: st.DrawFn) -> Completion:
         usage=Usage(3, 4),
         model_version=draw(st.integers(0, 9)),
         drifted=draw(st.booleans()),
+        fault=draw(st.sampled_from(["", "role tool: rewritten"])),
     )
 
 

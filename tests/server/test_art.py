@@ -65,10 +65,13 @@ def test_steps_are_trained_and_each_answers_under_its_name(server: ServerProcess
         assert http.post("/_get_step", json=model).json() == step
         groups = gathered(client, "agent", seed=10 * step)
         rewards.append(mean_reward(groups))
-        lines = lines_of(http.post("/_train_model", json=train_body(model, *groups)))
+        body = train_body(model, *groups, config={"beta": 0.001})
+        lines = lines_of(http.post("/_train_model", json=body))
         assert [line["num_gradient_steps"] for line in lines] == [1]
         assert lines[0]["data/step_num_gradient_steps"] == 1.0
         assert lines[0]["data/step_num_drifted_prompts"] == lines[0]["data/step_num_found_tokens"] == 0
+        # The reference is the base model, and not the step before.
+        assert (lines[0]["reference_kl"] > 0.001) == (step > 0)
         # The tokens and logprobs that were sampled are those that are trained on.
         assert abs(lines[0]["sampled_kl"]) < 1e-6 and lines[0]["learning_rate"] == RATE
     assert mean_reward(gathered(client, "agent", seed=99)) > rewards[0] + 0.2, rewards

@@ -17,6 +17,10 @@ EVERY_FUNCTION = "*"
 """Stands for all functions among the targeted ones."""
 
 
+UNTOLD = "the engine does not tell"
+"""In the place of a fault."""
+
+
 @dataclass(frozen=True, slots=True)
 class Branch:
     """Calls that extend each other, in order; each has a completion."""
@@ -26,6 +30,8 @@ class Branch:
     calls: tuple[Call, ...]
     drifted: bool = False
     """Whether it began because a prompt repeated an earlier conversation in other tokens."""
+    fault: str = ""
+    """Which kind of message was other tokens then; of an engine that does not tell, that it does not."""
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:
@@ -38,7 +44,7 @@ def branches_of(
 ) -> list[Branch]:
     """The branches of an episode, of calls by the functions (`*`: by any) to the model (None: to any)."""
     open_branches: list[list[Call]] = []
-    drifted: list[bool] = []
+    faults: list[str] = []
     for call in episode.calls:
         if call.completion is None or not is_targeted(call, target_functions, target_model):
             continue
@@ -46,11 +52,12 @@ def branches_of(
         if extended is not None:
             extended.append(call)
             continue
-        drifted.append(call.completion.drifted or any(_repeats(branch, call) for branch in open_branches))
+        drifted = call.completion.drifted or any(_repeats(branch, call) for branch in open_branches)
+        faults.append((call.completion.fault or UNTOLD) if drifted else "")
         open_branches.append([call])
     return [
-        Branch(index, tuple(calls), drift)
-        for index, (calls, drift) in enumerate(zip(open_branches, drifted, strict=True))
+        Branch(index, tuple(calls), bool(fault), fault)
+        for index, (calls, fault) in enumerate(zip(open_branches, faults, strict=True))
     ]
 
 

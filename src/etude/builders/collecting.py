@@ -208,6 +208,7 @@ class CollectingBuilder(TrajectoryBuilder):
             if call.completion is not None
         )
         tally.drifted += sum(branch.drifted for branch in branches)
+        tally.drift.update(branch.fault for branch in branches if branch.drifted)
         if not branches:
             tally.untargeted += 1
             return None

@@ -44,6 +44,8 @@ class Tally:
     branches: int = 0
     drifted: int = 0
     """Branches that began because a prompt repeated a conversation in other tokens."""
+    drift: Counter[str] = field(default_factory=Counter)
+    """The same by what the template writes differently: the role and kind of a message, or the tools."""
     completion_tokens: int = 0
     model_versions: Counter[int] = field(default_factory=Counter)
     """Calls by the version of the weights that answered them, of the calls that are trained on."""
@@ -62,6 +64,7 @@ class Tally:
             "untargeted": self.untargeted,
             "branches": self.branches,
             "drifted": self.drifted,
+            "drift": dict(self.drift),
             "retried": self.retried,
             "completion_tokens": self.completion_tokens,
             "model_versions": {str(version): count for version, count in self.model_versions.items()},

@@ -145,6 +145,8 @@ def _show_summary(target: str | None, summary: Mapping[str, Any]) -> None:
 
 
 def _show_history(target: str | None, history: History) -> None:
+    from etude.epochs.metrics import drift_of
+
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     rows = [
         (
@@ -162,6 +164,8 @@ def _show_history(target: str | None, history: History) -> None:
     if rows:
         columns = ("epoch", "reward", "episodes", "failed", "trained on", "version", "validation", "skipped")
         table(columns, rows, title=target)
+    for fault, count in drift_of(history).most_common():
+        say(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
 
 
 def _state(facts: RunFacts) -> str:

@@ -68,6 +68,8 @@ class Completion:
     """Version of the weights that sampled this: 0 is the base model."""
     drifted: bool = False
     """True when the prompt could not extend the conversation's earlier tokens and was rendered anew."""
+    fault: str = ""
+    """Why it was, where the engine can tell: which kind of message its template writes differently."""
 
 
 @dataclass(frozen=True, slots=True)

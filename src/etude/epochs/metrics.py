@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from etude.core.evaluation import EvaluationRunOutput
+from etude.core.history import History
 from etude.core.stats import estimate
 from etude.core.trajectory import Trajectory, TrajectoryCollection
 
@@ -69,6 +71,11 @@ def interval(rewards: Sequence[float]) -> dict[str, float | None]:
         return {"reward_low": None, "reward_high": None}
     found = estimate(rewards)
     return {"reward_low": found.low, "reward_high": found.high}
+
+
+def drift_of(history: History) -> Counter[str]:
+    """Branches of all epochs that began because a template wrote something differently, by what that was."""
+    return sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
 
 
 def finite(value: Any) -> Any:

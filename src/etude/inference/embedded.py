@@ -90,6 +90,7 @@ class EmbeddedEngine:
             usage=Usage(len(sampled.prompt_ids), len(sampled.ids)),
             model_version=sampled.version,
             drifted=prompt.drifted,
+            fault="" if prompt.fault is None else prompt.fault.reason,
         )
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:

@@ -221,6 +221,14 @@ class Learner:
                 totals[name] = totals.get(name, 0.0) + value
         return totals, tokens
 
+    def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
+        if one is None:
+            return self._run(idle), {}
+        if not objective.needs_entropy:
+            return objective.loss(self._run(one.logprobs), one.micro)
+        logprobs_BT, entropy_BT = self._run(one.with_entropies)
+        return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
+
     def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""
         factors, share = objective.normalised(units), 1.0 / len(units)
@@ -268,14 +276,6 @@ class Learner:
             self._run(idle)
             return None
         return replace(one, micro=replace(one.micro, reference_BT=self._run(one.logprobs)))
-
-    def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
-        if one is None:
-            return self._run(idle), {}
-        if not objective.needs_entropy:
-            return objective.loss(self._run(one.logprobs), one.micro)
-        logprobs_BT, entropy_BT = self._run(one.with_entropies)
-        return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
 
     def _apply_gradient(self) -> float:
         parameters = list(self.policy.trainable().values())

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from etude.learner.team import ProcessTeam, losing_nobody
 from etude.models.architecture import logits_after
@@ -75,7 +74,10 @@ class _Whole(torch.nn.Module):
 
     def forward(self, work: Callable[[Any], Any]) -> Any:
         # FSDP hooks into what comes out, which must be nobody's view.
-        return tree_map_only(torch.Tensor, torch.clone, work(self.model))
+        found = work(self.model)
+        if isinstance(found, tuple):
+            return tuple(one.clone() for one in found)
+        return found.clone() if isinstance(found, torch.Tensor) else found
 
 
 def _sharded(model: Any, team: ProcessTeam) -> _Whole:

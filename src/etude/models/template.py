@@ -17,6 +17,7 @@ from typing import Any
 from etude.core.call import Call, ChatRequest, continues
 from etude.core.errors import EngineError, RequestError
 from etude.core.message import Message, Tool, is_text, text_of
+from etude.models.drift import Fault, fault_of
 from etude.models.reply import parse_reply
 
 _KEPT_TEXTS = 1024
@@ -26,10 +27,16 @@ _QUESTION: Message = {"role": "user", "content": "?"}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids of a prompt, and whether they had to be rendered anew."""
+    """Token ids of a prompt, and why they had to be rendered anew, if they had to."""
 
     ids: tuple[int, ...]
-    drifted: bool
+    fault: Fault | None = None
+    """What of the earlier conversation the template writes differently now."""
+
+    @property
+    def drifted(self) -> bool:
+        """Whether it could not go on from the tokens that there were."""
+        return self.fault is not None
 
 
 class ChatTemplate:
@@ -59,9 +66,9 @@ class ChatTemplate:
         call = max(reversed(continued), key=lambda call: len(call.request.messages), default=None)
         extended = self._extension(request, call) if call is not None else None
         if extended is not None:
-            return Prompt(extended, drifted=False)
+            return Prompt(extended)
         whole = self._text(request.messages, request.tools, ask=True)
-        return Prompt(self._tokenised(whole), drifted=call is not None)
+        return Prompt(self._tokenised(whole), None if call is None else self._fault(request, call))
 
     def transcript(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
@@ -139,6 +146,17 @@ class ChatTemplate:
         else:
             tail = self._tokenised(whole[end.position :])
         return before.prompt_ids + before.completion_ids + tail
+
+    def _fault(self, request: ChatRequest, call: Call) -> Fault:
+        before = call.completion
+        spoken = request.messages[: len(call.request.messages) + 1]
+        if before is None or before.prompt_ids is None or not before.completion_ids:
+            return Fault(len(spoken) - 1, "role assistant: its tokens are not known")
+
+        def render(messages: Sequence[Message], tools: Sequence[Tool], ask: bool) -> str:
+            return self._text(messages, tools, ask=ask)
+
+        return fault_of(render, spoken, call.request.tools, request.messages, request.tools)
 
     def _following(self, text: str, end: _End | None) -> tuple[int, ...]:
         """Token ids of what follows an end-of-turn token: some tokenizers look at what stands before."""

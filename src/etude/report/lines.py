@@ -54,10 +54,12 @@ class LineProgress(RunState):
         """One line for the epoch."""
         super().trained(epoch, metrics)
         failed = sum((metrics.get("failures") or {}).values())
+        drifted = f", {metrics['drifted']} branches by drift" if metrics.get("drifted") else ""
         self._say(
             f"epoch {epoch + 1}/{self.num_epochs}{of_target(metrics)}: reward {shown_reward(metrics)}, "
             f"{metrics.get('filtered_trajectories', 0)} trajectories"
             + (f", {failed} failed" if failed else "")
+            + drifted
             + f", {shown_time(self.elapsed)} elapsed"
         )
 

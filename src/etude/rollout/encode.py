@@ -110,6 +110,8 @@ def _encode_completion(completion: Completion, parent: Call | None) -> Json:
         data["logprobs"] = _pack(_FLOAT64, completion.logprobs)
     if completion.drifted:
         data["drifted"] = True
+    if completion.fault:
+        data["fault"] = completion.fault
     return data
 
 
@@ -127,6 +129,7 @@ def _decode_completion(data: Json, parent: Call | None) -> Completion:
         usage=Usage(*data["usage"]),
         model_version=data["model_version"],
         drifted=data.get("drifted", False),
+        fault=data.get("fault", ""),
     )
 
 

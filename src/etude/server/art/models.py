@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 
 from etude.server.art.bodies import ArtModel
 from etude.server.art.names import ArtStep, registered, steps_of
@@ -51,15 +50,7 @@ class ArtModels:
         project has its name.
         """
         base = self._base_of(model)
-        known = self._row(model.name)
-        if known is None:
-            self._check_free(model.name)
-            row = {"id": model.name, "created": time.time(), "project": model.project, "base": base}
-            with self._engine.begin() as connection:
-                connection.execute(sa.insert(ART_MODELS).values(row))
-                connection.execute(sa.insert(ART_STEPS).values(_step(model.name, 0, served=base)))
-            self._names.add(model.name)
-            return
+        known = self._row(model.name) or self._add(model, base)
         self._check_same(known, model)
         if known["base"] != base:
             raise ApiError(
@@ -86,27 +77,24 @@ class ArtModels:
         Raises ApiError 409 while the model is trained on other data.
         """
         newest = self.newest(model)
-        beyond = (ART_STEPS.c.model == model.name) & (ART_STEPS.c.step > newest.step)
-        query = (
-            sa.select(ART_STEPS.c.id, ART_STEPS.c.job, JOBS.c.status, JOBS.c.request_hash)
-            .select_from(ART_STEPS.outerjoin(JOBS, ART_STEPS.c.job == JOBS.c.id))
-            .where(beyond)
-        )
-        with self._engine.connect() as connection:
-            for row in connection.execute(query).mappings().all():
-                if row["status"] is None or row["status"] in FINAL:
-                    continue
-                if row["request_hash"] != request_hash:
-                    told = f"'{model.name}' is being trained by job {row['job']}; wait for it, or cancel it"
-                    raise ApiError(409, told, code="model_busy")
-                return Begun(newest.step + 1, newest, row["job"], is_new=False)
-        job = new_id("ftjob")
-        self._put(_step(model.name, newest.step + 1, job=job))
-        return Begun(newest.step + 1, newest, job, is_new=True)
+        live = self._live(newest)
+        if live is None:
+            job = new_id("ftjob")
+            self._put(_step(model.name, newest.step + 1, job=job))
+            return Begun(newest.step + 1, newest, job, is_new=True)
+        if live["request_hash"] != request_hash:
+            raise _busy(live)
+        return Begun(newest.step + 1, newest, live["job"], is_new=False)
 
     def skip(self, model: ArtModel) -> ArtStep:
-        """Go on to the next step with the weights of the last one, as ART does where nothing is to learn."""
+        """Go on to the next step with the weights of the last one, as ART does where nothing is to learn.
+
+        Raises ApiError 409 while the model is trained.
+        """
         newest = self.newest(model)
+        live = self._live(newest)
+        if live is not None:
+            raise _busy(live)
         self._put(_step(model.name, newest.step + 1, served=newest.served))
         return self.newest(model)
 
@@ -117,17 +105,37 @@ class ArtModels:
         gone = [one for one in found if one not in kept]
         with self._engine.begin() as connection:
             connection.execute(sa.delete(ART_STEPS).where(ART_STEPS.c.id.in_([one.name for one in gone])))
-        still = {one.served for one in kept} | {self.base_of(model)}
+            bases = set(connection.execute(sa.select(ART_MODELS.c.base)).scalars())
+            still = {one.served for one in steps_of(connection)} | bases
         return sorted({one.served for one in gone} - still)
+
+    def _live(self, newest: ArtStep) -> Row | None:
+        """The step and its job that are under way, if any are."""
+        query = (
+            sa.select(ART_STEPS.c.model, ART_STEPS.c.job, JOBS.c.request_hash)
+            .join_from(ART_STEPS, JOBS, ART_STEPS.c.job == JOBS.c.id)
+            .where(ART_STEPS.c.model == newest.model, ART_STEPS.c.step > newest.step)
+            .where(JOBS.c.status.not_in(FINAL))
+        )
+        with self._engine.connect() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else dict(row)
 
     def _put(self, row: Row) -> None:
         """In the place of a step that never came to be."""
         with self._engine.begin() as connection:
             connection.execute(sa.delete(ART_STEPS).where(ART_STEPS.c.id == row["id"]))
-            try:
-                connection.execute(sa.insert(ART_STEPS).values(row))
-            except IntegrityError as error:
-                raise ApiError(409, f"'{row['model']}' is being trained", code="model_busy") from error
+            connection.execute(sa.insert(ART_STEPS).values(row))
+
+    def _add(self, model: ArtModel, base: str) -> Row:
+        if any(model.name == one.name for one in self._models.all()):
+            raise ApiError(409, f"'{model.name}' is the name of another model here", param="name")
+        row: Row = {"id": model.name, "created": time.time(), "project": model.project, "base": base}
+        with self._engine.begin() as connection:
+            connection.execute(sa.insert(ART_MODELS).values(row))
+            connection.execute(sa.insert(ART_STEPS).values(_step(model.name, 0, served=base)))
+        self._names.add(model.name)
+        return row
 
     def _known(self, model: ArtModel) -> Row:
         row = self._row(model.name)
@@ -151,10 +159,6 @@ class ArtModels:
                 param="name",
             )
 
-    def _check_free(self, name: str) -> None:
-        if any(name == one.name for one in self._models.all()):
-            raise ApiError(409, f"'{name}' is the name of another model here", param="name")
-
     def _base_of(self, model: ArtModel) -> str:
         asked, own = model.base_model, self._models.base.name
         if asked in (own, self._source):
@@ -166,6 +170,11 @@ class ArtModels:
                 f"this server trains '{own}', and models made of it; give that as base_model, not '{asked}'"
             )
             raise ApiError(400, told, param="base_model", code="model_not_found") from error
+
+
+def _busy(live: Row) -> ApiError:
+    told = f"'{live['model']}' is being trained by job {live['job']}; wait for it, or cancel it"
+    return ApiError(409, told, code="model_busy")
 
 
 def _step(model: str, step: int, **facts: Any) -> Row:

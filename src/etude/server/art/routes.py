@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
@@ -70,11 +71,14 @@ def _add_model_routes(router: APIRouter, settings: ServerSettings, pool: EngineP
         """As `/health`."""
         return {"status": "ok"}
 
+    registering = asyncio.Lock()
+
     @router.post("/register", summary="Register a model")
-    def register(model: ArtModel) -> None:
+    async def register(model: ArtModel) -> None:
         """Models that are trained begin at step 0; of others there is nothing to know."""
-        if model.trainable:
-            art.register(model)
+        async with registering:
+            if model.trainable:
+                await run_in_threadpool(art.register, model)
 
     @router.post("/_prepare_backend_for_training", summary="Have a model ready")
     async def prepare(

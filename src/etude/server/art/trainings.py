@@ -65,7 +65,8 @@ class ArtTrainings:
         await run_in_threadpool(self._art.newest, body.model)
         given = await run_in_threadpool(self._read, body)
         if not given.rows:
-            step = await run_in_threadpool(self._art.skip, body.model)
+            async with self._beginning:
+                step = await run_in_threadpool(self._art.skip, body.model)
             _LOG.warning("%s: nothing to learn from: in every group all rewards are the same", step.name)
             return LineStream([line_of({}, 0, given.counts)], _nothing())
         async with self._beginning:
@@ -91,10 +92,10 @@ class ArtTrainings:
             raise ApiError(
                 400, f"beta pulls to the server's own model, and '{base}' was made of it", param="beta"
             )
-        self._jobs.require_place(self._settings.waiting_jobs)
         begun = self._art.begin(body.model, told)
         if not begun.is_new:
             return begun
+        self._jobs.require_place(self._settings.waiting_jobs)
         name = body.model.name
         values = self._values(asked, begun, len(given.rows))
         self._log.write(name, "train", begun.start.step, body.trajectory_groups)

@@ -1,0 +1,71 @@
+"""The audit of chat templates: which conversations are extended, and which message is at fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from etude.models.template import ChatTemplate
+from etude.preflight.drift import SHAPES, audit
+from tests.models.tiny_models import CHATML, FORGETFUL, SEALED, tokenizer
+
+COUNTED = "{{ messages | length }} messages\n" + CHATML
+"""The first line of every prompt says how long the conversation is."""
+
+RESTLESS = CHATML.replace(
+    "{{ message.content }}\n</tool_response>",
+    "{{ message.content if loop.last else 'seen' }}\n</tool_response>",
+)
+"""Results of tools are cut short once they have been seen."""
+
+STRICT = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+"""As Gemma's: there is no role for the system."""
+
+assert len({CHATML, COUNTED, RESTLESS, STRICT}) == 4
+
+
+def audited(style):
+    words = tokenizer(style)
+    end = "<|end|>" if style is None else "<|im_end|>"
+    template = ChatTemplate(words, frozenset({words.eos_token_id, words.convert_tokens_to_ids(end)}))
+    return {finding.what: (finding.status, finding.detail) for finding in audit(template).found}
+
+
+@pytest.mark.parametrize("style", [None, CHATML, SEALED], ids=["tiny", "chatml", "sealed"])
+def test_a_plain_template_extends_every_shape(style):
+    found = audited(style)
+    assert list(found) == [shape.name for shape in SHAPES]
+    assert {status for status, _ in found.values()} == {"ok"}
+    assert found["a single turn"][1] == "renders"
+
+
+def told(style):
+    return {what: detail for what, (status, detail) in audited(style).items() if status == "warning"}
+
+
+def test_thoughts_that_are_dropped_are_at_fault():
+    found = told(FORGETFUL)
+    assert list(found) == ["thinking before an answer", "thinking before a tool call"]
+    again = "rewritten once the conversation goes on"
+    assert found["thinking before an answer"] == (
+        f"starts a new branch: message 2, role assistant with thinking: {again}; "
+        f"message 4, role assistant with thinking: {again}"
+    )
+    assert "message 2, role assistant with thinking and tool calls" in found["thinking before a tool call"]
+
+
+def test_a_result_that_is_cut_short_is_at_fault():
+    found = told(RESTLESS)
+    assert len(found) == 4
+    assert "message 3, role tool" in found["a tool call and its result"]
+    assert all("role tool: rewritten" in detail for detail in found.values())
+
+
+def test_a_first_line_that_changes_is_drift_everywhere():
+    found = told(COUNTED)
+    assert len(found) == len(SHAPES) - 1
+
+
+def test_what_a_template_refuses_is_said():
+    found = told(STRICT)
+    assert "several turns without a system message" not in found
+    assert "no system" in found["several turns"]
