@@ -30,7 +30,7 @@ def launched(job: str, folder: Path, **environment: str) -> subprocess.Completed
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
         check=False,
     )
 
