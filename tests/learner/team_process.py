@@ -14,6 +14,7 @@ from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.sft import Sft
+from etude.learner.sharding import ShardingTeam
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy
 from etude.models.weights import load_tensors, save_tensors
@@ -86,8 +87,10 @@ def equal(team: Team, folder: Path) -> None:
             save_tensors(policy.trainable() | numbers, folder / f"{'-'.join(case)}.safetensors")
 
 
-def sharded(team: Team, folder: Path) -> None:
+def sharded(copies: Team, folder: Path) -> None:
     """Some cases, with a part of the weights in each process; then a checkpoint, taken up again."""
+    assert copies.device is not None
+    team = ShardingTeam(copies.rank, copies.size, copies.device)
     for case in SHARDED:
         policy, metrics = trained(*case, team=team)
         weights = team.whole(policy.trainable())
@@ -148,8 +151,7 @@ def _until(team: Team, end) -> None:
 
 if __name__ == "__main__":
     try:
-        shards = "TEAM_SHARDS" in os.environ
-        with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "300")), shards=shards) as team:
+        with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "400"))) as team:
             for job in sys.argv[1].split(","):
                 globals()[job](team, Path(sys.argv[2]))
     except PeerLost as error:

@@ -43,9 +43,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before.train(batch("grpo", 1), Grpo())
     before.policy.save_version(folder / "before", 1)
     before.save(folder / "before")
-    done = launched("equal,few,resume", folder)
-    assert done.returncode == 0, done.stderr
-    done = launched("sharded", folder, TEAM_SHARDS="1")
+    done = launched("equal,few,resume,sharded", folder)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -89,6 +89,7 @@ def test_preferences_and_groups_too(two: ServerProcess, method: str) -> None:
     assert job.status == "succeeded", (job.error, messages(client, job.id))
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_ends_all_its_processes(two: ServerProcess) -> None:
     client = two.client()
     job = create(client, upload(client, supervised(8)), **LONG).id
