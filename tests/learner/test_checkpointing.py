@@ -42,7 +42,7 @@ def test_layers_are_computed_again_for_the_gradient_alone(packing):
             module.register_forward_pre_hook(lambda *_, name=name: calls.update([name]))
     batch = batch_of(forest(1, 30))
     learner = Learner(of, LearnerOptions(packing=packing, gradient_checkpointing=True), seed=0)
-    learner._can_pack()  # Tries the model, the first time.
+    learner._cutter.takes_trees()  # Tries the model, the first time.
     calls.clear()
     learner.evaluate(batch, Grpo())
     assert set(calls.values()) == {1} and len(calls) == 2

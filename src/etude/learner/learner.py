@@ -7,12 +7,10 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -20,19 +18,14 @@ from etude.core.errors import StoreError, TrainingError
 from etude.core.keys import generator
 from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.checkpointing import checkpointed, layers_of
+from etude.learner.cutter import Cutter, Packing
 from etude.learner.objective import Objective, Pass
-from etude.learner.packed import PackedStep
-from etude.learner.padding import Shares, Unit, padded_passes, padded_row, token_share
+from etude.learner.padding import Unit, token_share
 from etude.learner.schedule import Schedule
 from etude.learner.sharding import idle
 from etude.learner.team import Team
-from etude.learner.tree_model import why_not_trees
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, part_like, save_tensors, whole
-
-Packing = Literal["tree", "padded"]
-"""`tree` computes tokens that sequences share once, where there are any and the model takes token trees;
-`padded` never does. The gradients are the same."""
 
 OPTIMISER_FILE = "optimiser.safetensors"
 STATE_FILE = "learner.json"
@@ -96,20 +89,23 @@ class Learner:
         self.step = 0
         self.trained = 0
         """Trainings that are over, since the base model."""
-        self.note: str | None = None
-        """Why tokens that sequences share are computed for each of them, once it is known that they are."""
-        self._takes_trees: bool | None = None
         if options.gradient_checkpointing:
             layers_of(policy.model)
         self._seed = seed
         self._part = 0.0
         self._run = self.team.hold(policy)
+        self._cutter = Cutter(self._run, self.team, policy.device, options.packing, options.token_budget)
         self._optimiser = torch.optim.AdamW(
             list(policy.trainable().values()),
             lr=options.learning_rate,
             betas=options.betas,
             weight_decay=options.weight_decay,
         )
+
+    @property
+    def note(self) -> str | None:
+        """Why tokens that sequences share are computed for each of them, once it is known that they are."""
+        return self._cutter.note
 
     def train(
         self,
@@ -160,7 +156,7 @@ class Learner:
         live = [number for number, sequence in enumerate(sequences) if any(sequence.weights)]
         units: list[Unit] = [(sequences[number],) for number in live]
         with self.policy.as_base(), torch.no_grad():
-            for one in self.team.in_step(self._cut(units, [[1.0]] * len(units), (1.0, 1.0))):
+            for one in self.team.in_step(self._cutter.passes(units, [[1.0]] * len(units), (1.0, 1.0))):
                 if one is None:
                     self._run(idle)
                     continue
@@ -244,41 +240,11 @@ class Learner:
         if objective.skips_idle:
             live = [index for index, unit in enumerate(units) if _has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
-        passes = self.team.in_step(self._cut(units, factors, (share, token_share(units))))
+        passes = self.team.in_step(self._cutter.passes(units, factors, (share, token_share(units))))
         if not objective.needs_reference:
             return passes
         with self.policy.as_base(), torch.no_grad():
             return [self._with_reference(one) for one in passes]
-
-    def _cut(
-        self, units: Sequence[Unit], factors: Sequence[Sequence[float]], shares: Shares
-    ) -> Iterator[Pass]:
-        """As token trees where sequences begin alike and the model takes them, or else padded."""
-        budget, device, team = self.options.token_budget, self.policy.device, self.team
-        tree = PackedStep(units) if self.options.packing == "tree" else None
-        if tree is not None and not (tree.pays and self._can_pack()):
-            tree = None
-        if team.size == 1:
-            return _passes_of(tree, units, factors, shares, budget, device)
-        row = padded_row(units) if tree is None else tree.row()
-        mine = row.part(team.rank, team.size)
-        ends = [0, *accumulate(len(unit) for unit in units)]
-        rows = [number for index in mine for number in range(ends[index], ends[index + 1])]
-        units, factors = [units[i] for i in mine], [factors[i] for i in mine]
-        tree = None if tree is None else PackedStep(units)
-        passes = _passes_of(tree, units, factors, shares, budget, device)
-        return (replace(one, rows=tuple(rows[number] for number in one.rows)) for one in passes)
-
-    def _can_pack(self) -> bool:
-        if self._takes_trees is None:
-            with torch.no_grad():
-                reason = self._run(why_not_trees)
-            # How a step is dealt depends on it, so all processes must think the same.
-            self._takes_trees = not self.team.any(reason is not None)
-            if not self._takes_trees:
-                why = reason or "another process cannot run this model on token trees"
-                self.note = f"tokens that sequences share are computed for each of them: {why}"
-        return self._takes_trees
 
     def _with_reference(self, one: Pass | None) -> Pass | None:
         if one is None:
@@ -357,19 +323,6 @@ class Learner:
             for name, parameter in self.policy.trainable().items()
             for key, value in self._optimiser.state.get(parameter, {}).items()
         }
-
-
-def _passes_of(
-    tree: PackedStep | None,
-    units: Sequence[Unit],
-    factors: Sequence[Sequence[float]],
-    shares: Shares,
-    token_budget: int,
-    device: torch.device,
-) -> Iterator[Pass]:
-    if tree is None:
-        return padded_passes(units, factors, shares, token_budget, device)
-    return tree.passes(factors, shares, token_budget, device)
 
 
 def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
