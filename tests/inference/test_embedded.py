@@ -13,7 +13,6 @@ import torch
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EngineError
 from etude.inference.embedded import EmbeddedEngine
-from etude.models.reply import parse_reply
 from tests.models.tiny_models import (
     CALCULATOR,
     answered,
@@ -283,13 +282,15 @@ async def test_a_model_that_breaks_fails_all_who_wait_and_the_engine_goes_on():
 
 
 async def test_an_answer_that_cannot_be_parsed_fails_its_own_request_alone(monkeypatch):
-    def careless(tokenizer, text, tools, *rest):
+    def careless(text, *, prefix, tools):
         if tools:
             raise LookupError("what is this?")
-        return parse_reply(tokenizer, text, tools, *rest)
+        return {"content": text}
 
-    monkeypatch.setattr("etude.models.template.parse_reply", careless)
-    async with engine_of(chatml_policy()) as engine:
+    of = chatml_policy()
+    monkeypatch.setattr(of.template.tokenizer, "response_template", {"of its": "own"}, raising=False)
+    monkeypatch.setattr(of.template.tokenizer, "parse_response", careless)
+    async with engine_of(of) as engine:
         bad, good = await asyncio.gather(
             engine.complete(replace(asked(), tools=(CALCULATOR,))),
             engine.complete(asked()),

@@ -15,8 +15,8 @@ from etude.adapters.art_jobs import ArtJob, ArtJobs
 from etude.adapters.art_progress import ArtProgress
 from etude.adapters.art_wire import groups_of
 from etude.adapters.capabilities import Capabilities, check_method
+from etude.adapters.job_log import JobLog
 from etude.adapters.job_status import job_status
-from etude.adapters.openai_events import JobLog, append_line
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
@@ -158,10 +158,8 @@ class ArtAdapter(TrainerAdapter):
         self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
     ) -> None:
         """Append the facts to the run's log of jobs, or to `openpipe_art_jobs.jsonl` in `output_dir`."""
-        if output_dir is None:
-            self._log.add(ref.run_id, metrics)
-        else:
-            append_line(Path(output_dir) / f"{BACKEND}_jobs.jsonl", {"run_id": ref.run_id, **metrics})
+        log = self._log if output_dir is None else JobLog.of(BACKEND, output_dir)
+        log.add(ref.run_id, metrics)
 
     async def current_version(self) -> ModelVersion | None:
         """The step that was made, or gone back to, last; None before `initialize`."""

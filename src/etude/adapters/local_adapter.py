@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.adapters.capabilities import ALL_METHODS, Capabilities
+from etude.adapters.job_log import JobLog
 from etude.adapters.job_status import job_status
 from etude.adapters.local_config import LocalAdapterConfig
 from etude.adapters.local_training import batch_of, data_at, learner_options, objective_of
@@ -129,10 +129,7 @@ class LocalAdapter(TrainerAdapter):
     ) -> None:
         """Append the facts to `local_jobs.jsonl` in `output_dir`; without one they are in the status."""
         if output_dir is not None:
-            path = Path(output_dir) / "local_jobs.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"run_id": ref.run_id, **metrics}) + "\n")
+            JobLog.of("local", output_dir).add(ref.run_id, metrics)
 
     async def current_version(self) -> ModelVersion:
         """The weights in memory."""

@@ -7,9 +7,9 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from etude.adapters.job_log import JobLog
 from etude.adapters.openai_config import JobsConfig
 from etude.adapters.openai_errors import is_temporary
-from etude.adapters.openai_events import JobLog
 from etude.core.errors import TrainingError
 
 if TYPE_CHECKING:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from etude.adapters.capabilities import Capabilities, check_method
+from etude.adapters.job_log import JobLog
+from etude.adapters.job_status import job_status
 from etude.adapters.openai_config import JobsConfig
 from etude.adapters.openai_create import create_once, suffix_of
 from etude.adapters.openai_errors import TrainingJobNotFoundClientError, api_errors, error_repr
-from etude.adapters.openai_events import JobLog, append_line, metrics_of, progress_of
+from etude.adapters.openai_events import metrics_of, progress_of
 from etude.adapters.openai_rows import jsonl, rows_of
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.core.errors import BackendError
@@ -126,12 +128,7 @@ class OpenAiJobs(TrainerAdapter):
         try:
             job = await self.job(ref)
         except TrainingJobNotFoundClientError as error:
-            return TrainingJobStatus(
-                run_id=ref.run_id,
-                backend=ref.backend,
-                status=TrainingStatusEnum.NOT_FOUND,
-                message=str(error),
-            )
+            return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
         state = _STATES.get(job.status, TrainingStatusEnum.RUNNING)
         told = metrics_of(await self._follow(ref.run_id, job.id))
         metadata: dict[str, Any] = {"metrics": {**told, "trained_tokens": job.trained_tokens}}
@@ -143,14 +140,7 @@ class OpenAiJobs(TrainerAdapter):
             else:
                 metadata["model_version"] = version.model_dump(mode="json")
                 self._go_on_from(version)
-        return TrainingJobStatus(
-            run_id=ref.run_id,
-            backend=ref.backend,
-            status=state,
-            progress=progress,
-            message=message,
-            metadata=metadata,
-        )
+        return job_status(ref, state, progress, message=message, metadata=metadata)
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
@@ -181,10 +171,8 @@ class OpenAiJobs(TrainerAdapter):
         self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
     ) -> None:
         """Append the facts to the run's log of jobs, or to `<backend>_jobs.jsonl` in `output_dir`."""
-        if output_dir is None:
-            self._log.add(ref.run_id, metrics)
-        else:
-            append_line(Path(output_dir) / f"{self.backend}_jobs.jsonl", {"run_id": ref.run_id, **metrics})
+        log = self._log if output_dir is None else JobLog.of(self.backend, output_dir)
+        log.add(ref.run_id, metrics)
 
     async def current_version(self) -> ModelVersion:
         """The model that the next job starts from."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from etude.core.errors import EngineError
 from etude.core.message import Message, Tool
 
 _TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -18,7 +19,8 @@ def parse_reply(tokenizer: Any, text: str, tools: Sequence[Tool], prompt: str, f
     The model's own response template is used where its tokenizer has one; otherwise
     `<tool_call>{"name": …, "arguments": …}</tool_call>`, which most templates write. A tool call that
     does not parse stays in the content, where the agent can see it. Calls are numbered from
-    `first_call`, so that their ids differ all through a conversation.
+    `first_call`, so that their ids differ all through a conversation. Raises EngineError when the
+    tokenizer's own parser breaks.
     """
     if getattr(tokenizer, "response_template", None):
         parsed = _by_response_template(tokenizer, text, tools, prompt)
@@ -36,6 +38,9 @@ def _by_response_template(tokenizer: Any, text: str, tools: Sequence[Tool], prom
         parsed = dict(tokenizer.parse_response(text, prefix=prompt, tools=list(tools) or None))
     except (ValueError, KeyError, TypeError):
         return None
+    except Exception as error:
+        # The parser is the tokenizer's own, and may raise anything.
+        raise EngineError(f"the model's answer cannot be parsed: {type(error).__name__}: {error}") from error
     return {name: value for name, value in parsed.items() if name != "tool_calls" or value}
 
 

@@ -110,19 +110,10 @@ class ChatTemplate:
     def parse(
         self, text: str, tools: Sequence[Tool], *, prompt_ids: Sequence[int] = (), first_call: int = 0
     ) -> Message:
-        """The assistant message that sampled text stands for. See `parse_reply`.
-
-        Raises EngineError when the tokenizer's own parser fails.
-        """
+        """The assistant message that sampled text stands for. See `parse_reply`."""
         has_own = getattr(self.tokenizer, "response_template", None)
         prompt = self.decode(prompt_ids) if has_own and prompt_ids else ""
-        try:
-            return parse_reply(self.tokenizer, text, tools, prompt, first_call)
-        except Exception as error:
-            # A tokenizer's own parser may raise anything.
-            raise EngineError(
-                f"the model's answer cannot be parsed: {type(error).__name__}: {error}"
-            ) from error
+        return parse_reply(self.tokenizer, text, tools, prompt, first_call)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included, exactly as it stands."""

@@ -90,11 +90,13 @@ class Scheduler:
         return JobFolder(self._settings.data_dir, job)
 
     async def _run(self) -> None:
-        for job in await asyncio.to_thread(self._jobs.with_status, "running"):
-            self._add(job["id"], self._wait_for_orphan(job["id"]))
+        taken_up = False
         while True:
             self._woken.clear()
             try:
+                if not taken_up:
+                    await self._take_up_orphans()
+                    taken_up = True
                 await self._take_from_queue()
                 if self._settings.stop_engine_for_jobs and not self._tasks:
                     await self._pool.start(_HOLDER)
@@ -102,6 +104,10 @@ class Scheduler:
                 _LOG.exception("the queue of jobs could not be looked at; it will be tried again")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), 5 * _LOOK_SECONDS)
+
+    async def _take_up_orphans(self) -> None:
+        for job in await asyncio.to_thread(self._jobs.with_status, "running"):
+            self._add(job["id"], self._wait_for_orphan(job["id"]))
 
     async def _take_from_queue(self) -> None:
         for job in await asyncio.to_thread(self._jobs.with_status, "queued"):
