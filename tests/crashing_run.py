@@ -1,4 +1,6 @@
-"""A training run that kills itself: `python -m tests.crashing_run FOLDER [PLACE COUNT]`.
+"""A training run that kills itself: `python -m tests.crashing_run FOLDER now|ahead [PLACE COUNT]`.
+
+`ahead` collects for the next epoch while a job trains, which takes a moment then.
 
 PLACE is where the process gets kill -9 when it comes there for the COUNT-th time: `request`, `submit`,
 `wait`, `adopt`, `prune` or `never`.
@@ -14,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
+from etude.core.job import TrainingJobStatus
 from tests.training import FakeAdapter, Run, examples, learning_engine
 
 
-def main(folder: Path, place: str = "never", count: str = "0") -> None:
+async def after_a_moment(status: TrainingJobStatus) -> TrainingJobStatus:
+    await asyncio.sleep(0.05)
+    return status
+
+
+def main(folder: Path, mode: str, place: str = "never", count: str = "0") -> None:
     run = Run(folder / "run", keep_checkpoints=1)
     run.engine = learning_engine(log=folder / "sampled.log")
     run.adapter = FakeAdapter(folder / "backend", lose_jobs=True)
@@ -26,6 +34,9 @@ def main(folder: Path, place: str = "never", count: str = "0") -> None:
     run.finetuning.curriculum_learning = CurriculumLearningConfig(
         enabled=True, initial_percentile=0.5, increment_percentile=0.25, expansion_interval=1
     )
+    if mode == "ahead":
+        run.finetuning.collect_ahead = True
+        run.adapter.behave = after_a_moment
     left = int(count)
 
     def dying(name: str, method: Any) -> Any:

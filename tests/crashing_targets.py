@@ -1,4 +1,4 @@
-"""A run of two models that kills itself: `python -m tests.crashing_targets FOLDER [PLACE COUNT]`.
+"""A run of two models that kills itself: `python -m tests.crashing_targets FOLDER now|ahead [PLACE COUNT]`.
 
 PLACE is where the process gets kill -9 when it comes there for the COUNT-th time, whichever model it is
 about: `request`, `submit`, `wait`, `adopt`, `prune` or `never`.
@@ -17,7 +17,7 @@ from tests import several, training
 from tests.several import Several, config
 
 
-def main(folder: Path, place: str = "never", count: str = "0") -> None:
+def main(folder: Path, mode: str, place: str = "never", count: str = "0") -> None:
     run = Several(folder / "run")
     left = int(count)
 
@@ -46,10 +46,11 @@ def main(folder: Path, place: str = "never", count: str = "0") -> None:
         trainer_adapters={"backend": {"_type": "test_several", "lose_jobs": True}},
         trainers={"epochs": {"_type": "epochs", "keep_checkpoints": 1}},
         finetuning={
+            "collect_ahead": mode == "ahead",
             "run_configuration": {
                 "validation_dataset": {"_type": "test_counted", "prefix": "v"},
                 "validation_interval": 2,
-            }
+            },
         },
     )
     asyncio.run(run.start(settings))

@@ -73,11 +73,13 @@ def epochs(number: int, examples: int) -> dict[str, Any]:
     }
 
 
-def test_the_demo_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["now", "ahead"])
+def test_the_demo_learns(tmp_path: Path, ahead: bool) -> None:
     project = copied("calculator", tmp_path)
     make_base(project, "--seed", "0", "--out", "base")
     with ExitStack() as servers:
-        summary = train(project, at_servers(project, servers, 5e-4, 128) | epochs(12, 48))
+        overrides = at_servers(project, servers, 5e-4, 128) | epochs(12, 48)
+        summary = train(project, overrides | {"finetuning.collect_ahead": ahead})
     assert summary["before"]["avg_reward"] < 0.45
     assert summary["after"]["avg_reward"] > 0.7
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.test_trainer_crash import without_times
 
 ROOT = Path(__file__).parent.parent
@@ -25,9 +27,9 @@ KILLS = [
 """The third adoption of a process that was resumed is the first that it makes for a new job."""
 
 
-def train(folder, *kill):
+def train(folder, mode, *kill):
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.crashing_targets", str(folder), *map(str, kill)]
+    command = [sys.executable, "-m", "tests.crashing_targets", str(folder), mode, *map(str, kill)]
     return subprocess.run(command, cwd=ROOT, check=False, timeout=60, capture_output=True).returncode
 
 
@@ -44,12 +46,15 @@ def sampled(folder, model):
     return (folder / f"sampled-{model}.log").read_text().splitlines()
 
 
-def test_a_run_of_two_models_that_is_killed_at_every_turn_ends_where_an_uninterrupted_one_ends(tmp_path):
+@pytest.mark.parametrize("mode", ["now", "ahead"])
+def test_a_run_of_two_models_that_is_killed_at_every_turn_ends_where_an_uninterrupted_one_ends(
+    tmp_path, mode
+):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert train(whole) == 0
+    assert train(whole, mode) == 0
     for kill in KILLS:
-        assert train(killed, *kill) == -signal.SIGKILL, kill
-    assert train(killed) == 0
+        assert train(killed, mode, *kill) == -signal.SIGKILL, kill
+    assert train(killed, mode) == 0
     assert told(killed) == told(whole)
     for model in MODELS:
         assert set(sampled(killed, model)) == set(sampled(whole, model))

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 TIMES = {"timestamp", "collecting_seconds", "training_seconds"}
 
@@ -21,9 +23,9 @@ KILLS = [
 ]
 
 
-def train(folder, *kill):
+def train(folder, mode, *kill):
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.crashing_run", str(folder), *map(str, kill)]
+    command = [sys.executable, "-m", "tests.crashing_run", str(folder), mode, *map(str, kill)]
     return subprocess.run(command, cwd=ROOT, check=False, timeout=60, capture_output=True).returncode
 
 
@@ -45,12 +47,13 @@ def sampled(folder):
     return (folder / "sampled.log").read_text().splitlines()
 
 
-def test_a_run_that_is_killed_at_every_turn_ends_where_an_uninterrupted_one_ends(tmp_path):
+@pytest.mark.parametrize("mode", ["now", "ahead"])
+def test_a_run_that_is_killed_at_every_turn_ends_where_an_uninterrupted_one_ends(tmp_path, mode):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert train(whole) == 0
+    assert train(whole, mode) == 0
     for kill in KILLS:
-        assert train(killed, *kill) == -signal.SIGKILL
-    assert train(killed) == 0
+        assert train(killed, mode, *kill) == -signal.SIGKILL, kill
+    assert train(killed, mode) == 0
     assert told(killed) == told(whole)
     assert set(sampled(killed)) == set(sampled(whole))
     # What was under way when the process died is sampled again, and nothing else.

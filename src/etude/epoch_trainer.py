@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from etude.config.finetuning import FinetuneConfig, TargetConfig
 from etude.config.registry import register_trainer
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.history import History
-from etude.core.job import TrainingJobRef, TrainingJobStatus
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.progress import Progress
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
@@ -20,10 +21,12 @@ from etude.epochs.jobs import job_name, renamed
 from etude.epochs.log import Submission
 from etude.epochs.loop import run_loop
 from etude.epochs.metrics import collection_metrics, finite, selection_metrics
+from etude.epochs.prepared import Prepared
 from etude.epochs.record import Record
+from etude.epochs.staleness import check_age, without_stale
 from etude.epochs.stopping import reason_to_stop
 from etude.epochs.summary import reason_for_skip, require_trained, summary_of
-from etude.epochs.versions import check_sampled_from, last_version, versions_to_keep
+from etude.epochs.versions import check_sampled_from, last_version, versions_made, versions_to_keep
 from etude.groups.line import LineRules, ModelLine
 from etude.trainer import Trainer
 
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 __all__ = ["EpochTrainer", "EpochTrainerConfig"]
-
-Prepared = TrainingJobRef | TrajectoryCollection | Skipped
-"""The job that there is already, or what to submit, or why there is nothing."""
 
 
 class EpochTrainer(Trainer):
@@ -51,8 +51,8 @@ class EpochTrainer(Trainer):
         super().__init__(trainer_config, **kwargs)
         self.config = trainer_config
         self._record: Record | None = None
-        self._metrics: dict[str, Any] = {}
         self._prepared: dict[int, Prepared] = {}
+        self._current = Prepared(Skipped(reason="nothing was collected yet"))
         self._training_since = 0.0
 
     def bind_target(self, name: str, target: TargetConfig) -> None:
@@ -102,9 +102,9 @@ class EpochTrainer(Trainer):
 
         Raises TrainingError when a job failed, the new weights are not alive, or nothing was trained on.
         """
-        run_id, interval = self.runtime.run.name, self.run_config.run_configuration.validation_interval
+        run_id = self.runtime.run.name
         self.progress.run_started(run_id, num_epochs, self.describe())
-        await run_loop([self], num_epochs, interval, run_id, self.progress)
+        await run_loop([self], num_epochs, self.run_config, run_id, self.progress)
         summary = summary_of(self.history)
         self.runtime.run.write_json("summary.json", summary)
         self.record.report(final=True)
@@ -117,15 +117,19 @@ class EpochTrainer(Trainer):
         A job that was submitted before the run was interrupted is returned as it is.
         """
         await self.prepare_epoch(epoch, run_id)
-        prepared = self._prepared.pop(epoch)
-        if not isinstance(prepared, TrajectoryCollection):
-            return prepared
-        ref = await self.line.submit(prepared)
+        self._current = self._bounded(epoch, self._prepared.pop(epoch))
+        now = self._current
+        if not isinstance(now.work, TrajectoryCollection):
+            return now.work
+        ref = await self.line.submit(now.work)
         if isinstance(ref, TrainingJobRef):
-            state = finite(self.get_curriculum_state())
-            await self.record.log.add_submission(
-                epoch, Submission(ref=ref, metrics=finite(self._metrics), curriculum_state=state)
+            submission = Submission(
+                ref=ref,
+                metrics=now.metrics,
+                curriculum_state=now.curriculum_state,
+                sampled_from=now.sampled_from,
             )
+            await self.record.log.add_submission(epoch, submission)
         return ref
 
     async def prepare_epoch(self, epoch: int, run_id: str) -> None:
@@ -178,28 +182,29 @@ class EpochTrainer(Trainer):
 
     async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         """Adopt the weights that the job made, and record the epoch."""
-        submitted, before = self.record.log.submission(epoch), self.line.version
         async with self._or_forgotten(epoch):
             await self.line.adopt(ref, status)
         version = self.line.version
         metrics = {
-            **(self._metrics if submitted is None else submitted.metrics),
+            **self._current.metrics,
             "training": (status.metadata or {}).get("metrics", {}),
             "training_seconds": time.monotonic() - self._training_since,
             "model_version": None if version is None else version.number,
         }
-        await self._add_epoch(epoch, metrics, sampled_from=before, status=status)
+        await self._add_epoch(epoch, metrics, status=status)
         self.log_progress(epoch, self.history.epochs[-1].metrics)
 
     async def skip_epoch(self, epoch: int, skipped: Skipped) -> None:
         """Record that there was nothing to train on."""
-        await self._add_epoch(epoch, self._metrics, sampled_from=self.line.version, skipped=skipped.reason)
+        await self._add_epoch(epoch, self._current.metrics, skipped=skipped.reason)
         self.progress.skipped(epoch, self.record.by_name(skipped.reason))
         self.record.report()
 
     async def rest_epoch(self, epoch: int, reason: str) -> None:
         """Record that the model was not trained in the epoch."""
-        await self._add_epoch(epoch, self.record.with_name({}), resting=reason)
+        state = finite(self.get_curriculum_state())
+        self._current = Prepared(Skipped(reason=reason), self.record.with_name({}), state)
+        await self._add_epoch(epoch, self._current.metrics, resting=reason)
         self.record.report()
 
     async def validate(self, epoch: int) -> None:
@@ -234,28 +239,50 @@ class EpochTrainer(Trainer):
         submitted = self.record.log.submission(epoch)
         if submitted is not None and await self.line.is_known(submitted.ref):
             self._take_curriculum_state(submitted.curriculum_state)
-            return submitted.ref
+            return Prepared.of(submitted)
         name = job_name(run_id, epoch, self.record.log.attempt(epoch), self.target_name)
-        collection = await self._collect(epoch, name, run_id)
+        sampled_from = await self.record.log.sampled_from(epoch, self.line.version)
+        collection, metrics = await self._collect(epoch, name, run_id, sampled_from)
         selected = self.apply_curriculum_learning(collection, epoch)
-        self._metrics |= {**self._curriculum_facts, **selection_metrics(selected)}
-        return selected if len(selected) else Skipped(reason=reason_for_skip(self._metrics))
+        metrics |= {**self._curriculum_facts, **selection_metrics(selected)}
+        work = selected if len(selected) else Skipped(reason=reason_for_skip(metrics))
+        return Prepared(work, finite(metrics), finite(self.get_curriculum_state()), sampled_from)
 
-    async def _collect(self, epoch: int, name: str, run_id: str) -> TrajectoryCollection:
+    async def _collect(
+        self, epoch: int, name: str, run_id: str, sampled_from: ModelVersion | None
+    ) -> tuple[TrajectoryCollection, dict[str, Any]]:
         started = time.monotonic()
         meta = {"epoch": epoch, "run_id": run_id}
         await self.trajectory_builder.start_run(run_id=name, meta=meta)
         collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
         facts = self.trajectory_builder.facts(name)
-        check_sampled_from(self.line.version, facts.get("model_versions", {}), epoch)
-        self._metrics = self.record.with_name(collection_metrics(collection, facts))
-        self._metrics["collecting_seconds"] = time.monotonic() - started
-        return renamed(collection, name)
+        # Where a process died when all was collected, and the next one ran again what had failed: both.
+        check_sampled_from([sampled_from, self.line.version], facts.get("model_versions", {}), epoch)
+        metrics = self.record.with_name(collection_metrics(collection, facts))
+        return renamed(collection, name), metrics | {"collecting_seconds": time.monotonic() - started}
+
+    def _bounded(self, epoch: int, prepared: Prepared) -> Prepared:
+        """What of it is young enough to be trained on now."""
+        work, bound = prepared.work, self.run_config.max_staleness
+        if not isinstance(work, TrajectoryCollection):
+            return prepared
+        made = versions_made(self.history)
+        check_age(prepared.sampled_from, made, int(self.run_config.collect_ahead), epoch)
+        if bound is None or work.method != "grpo":
+            return prepared
+        kept, dropped = without_stale(work, made, bound)
+        metrics = prepared.metrics | {"stale_trajectories": dropped}
+        reason = f"all {dropped} trajectories are of weights more than {bound} updates ago (max_staleness)"
+        return replace(prepared, work=kept if len(kept) else Skipped(reason=reason), metrics=metrics)
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
-        state = finite(self.get_curriculum_state())
         await self.record.add_epoch(
-            epoch, metrics, version=self.line.version, curriculum_state=state, **outcome
+            epoch,
+            metrics,
+            version=self.line.version,
+            curriculum_state=self._current.curriculum_state,
+            sampled_from=self._current.sampled_from,
+            **outcome,
         )
 
     @asynccontextmanager

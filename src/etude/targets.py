@@ -43,10 +43,9 @@ class TargetsTrainer(Trainer):
         """
         run, progress = self.runtime.run, self.runtime.progress
         members = list(self.members.values())
-        interval = self.run_config.run_configuration.validation_interval
         facts = {name: member.describe() for name, member in self.members.items()}
         progress.run_started(run.name, num_epochs, _described(facts))
-        await run_loop(members, num_epochs, interval, run.name, progress)
+        await run_loop(members, num_epochs, self.run_config, run.name, progress)
         summary = self.summary()
         run.write_json("summary.json", summary)
         for name, member in self.members.items():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from etude.adapters.capabilities import check_method, check_tokens
+from etude.adapters.capabilities import check_ages, check_method, check_tokens
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.builders.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
@@ -75,6 +75,7 @@ class Trainer(ABC):
         capabilities = adapter.capabilities()
         for method in builder.methods:
             check_method(_type_of(adapter), capabilities, method, _type_of(builder))
+        check_ages(_type_of(adapter), capabilities, run_config)
         builder.token_ids_required = bool(capabilities.token_ids_for.intersection(builder.methods))
         if self._runtime is not None:
             llm, target = self._runtime.config.llms, self._runtime.target_model

@@ -418,41 +418,38 @@ async def test_nothing_is_trained_before_initialize(tmp_path):
         await adapter.submit(collection("one"))
 
 
-def aged(job, versions):
-    """The job, with the versions that its trajectories were sampled from."""
-    (group,) = job.trajectories
-    rows = [
-        one.model_copy(
-            update={
-                "episode": [
-                    item.model_copy(update={"metadata": {"model_version": version}}) for item in one.episode
-                ]
-            }
-        )
-        for one, version in zip(group, versions, strict=True)
-    ]
-    return job.model_copy(update={"trajectories": [rows]})
-
-
-async def test_trajectories_of_weights_that_are_too_old_are_left_out_and_counted(tmp_path):
-    adapter = await adapter_on(tmp_path, grpo=GrpoConfig(max_staleness=1))
-    await done(adapter, aged(collection("one"), (0, 0, 0, 0)))
-    await done(adapter, aged(collection("two", seed=1), (1, 0, 0, 1)))
-    status = await adapter.wait_until_complete(
-        await adapter.submit(aged(collection("three", seed=2), (2, 0, 1, 0)))
-    )
-    assert status.metadata["metrics"]["stale_trajectories"] == 2
-    before = everything(adapter)
-    ref = await adapter.submit(aged(collection("four", seed=3), (0, 1, 1, 0)))
-    status = await adapter.wait_until_complete(ref)
-    assert status.status is TrainingStatusEnum.FAILED
-    assert "all 4 trajectories are too old: max_staleness is 1" in status.message
-    assert everything(adapter) == before
-
-
 async def test_what_an_episode_is_off_the_base_model_can_be_a_part_of_its_reward(tmp_path):
     adapter = await adapter_on(tmp_path, grpo=GrpoConfig(reward_kl=0.1))
     status = await adapter.wait_until_complete(await adapter.submit(collection("one", rewards=(1.0,) * 4)))
     # Their rewards are equal, so that all there is to learn is to stay with the base model.
     assert status.status is TrainingStatusEnum.COMPLETED
     assert status.metadata["metrics"]["kl_in_reward"] != 0.0
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["all weights", "LoRA"])
+async def test_collecting_ahead_the_engine_samples_from_the_weights_as_they_were_while_others_are_made(
+    tmp_path, lora
+):
+    ahead, same = fresh_policy(), fresh_policy()
+    twin = LocalAdapter(LocalAdapterConfig(**CONFIG, lora=lora), ahead, tmp_path / "ahead", seed=5)
+    await twin.initialize(FinetuneConfig(collect_ahead=True))
+    shared = await adapter_on(tmp_path / "shared", same, lora=lora)
+    assert await twin.current_version() == await shared.current_version()
+    base = ahead.digest()
+
+    held = Held(twin._policy)
+    ref = await twin.submit(collection("one"))
+    await asyncio.to_thread(held.entered.wait)
+    async with asyncio.timeout(20):  # Training holds its own lock, and not the engine's.
+        await asyncio.to_thread(ahead.digest)
+    held.gate.set()
+    version = version_in(await twin.wait_until_complete(ref))
+    assert (ahead.version, ahead.digest()) == (0, base)
+    assert version.digest == (await done(shared, collection("one"))).digest
+
+    engine = EmbeddedEngine(ahead)
+    await engine.adopt(version)
+    assert (ahead.version, ahead.digest()) == (1, version.digest)
+    await engine.adopt(ModelVersion(number=0, location="tiny", digest=base))
+    assert ahead.digest() == base
+    await engine.close()

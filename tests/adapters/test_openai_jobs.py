@@ -318,8 +318,10 @@ async def test_an_api_that_is_away_for_a_while_is_waited_for():
 
 
 def test_pauses_between_two_looks_grow_up_to_a_limit():
-    assert list(islice(pauses(10.0, 30.0), 5)) == [10.0, 15.0, 22.5, 30.0, 30.0]
-    assert list(islice(pauses(90.0, 30.0), 3)) == [90.0, 90.0, 90.0]
+    soon = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+    assert list(islice(pauses(10.0, 30.0), 11)) == [*soon, 10.0, 15.0, 22.5, 30.0, 30.0]
+    assert list(islice(pauses(9.0, 3.0), 9)) == [*soon, 9.0, 9.0, 9.0]
+    assert list(islice(pauses(0.1, 0.2), 4)) == pytest.approx([0.1, 0.15, 0.2, 0.2])
 
 
 @pytest.mark.parametrize(("fault", "limit"), [(503, 0), (403, 1000)])

@@ -220,3 +220,16 @@ def test_devices_and_types_that_are_not_there_are_a_wrong_request():
     assert choose_dtype("float16", torch.device("cpu")) is torch.float16
     with pytest.raises(RequestError, match="dtype 'int8' is not known"):
         choose_dtype("int8", torch.device("cpu"))
+
+
+def test_a_twin_has_only_the_trained_tensors_once_more():
+    of = fresh_policy()
+    of.use_lora(LoraOptions(r=4), seed=1)
+    of.keep_base()
+    other = of.twin()
+    apart = {
+        name
+        for (name, one), two in zip(of.model.named_parameters(), other.model.parameters(), strict=True)
+        if one is not two
+    }
+    assert apart == of.trainable().keys() == other.trainable().keys()

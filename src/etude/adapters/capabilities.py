@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from etude.config.component import LlmConfig
+from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
 from etude.core.trajectory import Method
 from etude.inference.openai_config import OpenAiLlmConfig
@@ -30,6 +31,8 @@ class Capabilities:
     can adopt them and the liveness check can be made. Without it neither happens."""
     from_base: bool = False
     """Starts a job from the base model after `restore` of version 0, and still counts versions upwards."""
+    samples_while_training: bool = True
+    """The engine goes on sampling from the weights as they were while a job trains."""
 
 
 def check_from_base(backend: str, capabilities: Capabilities) -> None:
@@ -38,6 +41,23 @@ def check_from_base(backend: str, capabilities: Capabilities) -> None:
         raise CapabilityError(
             f"'fine_tune_from_scratch' asks for jobs that start from the base model, and the trainer adapter "
             f"{backend} always goes on from the last version. Remove the key, or choose another adapter."
+        )
+
+
+def check_ages(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
+    """Raise CapabilityError unless the backend can bound the age of what it trains on as `block` asks."""
+    asked = "max_staleness" if block.max_staleness is not None else "collect_ahead"
+    if block.max_staleness is None and not block.collect_ahead:
+        return
+    if not capabilities.versions:
+        raise CapabilityError(
+            f"'finetuning.{asked}' asks how old the weights are that episodes come from, and the trainer "
+            f"adapter {backend} does not say which weights its jobs make. Remove the key, or choose another."
+        )
+    if block.collect_ahead and not capabilities.samples_while_training:
+        raise CapabilityError(
+            f"'finetuning.collect_ahead' asks to sample while a job trains, and with the trainer adapter "
+            f"{backend}, as it is set, the engine is away then. Remove one of the two."
         )
 
 

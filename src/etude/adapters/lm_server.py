@@ -59,7 +59,11 @@ class LmServerAdapter(OpenAiJobs):
     def capabilities(self) -> Capabilities:
         """All methods; GRPO on token ids, the others on text."""
         return Capabilities(
-            methods=ALL_METHODS, token_ids_for=frozenset({"grpo"}), versions=True, from_base=True
+            methods=ALL_METHODS,
+            token_ids_for=frozenset({"grpo"}),
+            versions=True,
+            from_base=True,
+            samples_while_training=not self.adapter_config.free_engine,
         )
 
     async def is_healthy(self) -> bool:

@@ -40,6 +40,7 @@ class _Job:
 class LocalAdapter(TrainerAdapter):
     """Trains the policy that the engine samples from, and keeps every version in the run folder.
 
+    With `collect_ahead` it trains a twin of that policy, whose trained tensors are in memory once more.
     A version's folder appears by one rename, with the weights, the optimiser's state and the job that
     made it. A killed job leaves nothing behind and is trained again from the version before it.
     """
@@ -70,6 +71,9 @@ class LocalAdapter(TrainerAdapter):
                 raise RequestError(f"LoRA weights do not fit this model: {error}") from error
         self._versions.delete_drafts()
         self._policy.keep_base()
+        if run_config.collect_ahead:
+            # The engine samples from the weights as they were, until it adopts those that are made here.
+            self._policy = await asyncio.to_thread(self._policy.twin)
         options = learner_options(self.adapter_config, run_config)
         self._learner = Learner(self._policy, options, self._seed)
 

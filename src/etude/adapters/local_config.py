@@ -75,12 +75,6 @@ class GrpoConfig(BaseModel):
         description="Leave out bad sequences that the policy has become this much less likely to sample, in "
         "nats per token (DeepSeek-V3.2).",
     )
-    max_staleness: int | None = Field(
-        default=None,
-        ge=0,
-        description="Leave out trajectories that were sampled from weights of more than this many jobs ago; "
-        "a job of which nothing is left fails.",
-    )
     advantage_scale: Literal["std", "none"] = Field(
         default="std", description="Divide by the group's deviation (GRPO), or not (Dr. GRPO)."
     )

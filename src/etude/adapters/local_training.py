@@ -18,7 +18,6 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective
 from etude.learner.schedule import Schedule
 from etude.learner.sft import Sft
-from etude.learner.staleness import without_stale
 from etude.models.template import ChatTemplate
 
 
@@ -44,20 +43,11 @@ def batch_of(
 def data_at(
     collection: TrajectoryCollection, config: LocalAdapterConfig, learner: Learner
 ) -> tuple[TrajectoryCollection, dict[str, float]]:
-    """What of the collection is trained on, seen from the weights as they are, and facts about that.
-
-    Raises TrainingError when all of it is too old.
-    """
-    grpo, facts = config.grpo, dict[str, float]()
-    if collection.method != "grpo":
-        return collection, facts
-    if grpo.max_staleness is not None:
-        collection, dropped = without_stale(collection, learner.policy.version, grpo.max_staleness)
-        facts["stale_trajectories"] = float(dropped)
-    if grpo.reward_kl:
-        collection, mean = with_kl_in_rewards(collection, grpo.reward_kl, learner.divergences)
-        facts["kl_in_reward"] = mean
-    return collection, facts
+    """The collection with the rewards that count, seen from the weights as they are, and facts about that."""
+    if collection.method != "grpo" or not config.grpo.reward_kl:
+        return collection, {}
+    priced, mean = with_kl_in_rewards(collection, config.grpo.reward_kl, learner.divergences)
+    return priced, {"kl_in_reward": mean}
 
 
 def objective_of(method: Method, config: LocalAdapterConfig) -> Objective:

@@ -18,7 +18,7 @@ from etude.adapters.openai_create import create_once, suffix_of
 from etude.adapters.openai_errors import TrainingJobNotFoundClientError, api_errors, error_repr
 from etude.adapters.openai_events import metrics_of, progress_of
 from etude.adapters.openai_rows import jsonl, rows_of
-from etude.adapters.trainer_adapter import TrainerAdapter
+from etude.adapters.trainer_adapter import FIRST_PAUSE, TrainerAdapter
 from etude.core.errors import BackendError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
@@ -145,7 +145,7 @@ class OpenAiJobs(TrainerAdapter):
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """Ask again and again, after pauses that grow. An API that is away for a while is waited for.
+        """Ask again and again, after `pauses`. An API that is away for a while is waited for.
 
         Raises BackendError when it stays away, or does not take the key any more: the job goes on.
         """
@@ -280,12 +280,19 @@ class OpenAiJobs(TrainerAdapter):
         return api_errors(str(self.client.base_url).rstrip("/"), self.client.api_key)
 
 
-def pauses(first: float, longest: float) -> Iterator[float]:
-    """Seconds between looks at a job, without end: they grow from `first` to `longest`."""
-    pause = first
+def pauses(usual: float, longest: float) -> Iterator[float]:
+    """Seconds between looks at a job, without end.
+
+    The first ones are short, for jobs that are; from `usual` on they grow slowly to `longest`.
+    """
+    pause = min(FIRST_PAUSE, usual)
+    while pause < usual:
+        yield pause
+        pause *= 2
+    pause = usual
     while True:
         yield pause
-        pause = max(first, min(pause * _BACKOFF, longest))
+        pause = max(usual, min(pause * _BACKOFF, longest))
 
 
 def _version_of(job: FineTuningJob) -> ModelVersion | None:

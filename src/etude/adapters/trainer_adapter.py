@@ -13,6 +13,9 @@ from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 
+FIRST_PAUSE = 0.25
+"""Seconds between the first two questions after a job."""
+
 __all__ = ["ALL_METHODS", "Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
 
 
@@ -106,9 +109,12 @@ class TrainerAdapter(ABC):
 async def poll_until_final(
     status: Callable[[], Awaitable[TrainingJobStatus]], poll_interval: float
 ) -> TrainingJobStatus:
-    """Ask for the status every `poll_interval` seconds until it is final: `wait_until_complete` for most."""
-    while True:
-        found = await status()
-        if found.status.is_final:
-            return found
-        await asyncio.sleep(poll_interval)
+    """Ask for the status until it is final: `wait_until_complete` for most.
+
+    The first questions come soon, for jobs that are short; later ones every `poll_interval` seconds.
+    """
+    pause = FIRST_PAUSE
+    while not (found := await status()).status.is_final:
+        await asyncio.sleep(min(pause, poll_interval))
+        pause *= 2
+    return found

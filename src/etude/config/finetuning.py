@@ -163,6 +163,17 @@ class FinetuneConfig(BaseModel):
     fine_tune_from_scratch: bool = Field(
         default=False, description="Start each job from the base model, and not from the last version."
     )
+    collect_ahead: bool = Field(
+        default=False,
+        description="Collect the next epoch's episodes while a job trains, from the weights before it: they "
+        "are one update old then, never more.",
+    )
+    max_staleness: int | None = Field(
+        default=None,
+        ge=0,
+        description="Leave out GRPO trajectories that were sampled from weights of more than this many "
+        "updates ago.",
+    )
     num_epochs: int = Field(default=1, ge=1, description="How many times to collect and train.")
     output_dir: Path = Field(default=Path("runs"), description="Where run folders are made.")
     seed: int = Field(default=0, ge=0, description="Seed of every random choice of the run.")
@@ -183,6 +194,15 @@ class FinetuneConfig(BaseModel):
     @model_validator(mode="after")
     def _targets_named_once(self) -> FinetuneConfig:
         _require_once(self.target_functions)
+        return self
+
+    @model_validator(mode="after")
+    def _may_be_as_old_as_it_is(self) -> FinetuneConfig:
+        if self.collect_ahead and self.max_staleness == 0:
+            raise ValueError(
+                "collect_ahead makes episodes that are one update old, and max_staleness: 0 leaves them out; "
+                "set max_staleness: 1, or leave it out"
+            )
         return self
 
     def for_target(self, name: str) -> FinetuneConfig:

@@ -29,5 +29,7 @@ class EpochTrainerConfig(TrainerConfig, name="epochs"):
         default=86400.0, gt=0, description="Seconds that a training job may take before it counts as stuck."
     )
     poll_interval: float = Field(
-        default=5.0, gt=0, description="Seconds between two looks at a job that runs elsewhere."
+        default=5.0,
+        gt=0,
+        description="Seconds between two looks at a job that runs elsewhere; the first ones come sooner.",
     )

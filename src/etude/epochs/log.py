@@ -8,13 +8,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from etude.core.history import EpochEntry, History, ValidationEntry
-from etude.core.job import TrainingJobRef
+from etude.core.job import ModelVersion, TrainingJobRef
 from etude.store.journal import Journal
 
 _EPOCHS = "trainer/epoch/"
 _VALIDATIONS = "trainer/validation/"
 _SUBMITTED = "trainer/submitted/"
 _ATTEMPTS = "trainer/attempts/"
+_SAMPLED_FROM = "trainer/sampled_from/"
 _TARGETS = "trainer/targets"
 
 
@@ -26,6 +27,7 @@ class Submission(BaseModel):
     ref: TrainingJobRef
     metrics: dict[str, Any] = Field(default_factory=dict)
     curriculum_state: dict[str, Any] | None = None
+    sampled_from: ModelVersion | None = None
 
 
 class EpochLog:
@@ -63,6 +65,15 @@ class EpochLog:
     async def add_submission(self, epoch: int, submission: Submission) -> None:
         """Record that the epoch's job was submitted."""
         await self._journal.put(self._key(_SUBMITTED, epoch), submission.model_dump(mode="json"))
+
+    async def sampled_from(self, epoch: int, now: ModelVersion | None) -> ModelVersion | None:
+        """The weights that the epoch's episodes are sampled from: `now`, when it is asked the first time."""
+
+        async def first() -> Any:
+            return None if now is None else now.model_dump(mode="json")
+
+        value = await self._journal.step(self._key(_SAMPLED_FROM, epoch), first)
+        return None if value is None else ModelVersion.model_validate(value)
 
     def attempt(self, epoch: int) -> int:
         """How many jobs of the epoch have failed: part of the next one's idempotency key."""

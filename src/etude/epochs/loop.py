@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from etude.config.finetuning import FinetuneConfig
 from etude.core.history import History
 from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.progress import Progress
@@ -54,17 +55,21 @@ class Member(Protocol):
 
 
 async def run_loop(
-    members: Sequence[Member], num_epochs: int, validation_interval: int, run_id: str, progress: Progress
+    members: Sequence[Member], num_epochs: int, block: FinetuneConfig, run_id: str, progress: Progress
 ) -> None:
     """Train all members for `num_epochs` epochs, those of earlier processes included.
 
     In an epoch all of them collect from the weights as they are, then all are trained, and then all
-    adopt. The loop ends early when every member has a reason to stop.
+    adopt. With `collect_ahead` they collect for the next epoch while they are trained, and adopt when both
+    is done. The loop ends early when every member has a reason to stop.
     """
     await _validate(members, 0)
     for epoch in range(num_epochs):
-        await _train(members, epoch, num_epochs, run_id, progress)
-        if (epoch + 1) % validation_interval == 0:
+        if not all(member.is_done(epoch) for member in members):
+            progress.epoch_started(epoch, num_epochs)
+            ahead = epoch + 1 if block.collect_ahead and epoch + 1 < num_epochs else None
+            await _train(members, epoch, ahead, run_id, progress)
+        if (epoch + 1) % block.run_configuration.validation_interval == 0:
             await _validate(members, epoch + 1)
         for member in members:
             await member.prune()
@@ -102,35 +107,49 @@ async def submit_epoch(
 
 
 async def _train(
-    members: Sequence[Member], epoch: int, num_epochs: int, run_id: str, progress: Progress
+    members: Sequence[Member], epoch: int, ahead: int | None, run_id: str, progress: Progress
 ) -> None:
-    if all(member.is_done(epoch) for member in members):
-        return
-    progress.epoch_started(epoch, num_epochs)
+    """Train the epoch, and collect for the epoch `ahead` meanwhile."""
     jobs = await submit_epoch(members, epoch, run_id)
     if not jobs:
         return
     progress.phase("training")
-    tasks = [asyncio.ensure_future(member.follow_job(epoch, job)) for member, job in jobs]
+    following = [asyncio.ensure_future(member.follow_job(epoch, job)) for member, job in jobs]
+    collecting = [] if ahead is None else [asyncio.ensure_future(_collect(members, ahead, run_id, progress))]
     try:
-        await asyncio.wait(tasks)
+        await asyncio.wait(following)
+        if all(_error_of(task) is None for task in following):
+            await asyncio.gather(*collecting, return_exceptions=True)
     finally:
-        for task in tasks:
+        for task in (*following, *collecting):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    errors: list[BaseException] = []
-    for (member, job), task in zip(jobs, tasks, strict=True):
+        await asyncio.gather(*following, *collecting, return_exceptions=True)
+    errors = [error for error in map(_error_of, (*following, *collecting)) if error is not None]
+    if errors and collecting:
+        # Nobody adopts before all is collected: a resumed run collects the rest from the same weights.
+        raise errors[0]
+    for (member, job), task in zip(jobs, following, strict=True):
         # One job that failed does not make the others' work void.
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is None:
+        if _error_of(task) is None:
             try:
                 await member.finish_epoch(epoch, job, task.result())
             except Exception as failure:  # noqa: BLE001  whatever one member raises is raised below
-                error = failure
-        if error is not None:
-            errors.append(error)
+                errors.append(failure)
     if errors:
         raise errors[0]
+
+
+async def _collect(members: Sequence[Member], epoch: int, run_id: str, progress: Progress) -> None:
+    """Prepare an epoch while the one before it is being trained."""
+    for member in members:
+        if member.reason_to_rest(epoch) is None:
+            await member.prepare_epoch(epoch, run_id)
+    progress.phase("training")
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    """What a task that is done ended with, when it did not end well."""
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
 async def _validate(members: Sequence[Member], epoch: int) -> None:

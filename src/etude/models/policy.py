@@ -112,6 +112,20 @@ class Policy:
             self.weights_id += 1
             self._digests.clear()
 
+    def twin(self) -> Policy:
+        """The same policy with trainable tensors of its own; the others, if any, are shared."""
+        with self.lock:
+            shared = {id(one): one for one in self.model.parameters() if not one.requires_grad}
+            other = Policy(
+                copy.deepcopy(self.model, dict(shared)),
+                copy.deepcopy(self.tokenizer),
+                self.source,
+                self.device,
+            )
+            other._base = self._base
+            other.version, other.weights_id = self.version, self.weights_id
+            return other
+
     @property
     def is_lora(self) -> bool:
         """Whether only LoRA weights are trained."""

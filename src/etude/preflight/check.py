@@ -13,6 +13,7 @@ from typing import Any
 from etude.adapters.capabilities import (
     ALL_METHODS,
     Capabilities,
+    check_ages,
     check_from_base,
     check_method,
     check_tokens,
@@ -218,6 +219,7 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         capabilities, kind = await _capabilities(builder, block)
         made_by = trajectory_builder.trajectory_builder_config.type_name
         check_method(f"'{kind}'", capabilities, trajectory_builder.method, f"'{made_by}'")
+        check_ages(f"'{kind}'", capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(f"'{kind}'", capabilities)
         target = str(block.target_model)

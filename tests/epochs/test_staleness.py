@@ -1,4 +1,4 @@
-"""The bound on how old the weights may be that sampled what is trained on."""
+"""How old what is trained on may be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pytest
 
 from etude.core.errors import TrainingError
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.learner.staleness import without_stale
+from etude.epochs.staleness import age_of, check_age, without_stale
+from tests.training import version
+
+MADE = [1, 2, 3, 4, 5]
 
 
 def sampled_from(*versions):
@@ -46,18 +49,26 @@ def test_a_trajectory_is_as_old_as_its_oldest_answer(bound, expected, dropped):
     all_of_it = collection(
         [sampled_from(5, 5), sampled_from(4)], [sampled_from(3), sampled_from(5, 4), sampled_from(2, 5)]
     )
-    found, count = without_stale(all_of_it, 5, bound)
+    found, count = without_stale(all_of_it, MADE, bound)
     assert (kept(found), count) == (expected, dropped)
 
 
 def test_an_answer_of_an_unknown_version_is_too_old():
-    found, count = without_stale(collection([sampled_from(5), sampled_from(5, None)]), 5, 100)
+    found, count = without_stale(collection([sampled_from(5), sampled_from(5, None)]), MADE, 100)
     assert (kept(found), count) == ([[[5]]], 1)
 
 
-@pytest.mark.parametrize(
-    ("versions", "told"), [((1, 2), "were at least 3 updates ago"), ((None,), "do not say")]
-)
-def test_nothing_left_is_an_error(versions, told):
-    with pytest.raises(TrainingError, match=rf"all {len(versions)} trajectories are too old.*{told}"):
-        without_stale(collection([sampled_from(version) for version in versions]), 5, 2)
+def test_nothing_may_be_left():
+    found, count = without_stale(collection([sampled_from(1), sampled_from(2)]), MADE, 2)
+    assert (len(found), count) == (0, 2)
+
+
+def test_age_is_counted_in_versions_that_were_made_whatever_their_numbers():
+    assert [age_of(number, [3, 10, 12]) for number in (0, 3, 5, 10, 12)] == [3, 2, 2, 1, 0]
+
+
+def test_episodes_that_are_older_than_the_bound_are_an_error():
+    check_age(version(4), MADE, 1, epoch=7)
+    check_age(None, MADE, 0, epoch=7)
+    with pytest.raises(TrainingError, match=r"epoch 7 were sampled from version 4, 1 updates ago.*most 0"):
+        check_age(version(4), MADE, 0, epoch=7)

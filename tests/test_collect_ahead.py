@@ -1,0 +1,202 @@
+"""Collecting for the next epoch while a job trains."""
+
+import asyncio
+
+import pytest
+from pydantic import ValidationError
+
+from etude.adapters.trainer_adapter import Capabilities
+from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, FinetuneRunConfig
+from etude.core.errors import CapabilityError, ErrorBudgetExceeded, TrainingError
+from etude.core.job import TrainingStatusEnum
+from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
+
+OF_AN_EPOCH = 12
+
+
+@pytest.fixture
+def run(tmp_path):
+    found = Run(tmp_path / "run")
+    found.finetuning = found.finetuning.model_copy(update={"collect_ahead": True})
+    return found
+
+
+def sampled_from(trainer):
+    return [entry.sampled_from.number for entry in trainer.history.epochs]
+
+
+async def test_a_job_trains_while_the_next_episodes_are_collected(run):
+    async def while_others_are_collected(status):
+        """Ends when the next epoch's episodes are there: never, if they were collected afterwards."""
+        wanted = OF_AN_EPOCH * (min(len(run.adapter.submitted), 2) + 1)
+        async with asyncio.timeout(20):
+            while len(run.engine.requests) < wanted:  # noqa: ASYNC110  the engine is a plain stand-in
+                await asyncio.sleep(0.01)
+        return status
+
+    run.adapter.behave = while_others_are_collected
+    trainer = await run.start(num_epochs=3)
+    assert sampled_from(trainer) == [0, 0, 1]
+    assert [entry.version.number for entry in trainer.history.epochs] == [1, 2, 3]
+    assert len(run.engine.requests) == 3 * OF_AN_EPOCH
+
+
+async def test_nothing_is_collected_for_an_epoch_that_is_not_meant_to_come(run):
+    await run.start(num_epochs=1)
+    assert len(run.engine.requests) == OF_AN_EPOCH
+
+
+async def test_the_facts_of_two_epochs_are_kept_apart(run):
+    run.examples = examples(4)
+    run.validation = examples(6, "v")
+    run.finetuning.run_configuration = FinetuneRunConfig(validation_interval=2)
+    run.finetuning.curriculum_learning = CurriculumLearningConfig(
+        enabled=True, initial_percentile=0.25, increment_percentile=0.25, expansion_interval=1
+    )
+    trainer = await run.start(num_epochs=4)
+    epochs = trainer.history.epochs
+    assert [entry.curriculum_state["current_percentile"] for entry in epochs] == [0.25, 0.5, 0.75, 1.0]
+    assert [entry.metrics["curriculum_percentile"] for entry in epochs] == [0.25, 0.5, 0.75, 1.0]
+    assert [entry.metrics["training"]["trajectories"] for entry in epochs] == [
+        entry.metrics["filtered_trajectories"] for entry in epochs
+    ]
+    assert [entry.version.number for entry in trainer.history.validations] == [0, 2, 4]
+
+
+async def test_a_job_that_failed_ends_the_run_at_once_and_what_was_collected_is_not_lost(run, tmp_path):
+    asked = asyncio.Event()
+    answer = run.engine.complete
+
+    async def slow_in_the_second_epoch(request):
+        if len(run.engine.requests) >= OF_AN_EPOCH + 4:
+            asked.set()
+            await asyncio.sleep(60)
+        return await answer(request)
+
+    async def fail(status):
+        await asked.wait()
+        return status.model_copy(update={"status": TrainingStatusEnum.FAILED, "message": "no room"})
+
+    run.engine.complete, run.adapter.behave = slow_in_the_second_epoch, fail
+    async with asyncio.timeout(20):
+        with pytest.raises(TrainingError, match="no room"):
+            await run.start(num_epochs=2)
+    again = run.restarted()
+    trainer = await again.start(num_epochs=2)
+    assert sampled_from(trainer) == [0, 0]
+    assert len(run.engine.requests) + len(again.engine.requests) == 2 * OF_AN_EPOCH
+
+
+async def test_an_error_in_collecting_is_told_once_the_job_is_done_and_loses_nothing(run, tmp_path):
+    run.finetuning.error_budget = 0.0
+    answer = run.engine.complete
+
+    async def break_in_the_second_epoch(request):
+        if len(run.engine.requests) >= OF_AN_EPOCH + 5:
+            raise ValueError("out of order")
+        return await answer(request)
+
+    run.engine.complete = break_in_the_second_epoch
+    with pytest.raises(ErrorBudgetExceeded, match="out of order"):
+        await run.start(num_epochs=3)
+    again = run.restarted()
+    trainer = await again.start(num_epochs=3)
+    assert sampled_from(trainer) == [0, 0, 1]
+    assert again.adapter.submitted == ["run-epoch-1", "run-epoch-2"]
+
+
+async def test_an_episode_that_failed_and_is_run_again_after_all_may_come_from_the_newer_weights(run):
+    run.finetuning.error_budget = 0.5
+    answer = run.engine.complete
+
+    async def break_once_in_the_second_epoch(request):
+        if len(run.engine.requests) == OF_AN_EPOCH:
+            run.engine.complete = answer
+            raise ValueError("out of order")
+        return await answer(request)
+
+    run.engine.complete = break_once_in_the_second_epoch
+    await interrupted_at_the_second_submission(run)
+    again = run.restarted()
+    trainer = await again.start(num_epochs=3)
+    assert sampled_from(trainer) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+async def test_an_interrupted_run_ends_where_an_uninterrupted_one_ends(run, tmp_path, lose_jobs, epoch):
+    (tmp_path / "other").mkdir()
+    whole = Run(tmp_path / "other" / "run")
+    whole.finetuning = run.finetuning
+    expected = await whole.start(num_epochs=3)
+
+    run.adapter.behave = lambda found: interrupt(found) if found.run_id == f"run-epoch-{epoch}" else found
+    with pytest.raises(Interrupted):
+        await run.start(num_epochs=3)
+    again = run.restarted()
+    again.adapter = FakeAdapter(tmp_path / "backend", lose_jobs=lose_jobs)
+    trainer = await again.start(num_epochs=3)
+    assert sampled_from(trainer) == sampled_from(expected) == [0, 0, 1]
+    assert [entry.metrics["avg_reward"] for entry in trainer.history.epochs] == [
+        entry.metrics["avg_reward"] for entry in expected.history.epochs
+    ]
+
+
+async def test_going_on_without_it_never_trains_on_what_is_too_old(run):
+    await interrupted_at_the_second_submission(run)
+    again = run.restarted()
+    again.finetuning = run.finetuning.model_copy(update={"collect_ahead": False})
+    with pytest.raises(TrainingError, match=r"epoch 1 were sampled from version 0, 1 updates ago"):
+        await again.start(num_epochs=3)
+
+
+async def interrupted_at_the_second_submission(run):
+    """The first epoch is recorded by then, and the second collected."""
+    submit = run.adapter.submit
+
+    async def once(trajectories):
+        if run.adapter.submitted:
+            raise Interrupted
+        return await submit(trajectories)
+
+    run.adapter.submit = once
+    with pytest.raises(Interrupted):
+        await run.start(num_epochs=3)
+    run.adapter.submit = submit
+
+
+async def test_what_is_too_old_is_left_out_and_counted(run):
+    run.finetuning = run.finetuning.model_copy(update={"max_staleness": 1})
+    trainer = await run.start(num_epochs=3)
+    assert [entry.metrics["stale_trajectories"] for entry in trainer.history.epochs] == [0, 0, 0]
+
+
+async def test_an_epoch_of_which_nothing_is_young_enough_is_skipped(run):
+    # Not a config that can be loaded; a builder that replays old episodes comes to the same.
+    run.finetuning = run.finetuning.model_copy(update={"max_staleness": 0})
+    trainer = await run.start(num_epochs=2)
+    first, second = trainer.history.epochs
+    assert (first.metrics["stale_trajectories"], first.skipped) == (0, None)
+    assert second.metrics["stale_trajectories"] > 0
+    assert "weights more than 0 updates ago (max_staleness)" in second.skipped
+
+
+def test_a_bound_that_leaves_nothing_is_refused():
+    with pytest.raises(ValidationError, match="max_staleness: 0 leaves them out; set max_staleness: 1"):
+        FinetuneConfig(collect_ahead=True, max_staleness=0)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "settings", "told"),
+    [
+        (Capabilities(versions=True, samples_while_training=False), {"collect_ahead": True}, "is away then"),
+        (Capabilities(), {"collect_ahead": True}, "does not say which weights"),
+        (Capabilities(), {"max_staleness": 2}, "'finetuning.max_staleness' asks"),
+    ],
+)
+async def test_a_backend_that_cannot_bound_the_age_is_refused(run, tmp_path, capabilities, settings, told):
+    run.finetuning = FinetuneConfig(**run.finetuning.model_dump() | {"collect_ahead": False} | settings)
+    run.adapter = FakeAdapter(tmp_path / "backend", capabilities=capabilities)
+    with pytest.raises(CapabilityError, match=told):
+        await run.start()
+    assert run.engine.requests == []
