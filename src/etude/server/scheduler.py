@@ -7,18 +7,17 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
-from etude.learner.launch import launch_command
 from etude.server.engines import EnginePool
 from etude.server.job_folder import JobFolder, exit_words
 from etude.server.jobs import JobStore
 from etude.server.processes import training_processes
 from etude.server.settings import ServerSettings
 from etude.server.worker import WorkerOrder
+from etude.server.workers import Workers
 
 _LOG = logging.getLogger("etude.server")
 
@@ -48,7 +47,7 @@ class Scheduler:
         self._settings = settings
         self._jobs = jobs
         self._pool = pool
-        self._environment = dict(environment) if environment is not None else _without_keys(settings)
+        self._workers = Workers(_without_keys(settings) if environment is None else environment)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._woken = asyncio.Event()
@@ -69,6 +68,7 @@ class Scheduler:
         """Ask the workers to make checkpoints and end; their jobs go back to the queue."""
         if self._main is not None:
             self._main.cancel()
+        await self._workers.close()
         for job in self._tasks:
             self._terminate(job)
         if self._tasks:
@@ -133,7 +133,7 @@ class Scheduler:
     async def _work(self, job: str) -> None:
         folder = self._folder(job)
         begin = folder.log_size()
-        process = await self._spawn(job)
+        process = await self._workers.start(self._order(job))
         self._processes[job] = process
         try:
             code = await self._wait(job, process)
@@ -141,10 +141,9 @@ class Scheduler:
             self._processes.pop(job, None)
         await self._settle(job, folder.first_failure(begin) or exit_words(code))
 
-    async def _spawn(self, job: str) -> asyncio.subprocess.Process:
-        settings, folder = self._settings, self._folder(job)
-        processes = training_processes(settings)
-        order = WorkerOrder(
+    def _order(self, job: str) -> WorkerOrder:
+        settings = self._settings
+        return WorkerOrder(
             data_dir=settings.data_dir.absolute(),
             job=job,
             source=settings.model,
@@ -152,24 +151,9 @@ class Scheduler:
             device=settings.device,
             dtype=settings.dtype,
             checkpoint_steps=settings.checkpoint_steps,
-            processes=processes,
+            processes=training_processes(settings),
             shards=settings.shard_training,
         )
-        module, arguments = "etude.server.worker", [order.model_dump_json()]
-        command = [sys.executable, "-m", module, *arguments]
-        if processes > 1:
-            command = launch_command(module, arguments, processes)
-        folder.path.mkdir(parents=True, exist_ok=True)
-        with folder.log.open("ab") as log:
-            # In a session of its own: Ctrl-C is for the server, which then asks its workers to end.
-            return await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=self._environment,
-            )
 
     async def _wait(self, job: str, process: asyncio.subprocess.Process) -> int:
         """The worker's exit code. One that does not end after its job is cancelled is killed."""

@@ -1,8 +1,14 @@
-"""The worker: one or more processes that train a job. `python -m etude.server.worker ORDER`."""
+"""The worker: one or more processes that train a job.
+
+`python -m etude.server.worker [ORDER]`. Without an order it makes itself ready, and reads one from its
+standard input: a line that may come late.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import select
 import signal
 import sys
 import threading
@@ -28,12 +34,14 @@ from etude.store.lock import RunLock
 
 _LOG = logging.getLogger("etude.server.worker")
 _LOOK_SECONDS = 0.5
+_IDLE_SECONDS = 900.0
+"""After which a worker that got no order ends, to give back its memory."""
 _PEER_SECONDS = 600.0
 """That a process waits for another: longer than any checkpoint takes to write."""
 
 
 class WorkerOrder(BaseModel):
-    """What a worker is to do. It is on the worker's command line, and has no secrets."""
+    """What a worker is to do. It may be on the worker's command line, and has no secrets."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -164,6 +172,32 @@ def _canceled(jobs: JobStore, job: str) -> Iterator[threading.Event]:
         thread.join()
 
 
-if __name__ == "__main__":
+def _awaited_order() -> WorkerOrder | None:
+    """The order, once it is there; from then on the output is the job's log. None when none will come.
+
+    Everything that takes long to import is imported before.
+    """
+    with suppress(ImportError):  # A job that needs it will say so.
+        import peft  # noqa: F401
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+    coming, _, _ = select.select([sys.stdin], [], [], _IDLE_SECONDS)
+    line = sys.stdin.readline() if coming else ""
+    if not line:
+        return None
+    order = WorkerOrder.model_validate_json(line)
+    with JobFolder(order.data_dir, order.job).log.open("ab") as log:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log.fileno(), stream.fileno())
+    return order
+
+
+def main() -> int:
+    """Work by the order on the command line or on standard input; the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sys.exit(0 if work(WorkerOrder.model_validate_json(sys.argv[1])) else 1)
+    order = WorkerOrder.model_validate_json(sys.argv[1]) if len(sys.argv) > 1 else _awaited_order()
+    return 0 if order is None or work(order) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
