@@ -140,7 +140,7 @@ class Learner:
             except TrainingCanceled as error:
                 raise TrainingCanceled(f"canceled after {len(reports)} of {len(steps)} steps") from error
             finally:
-                self._optimiser.zero_grad(set_to_none=True)
+                self.drop_gradient()
         self.trained += 1
         return _summary([report.metrics for report in reports])
 
@@ -188,7 +188,7 @@ class Learner:
         self, units: list[Unit], objective: Objective, canceled: threading.Event
     ) -> dict[str, float]:
         start = time.perf_counter()
-        self._optimiser.zero_grad(set_to_none=True)
+        self.drop_gradient()
         metrics, tokens = self._gradient(units, objective, canceled)
         norm = self._apply_gradient()
         seconds = max(time.perf_counter() - start, 1e-9)
@@ -229,6 +229,10 @@ class Learner:
             for name, value in {"loss": float(loss.detach()), **metrics}.items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals, tokens
+
+    def drop_gradient(self) -> None:
+        """Forget what `add_gradient` added up."""
+        self._optimiser.zero_grad(set_to_none=True)
 
     def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
         twice = self.options.gradient_checkpointing and torch.is_grad_enabled()
