@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,13 @@ def continuous(
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     model = _copied(policy)
+    # Earlier releases know pages as blocks.
+    of_pages = "page_size" if "page_size" in signature(ContinuousBatchingConfig).parameters else "block_size"
     wanted = ContinuousBatchingConfig(
-        return_logprobs=True, page_size=page_size, num_blocks=num_blocks, max_batch_tokens=max_batch_tokens
+        return_logprobs=True,
+        num_blocks=num_blocks,
+        max_batch_tokens=max_batch_tokens,
+        **{of_pages: page_size},
     )
 
     def sample(prompts: Prompts, tokens: int) -> list[int]:
