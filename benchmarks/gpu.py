@@ -18,7 +18,7 @@ from typing import Any
 import gpu_learner
 import gpu_sampling
 import torch
-from common import parse_arguments, print_json, print_table, progress, silent
+from common import parse_arguments, print_json, print_table, progress
 from gpu_measuring import copy_rate, matrix_rate, top_kernels
 from gpu_model import FULL, SMALL, Scale, policy_of
 
@@ -159,7 +159,8 @@ def main() -> None:
     if arguments.small:
         torch.set_num_threads(1)
     scale, device = (SMALL, torch.device("cpu")) if arguments.small else (FULL, torch.device("cuda"))
-    found = measure(scale, device, arguments, silent if arguments.json else progress)
+    # On standard error with `--json` too: whoever is stopped half-way has seen half of the figures.
+    found = measure(scale, device, arguments, progress)
     if arguments.json:
         print_json(found)
     else:

@@ -125,6 +125,7 @@ def _measured(policy: Policy, scale: Scale, shape: str, repeats: int, note: Note
             # What the last step left is not to be of use to the next.
             step.model.zero_grad(set_to_none=True)  # type: ignore[attr-defined]
         cost.mb[name] = peak_megabytes(step, policy.device)
+        note(f"… {name}: {cost.seconds[name] * 1000:.1f} ms, {cost.mb[name]:.0f} MB")
     return cost
 
 

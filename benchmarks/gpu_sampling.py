@@ -48,8 +48,9 @@ def measure(policy: Policy, scale: Scale, repeats: int, note: Note) -> list[Rate
     ways: dict[str, Callable[[], Sample]] = {
         "etude": lambda: embedded(engine, iter(range(2**60))),
         "generate": partial(generate, policy, None),
-        "generate static": partial(generate, policy, "static"),
         "continuous": partial(continuous, policy, **scale.pages),
+        # The last, as it is compiled for every number of requests.
+        "generate static": partial(generate, policy, "static"),
     }
     found = [Rates(concurrency) for concurrency in scale.concurrencies]
     for way, make in ways.items():
@@ -58,6 +59,7 @@ def measure(policy: Policy, scale: Scale, repeats: int, note: Note) -> list[Rate
             for rates in found:
                 note(f"{scale.name}, {way}, {rates.concurrency} at a time")
                 rates.per_s[way] = _rate(sample, scale, rates.concurrency, repeats)
+                note(f"… {rates.per_s[way]:.0f} tokens/s")
         except Exception as error:  # noqa: BLE001  whatever it breaks by, the rest is to be measured
             for rates in found:
                 if way not in rates.per_s:
