@@ -10,12 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging as hf_logging
 
 from etude.models.policy import Policy
@@ -40,7 +40,7 @@ def generate(policy: Policy, cache: str | None) -> Sample:
 
     @torch.inference_mode()
     def sample(prompts: Prompts, tokens: int) -> list[int]:
-        ids_BT = torch.tensor(prompts)
+        ids_BT = torch.tensor(prompts, device=model.device)
         found = model.generate(
             ids_BT,
             attention_mask=torch.ones_like(ids_BT),
@@ -58,12 +58,24 @@ def generate(policy: Policy, cache: str | None) -> Sample:
     return sample
 
 
-def continuous(policy: Policy) -> Sample:
-    """`model.generate_batch`, whose manager is kept, and stays as large as its first batch needs it."""
+def continuous(
+    policy: Policy, page_size: int = 32, num_blocks: int = 512, max_batch_tokens: int = 256
+) -> Sample:
+    """`model.generate_batch`, whose manager is kept, and stays as large as its first batch needs it.
+
+    By default with the fastest of several sizes that were tried for small models on a CPU; with its own
+    choice it takes half as long again.
+    """
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
     model = _copied(policy)
-    # The fastest of several sizes that were tried; with its own choice it takes half as long again.
+    # Earlier releases know pages as blocks.
+    of_pages = "page_size" if "page_size" in signature(ContinuousBatchingConfig).parameters else "block_size"
     wanted = ContinuousBatchingConfig(
-        return_logprobs=True, page_size=32, num_blocks=512, max_batch_tokens=256
+        return_logprobs=True,
+        num_blocks=num_blocks,
+        max_batch_tokens=max_batch_tokens,
+        **{of_pages: page_size},
     )
 
     def sample(prompts: Prompts, tokens: int) -> list[int]:

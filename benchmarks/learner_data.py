@@ -24,16 +24,18 @@ def model(name: str) -> Policy:
     return build_policy(build_tokenizer(texts, vocab_size=_VOCABULARY), 0, MODELS[name])
 
 
+Range = tuple[int, int]
+"""The least and the greatest number of tokens."""
+
+
 def short(choose: random.Random) -> list[TokenSequence]:
     """8 prompts of about 48 tokens, 8 completions of about 11 each."""
-    prompts = [_tokens(choose, choose.randint(40, 56)) for _ in range(8)]
-    return [_sequence(choose, prompt, choose.randint(4, 18)) for prompt in prompts for _ in range(8)]
+    return groups(choose, 8, prompt=(40, 56), completion=(4, 18))
 
 
 def long(choose: random.Random) -> list[TokenSequence]:
     """One prompt of 1024 tokens, 8 completions of 64."""
-    prompt = _tokens(choose, 1024)
-    return [_sequence(choose, prompt, 64) for _ in range(8)]
+    return groups(choose, 1, prompt=(1024, 1024), completion=(64, 64))
 
 
 def turns(choose: random.Random) -> list[TokenSequence]:
@@ -41,12 +43,23 @@ def turns(choose: random.Random) -> list[TokenSequence]:
 
     A turn is an answer of about 40 tokens, and about 20 of what a tool says to it.
     """
-    prompt, found = _tokens(choose, 210), []
+    return conversations(choose, prompt=210, answer=(20, 60), told=(10, 30))
+
+
+def groups(choose: random.Random, count: int, *, prompt: Range, completion: Range) -> list[TokenSequence]:
+    """So many prompts, with 8 completions each."""
+    prompts = [_tokens(choose, choose.randint(*prompt)) for _ in range(count)]
+    return [_sequence(choose, one, choose.randint(*completion)) for one in prompts for _ in range(8)]
+
+
+def conversations(choose: random.Random, *, prompt: int, answer: Range, told: Range) -> list[TokenSequence]:
+    """The 48 calls of 8 conversations of 6 turns after one prompt, each a sequence of its own."""
+    start, found = _tokens(choose, prompt), []
     for _ in range(8):
-        context = prompt
+        context = start
         for _ in range(6):
-            found.append(_sequence(choose, context, choose.randint(20, 60)))
-            context = [*found[-1].ids, *_tokens(choose, choose.randint(10, 30))]
+            found.append(_sequence(choose, context, choose.randint(*answer)))
+            context = [*found[-1].ids, *_tokens(choose, choose.randint(*told))]
     return found
 
 

@@ -34,8 +34,10 @@ _ROWS = {
 }
 
 
-def steps(method: str, policy: Policy, sequences: Sequence[TokenSequence]) -> dict[str, Step]:
-    """TRL's way to a gradient of `method`, by its settings: all rows at once, or 8 of like length at a time.
+def steps(
+    method: str, policy: Policy, sequences: Sequence[TokenSequence], at_once: Sequence[int] = (8,)
+) -> dict[str, Step]:
+    """TRL's way to a gradient of `method`, by its settings: all rows at once, or so many of like length.
 
     Tensors are made beforehand, and DPO's reference logprobs too. Gradient checkpointing is off. A step
     leaves its gradient in its own copy of the model, which is `.model` of the step.
@@ -43,8 +45,10 @@ def steps(method: str, policy: Policy, sequences: Sequence[TokenSequence]) -> di
     trainer = _trainer(method, policy)
     rows = list(sequences)
     by_length = sorted(rows, key=lambda one: len(one.ids)) if method != "dpo" else rows
-    cuts = {"all": [rows], "8": [by_length[at : at + 8] for at in range(0, len(rows), 8)]}
-    return {name: _step(method, trainer, cut) for name, cut in cuts.items()}
+    cuts = {"all": [rows]}
+    for size in at_once:
+        cuts[str(size)] = [by_length[at : at + size] for at in range(0, len(rows), size)]
+    return {name: _step(method, trainer, cut, policy.device) for name, cut in cuts.items()}
 
 
 def _trainer(method: str, policy: Policy) -> Any:
@@ -56,7 +60,7 @@ def _trainer(method: str, policy: Policy) -> Any:
         kind = method.upper()
         config = getattr(trl, f"{kind}Config")(
             output_dir=tempfile.mkdtemp(),
-            use_cpu=True,
+            use_cpu=policy.device.type == "cpu",
             report_to="none",
             per_device_train_batch_size=8,
             disable_tqdm=True,
@@ -81,8 +85,9 @@ def _trainer(method: str, policy: Policy) -> Any:
     return trainer
 
 
-def _step(method: str, trainer: Any, cut: Sequence[Sequence[TokenSequence]]) -> Step:
-    inputs = [_INPUTS[method](rows) for rows in cut]
+def _step(method: str, trainer: Any, cut: Sequence[Sequence[TokenSequence]], device: torch.device) -> Step:
+    made = [_INPUTS[method](rows) for rows in cut]
+    inputs = [{name: value.to(device) for name, value in one.items()} for one in made]
 
     def step() -> None:
         trainer.model.zero_grad(set_to_none=True)

@@ -134,3 +134,39 @@ def test_the_engines_json_has_the_keys_that_others_read(monkeypatch: pytest.Monk
     assert found["ratio_vs_vllm"] == dict.fromkeys(at_once)
     assert (found["ratio_kept_conversations"], found["ratio_shared_prompts"]) == (2.0, 3.0)
     assert len(found["settings"]) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_gpus_benchmark_runs_small_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    gpu, common, sizes = (importlib.import_module(name) for name in ("gpu", "common", "gpu_model"))
+    arguments = common.parse_arguments("", ["--small", "--profile"], **gpu.FLAGS)
+    found = gpu.measure(sizes.SMALL, torch.device("cpu"), arguments, common.silent)
+    assert found["exactness"]["max_relative_gradient_error_float32"] < 1e-5
+    assert found["machine"]["matrix_tflops_per_s"] > 0
+    assert {row["shape"] for row in found["learner"]} == {"short", "long", "turns"}
+    for row in found["learner"]:
+        assert {"tree", "padded", "step"} <= row["ms"].keys() == row["peak_mb"].keys()
+        assert row["ratio_vs_padded"] > 0
+        assert row["gradient_difference"] < 0.05
+        assert found["profile"][row["shape"]][0]["share"] > 0
+    for row in found["sampling"]:
+        assert {"etude", "generate"} <= row["tokens_per_s"].keys()
+    gpu.print_results(found)
+    assert "Tokens sampled a second" in capsys.readouterr().out
+
+
+def test_a_steps_work_is_counted_without_padding_or_repeats(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    data, sizes = importlib.import_module("learner_data"), importlib.import_module("gpu_model")
+    sequences = data.groups(random.Random(0), 1, prompt=(10, 10), completion=(5, 5))
+    plain, tree = (sizes.work_of(sequences, tree=tree) for tree in (False, True))
+    assert plain == sizes.Work(8 * 15, 8 * 5, 8 * (15 * 16 // 2))
+    assert tree.choices == plain.choices
+    assert 10 < tree.tokens <= 10 + 8 * 5
+    policy = sizes.policy_of(sizes.SMALL, torch.device("cpu"), torch.float32)
+    layer = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 192
+    wanted = 6 * (2 * layer * plain.tokens + 512 * 64 * plain.choices + 2 * 64 * 2 * plain.looks)
+    assert plain.flops(policy) == wanted

@@ -33,7 +33,7 @@ CASES = [
     for objective in OBJECTIVES
     for packing in ("tree", "padded")
     for weights in ("lora", "full")
-]
+] + [("grpo", "tree", "half")]
 SHARDED = [
     ("sft", "tree", "full"),
     ("grpo", "tree", "full"),
@@ -41,13 +41,17 @@ SHARDED = [
     ("dpo", "tree", "full"),
     ("dpo", "tree", "lora"),
     ("grpo by sequence", "padded", "lora"),
+    ("grpo", "tree", "half"),
+    ("grpo", "padded", "half lora"),
 ]
 UNITS = 14
 
 
 def learner_of(packing: str, weights: str, team: Team | None = None, **options: object) -> Learner:
     policy = fresh_policy()
-    if weights == "lora":
+    if "half" in weights:
+        policy.model.to(torch.bfloat16)
+    if "lora" in weights:
         policy.use_lora(LoraOptions(r=4), seed=0)
     policy.keep_base()
     settings = {"learning_rate": 1e-3, "batch_size": 5, "token_budget": 60, "weight_decay": 0.1} | options
@@ -109,6 +113,21 @@ def few(team: Team, folder: Path) -> None:
     policy = trained_on_few(team)
     if team.leads:
         save_tensors(policy.trainable(), folder / "few.safetensors")
+
+
+def half(copies: Team, folder: Path) -> None:
+    """A checkpoint in bfloat16, by copies and by shards."""
+    assert copies.device is not None
+    for team, name in (
+        (copies, "half"),
+        (ShardingTeam(copies.rank, copies.size, copies.device), "half-sharded"),
+    ):
+        learner = learner_of("tree", "half", team)
+        learner.train(batch("grpo", 1), Grpo())
+        snapshot = learner.snapshot()
+        if team.leads:
+            learner.policy.save_version(folder / name, 1, snapshot.weights)
+            learner.save(folder / name, snapshot.optimiser)
 
 
 def trained_on_few(team: Team | None = None) -> Policy:

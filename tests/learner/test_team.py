@@ -20,6 +20,8 @@ SOURCE = Path(__file__).parents[2]
 TOLERANCE = 1e-4
 """Of the way that the weights have gone. AdamW divides by what may be near zero, so that a gradient which
 differs in its last bit can move a single weight more than that."""
+HALF_TOLERANCE = 0.1
+"""In bfloat16 activations have eight bits, and come out otherwise in other company."""
 
 
 def launched(job: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -43,16 +45,16 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before.train(batch("grpo", 1), Grpo())
     before.policy.save_version(folder / "before", 1)
     before.save(folder / "before")
-    done = launched("equal,few,resume,sharded", folder)
+    done = launched("equal,few,resume,sharded,half", folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def assert_near(found, wanted, start):
+def assert_near(found, wanted, start, tolerance=TOLERANCE):
     """Weights, by how far they are from each other and from where they began."""
-    error = sum(float((found[name] - wanted[name]).square().sum()) for name in wanted)
-    way = sum(float((wanted[name] - start[name]).square().sum()) for name in wanted)
-    assert way > 0 and error**0.5 <= TOLERANCE * way**0.5, (error / way) ** 0.5
+    error = sum(float((found[name] - wanted[name]).float().square().sum()) for name in wanted)
+    way = sum(float((wanted[name] - start[name]).float().square().sum()) for name in wanted)
+    assert way > 0 and error**0.5 <= tolerance * way**0.5, (error / way) ** 0.5
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
@@ -69,11 +71,18 @@ def test_with_shards_of_the_weights_too(two, case):
 
 def assert_learned(found, case):
     policy, metrics = trained(*case)
-    assert_near(found, policy.copy_tensors(), policy.base_tensors())
+    rough = "half" in case[-1]
+    tolerance = HALF_TOLERANCE if rough else TOLERANCE
+    assert_near(found, policy.copy_tensors(), policy.base_tensors(), tolerance)
     told = {name.removeprefix("metrics/"): value for name, value in found.items() if "metrics/" in name}
     assert told.keys() == metrics.keys()
     for name in metrics.keys() - {"tokens_per_s"}:
-        assert float(told[name]) == pytest.approx(metrics[name], rel=1e-4, abs=1e-6), name
+        near = (
+            pytest.approx(metrics[name], rel=5e-2, abs=2e-2)
+            if rough
+            else pytest.approx(metrics[name], rel=1e-4, abs=1e-6)
+        )
+        assert float(told[name]) == near, name
 
 
 @pytest.mark.parametrize("name", ["few", "sharded-few"])
@@ -97,6 +106,23 @@ def test_two_go_on_from_what_one_left_and_one_from_what_two_left(two, name):
     for learner in (one, again):
         learner.train(batch("grpo", 3), Grpo())
     assert_near(again.policy.copy_tensors(), one.policy.copy_tensors(), after)
+
+
+@pytest.mark.parametrize("name", ["half", "half-sharded"])
+def test_what_is_finer_than_bfloat16_is_in_the_checkpoint(two, name):
+    one = learner_of("tree", "half")
+    one.policy.load_tensors(load_tensors(two / name / "trained.safetensors"))
+    one.restore(two / name)
+    masters = one._masters.by_name
+    for weight, value in one.policy.trainable().items():
+        assert value.dtype == torch.bfloat16 and torch.equal(value, masters[weight].bfloat16())
+    assert any(not torch.equal(masters[weight], value) for weight, value in one.policy.trainable().items())
+    found = {weight: value.detach() for weight, value in masters.items()}
+    again = learner_of("tree", "half")
+    again.train(batch("grpo", 1), Grpo())
+    wanted = {weight: value.detach() for weight, value in again._masters.by_name.items()}
+    assert_near(found, wanted, again.policy.base_tensors(), HALF_TOLERANCE)
+    one.train(batch("grpo", 2), Grpo())
 
 
 def test_a_killed_process_ends_the_others(tmp_path):

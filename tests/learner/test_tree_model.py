@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import torch
-from torch.nn.attention.flex_attention import flex_attention
 
 from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.tree import token_tree
-from etude.learner.tree_attention import _attend
-from etude.learner.tree_layout import TreeLayout
 from etude.learner.tree_model import why_not_trees
 from tests.learner.gradients import assert_same, batch_of, gradient_of
 from tests.learner.trees import forest
@@ -76,31 +70,3 @@ def test_trying_a_model_leaves_it_as_it_was():
     usual = of.model.config._attn_implementation
     why_not_trees(of.model)
     assert of.model.config._attn_implementation == usual
-
-
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_blocks_and_tiles_are_the_same_attention(window, softcap):
-    """FlexAttention runs forwards on a CPU, which shows that its mask is right."""
-    tree = token_tree([one.ids for one in forest(3, 40)])
-    layout = TreeLayout.of(tree, torch.device("cpu"), np.arange(len(tree)), tile=16)
-    draw = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, heads, len(tree), 16, generator=draw) for heads in (4, 2, 2))
-
-    def capped(score, *_):
-        return score if softcap is None else softcap * torch.tanh(score / softcap)
-
-    blocks = layout.block_mask(layout.binding(window))
-    theirs = flex_attention(query, key, value, score_mod=capped, block_mask=blocks, enable_gqa=True)
-    ours, _ = _attend(
-        fresh_policy().model.model.layers[0].self_attn,
-        query,
-        key,
-        value,
-        None,
-        tree=layout,
-        sliding_window=window,
-        softcap=softcap,
-    )
-    assert torch.allclose(ours, theirs.transpose(1, 2), atol=1e-5)
-    assert len(layout.runs) > 2

@@ -42,6 +42,8 @@ def test_memory_has_weights_gradient_moments_and_two_copies():
     assert size().memory == 1000 * 4 + 1000 * (3 * 4 + 8)
     assert size(trainable=0).memory == 1000 * 4
     assert size(trainable=10).version == 10 * (4 + 8)
+    assert size(bytes_per_parameter=2).memory == 1000 * 2 + 1000 * (4 + 8 + 4 + 2 * 2)
+    assert size(bytes_per_parameter=2).version == 1000 * (2 + 4 + 8)
 
 
 def test_time_is_steps_and_operations(monkeypatch):

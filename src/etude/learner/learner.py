@@ -19,6 +19,7 @@ from etude.core.keys import generator
 from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.cutter import Cutter, Packing
+from etude.learner.masters import Masters
 from etude.learner.objective import Objective, Pass
 from etude.learner.padding import Unit, token_share
 from etude.learner.schedule import Schedule
@@ -29,6 +30,8 @@ from etude.models.weights import load_tensors, part_like, save_tensors, whole
 
 OPTIMISER_FILE = "optimiser.safetensors"
 STATE_FILE = "learner.json"
+_MASTER = "master"
+"""Beside the names of AdamW's own tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,9 @@ class Learner:
         self._part = 0.0
         self._run = self.team.hold(policy)
         self._cutter = Cutter(self._run, self.team, policy.device, options.packing, options.token_budget)
+        self._masters = Masters(policy.trainable())
         self._optimiser = torch.optim.AdamW(
-            list(policy.trainable().values()),
+            list(self._masters.by_name.values()),
             lr=options.learning_rate,
             betas=options.betas,
             weight_decay=options.weight_decay,
@@ -126,6 +130,7 @@ class Learner:
         steps = self._plan(units, objective)
         reports: list[StepReport] = []
         with self.policy.lock:
+            self._masters.follow()
             try:
                 for number, step_units in enumerate(steps):
                     self._part = number / len(steps)
@@ -135,7 +140,7 @@ class Learner:
             except TrainingCanceled as error:
                 raise TrainingCanceled(f"canceled after {len(reports)} of {len(steps)} steps") from error
             finally:
-                self._optimiser.zero_grad(set_to_none=True)
+                self.drop_gradient()
         self.trained += 1
         return _summary([report.metrics for report in reports])
 
@@ -183,7 +188,7 @@ class Learner:
         self, units: list[Unit], objective: Objective, canceled: threading.Event
     ) -> dict[str, float]:
         start = time.perf_counter()
-        self._optimiser.zero_grad(set_to_none=True)
+        self.drop_gradient()
         metrics, tokens = self._gradient(units, objective, canceled)
         norm = self._apply_gradient()
         seconds = max(time.perf_counter() - start, 1e-9)
@@ -201,14 +206,14 @@ class Learner:
         totals = self.team.sum(metrics | told)
         if totals.pop("canceled"):
             raise TrainingCanceled("canceled")
-        self.team.sum_gradients(list(self.policy.trainable().values()))
+        self.team.sum_gradients(list(self._masters.by_name.values()))
         tokens = int(totals.pop("tokens"))
         return totals, tokens
 
     def add_gradient(
         self, units: Sequence[Unit], objective: Objective, canceled: threading.Event | None = None
     ) -> tuple[dict[str, float], int]:
-        """Add this process's part of a step's gradient to the parameters'; gives metrics and trained tokens.
+        """Add this process's part of a step's gradient up; gives metrics and trained tokens.
 
         A part of what `train` does, for callers that hold the policy's lock. Raises TrainingCanceled.
         """
@@ -218,11 +223,16 @@ class Learner:
             if self.team.halts(canceled is not None and canceled.is_set()):
                 raise TrainingCanceled("canceled")
             loss, metrics = self._loss(one, objective)
-            self.team.backward(loss)
+            with self._masters.gathering():
+                self.team.backward(loss)
             tokens += 0 if one is None else int((one.micro.weights_BT != 0).sum())
             for name, value in {"loss": float(loss.detach()), **metrics}.items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals, tokens
+
+    def drop_gradient(self) -> None:
+        """Forget what `add_gradient` added up."""
+        self._optimiser.zero_grad(set_to_none=True)
 
     def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
         twice = self.options.gradient_checkpointing and torch.is_grad_enabled()
@@ -253,8 +263,8 @@ class Learner:
         return replace(one, micro=replace(one.micro, reference_BT=self._run(one.logprobs)))
 
     def _apply_gradient(self) -> float:
-        parameters = list(self.policy.trainable().values())
-        norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm)))
+        masters = list(self._masters.by_name.values())
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(masters, self.options.max_grad_norm)))
         if not math.isfinite(norm):
             raise TrainingError(
                 f"the gradient of step {self.step + 1} is not finite; lower learning_rate, or use float32"
@@ -263,6 +273,7 @@ class Learner:
         for group in self._optimiser.param_groups:
             group["lr"] = self._rate()
         self._optimiser.step()
+        self._masters.write()
         return norm
 
     def _rate(self) -> float:
@@ -281,7 +292,10 @@ class Learner:
             raise StoreError(f"cannot write {folder / STATE_FILE}: {error}") from error
 
     def restore(self, folder: Path) -> None:
-        """Go on from a saved state. Raises StoreError when it is missing or does not fit."""
+        """Go on from a saved state of the weights in memory.
+
+        Raises StoreError when it is missing or does not fit.
+        """
         try:
             position = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
             step, trained = int(position["step"]), int(position["trained"])
@@ -291,8 +305,8 @@ class Learner:
         for key, value in load_tensors(folder / OPTIMISER_FILE).items():
             name, _, part = key.rpartition("/")
             state[name][part] = value
-        parameters = self.policy.trainable()
-        odd = sorted(state.keys() - parameters.keys())
+        masters = self._masters.by_name
+        odd = sorted(state.keys() - masters.keys())
         if odd:
             raise StoreError(
                 f"the optimiser's state in {folder} belongs to other weights ({odd[0]}); was the model or "
@@ -300,11 +314,12 @@ class Learner:
             )
         self.step, self.trained = step, trained
         self._optimiser.state.clear()
+        self._masters.read({name: parts.pop(_MASTER) for name, parts in state.items() if _MASTER in parts})
         for name, parts in state.items():
-            parameter = parameters[name]
+            master = masters[name]
             # AdamW counts steps on the CPU, wherever the weights are.
-            self._optimiser.state[parameter] = {
-                part: value if part == "step" else part_like(value, parameter)
+            self._optimiser.state[master] = {
+                part: value if part == "step" else part_like(value.to(master.dtype), master)
                 for part, value in parts.items()
             }
 
@@ -312,17 +327,19 @@ class Learner:
         """Forget all steps: the state that goes with the base model."""
         self.step = self.trained = 0
         self._optimiser.state.clear()
+        self._masters.read({})
 
     def snapshot(self) -> Snapshot:
         """What a checkpoint needs, for the leader to write; others get nothing. All must call it together."""
         return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self._optimiser_tensors()))
 
     def _optimiser_tensors(self) -> dict[str, torch.Tensor]:
-        return {
+        moments = {
             f"{name}/{key}": value
-            for name, parameter in self.policy.trainable().items()
-            for key, value in self._optimiser.state.get(parameter, {}).items()
+            for name, master in self._masters.by_name.items()
+            for key, value in self._optimiser.state.get(master, {}).items()
         }
+        return moments | {f"{name}/{_MASTER}": value for name, value in self._masters.copies().items()}
 
 
 def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 _LOGITS = 1 << 24
-"""Logits that are held at a time."""
+"""Logits that are held at a time on a CPU, whose caches they outgrow soon."""
+_LOGITS_ON_GPU = 1 << 27
+"""Half a gigabyte in float32. Each chunk reads the head's weights again, and adds to their gradient."""
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 """Hidden states [E, D] to logits [E, V]."""
@@ -44,7 +46,8 @@ def _by_chunks(
     of: Callable[..., torch.Tensor], head: Head, fields: tuple[torch.Tensor, ...], vocabulary: int
 ) -> torch.Tensor:
     """`of(head, *fields)`, with as many logits at a time as may be held, joined along the last dimension."""
-    size = max(1, _LOGITS // vocabulary)
+    held = _LOGITS_ON_GPU if fields[0].is_cuda else _LOGITS
+    size = max(1, held // vocabulary)
     parts = list(zip(*(torch.split(field, size) for field in fields), strict=True))
     if len(parts) <= 1:
         return of(head, *fields)

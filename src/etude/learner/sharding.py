@@ -82,16 +82,18 @@ class _Whole(torch.nn.Module):
 
 def _sharded(model: Any, team: ProcessTeam) -> _Whole:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(team.device.type, (team.size,))
+    # Whatever the weights are in, sums over many processes want more than eight bits.
+    precision = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = set(getattr(plain, "_no_split_modules", None) or ())
     for module in list(plain.modules()):
         if type(module).__name__ in layers:
-            fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=precision)
     root = _Whole(model)
-    fully_shard(root, mesh=mesh)
+    fully_shard(root, mesh=mesh, mp_policy=precision)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             # The sum over the processes, not their mean: weights are normalised over the whole step.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from etude.learner.flex import Scores, attend
 from etude.learner.tree_layout import Run, TreeLayout
 from etude.models.architecture import text_config
 
@@ -45,7 +46,8 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Queries [1, H, N, D] over keys and values [1, G, N, D], H a multiple of G; gives [1, N, H, D].
 
-    Raises ValueError for attention that has more to it than a scale, a window and a softcap.
+    Raises ValueError for attention that has more to it than a scale, a window and a softcap, and where
+    FlexAttention is wanted and does not run.
     """
     if (
         dropout
@@ -55,16 +57,14 @@ def _attend(
         raise ValueError("its attention has sinks, biases, dropout or a mask of its own")
     tree.windows.append(sliding_window)
     window = tree.binding(sliding_window)
-    if query.is_cuda:  # pragma: gpu
-        from transformers.integrations.flex_attention import flex_attention_forward
-
-        blocks = tree.block_mask(window)
-        found, _ = flex_attention_forward(module, query, key, value, blocks, scaling=scaling, softcap=softcap)
-        return found, None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if tree.kernel != "tiles":
+        blocks, scores = tree.block_mask(window), Scores(scale, softcap, window)
+        found = attend(query, key, value, blocks, scores, compiled=tree.kernel == "flex")
+        return found.transpose(1, 2), None
     groups = key.shape[1]
     query_GRND = query[0].view(groups, -1, *query.shape[2:])
     key_GRND, value_GRND = (x[0].unsqueeze(1).expand(-1, query_GRND.shape[1], -1, -1) for x in (key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     last = getattr(module, "layer_idx", None) == text_config(module).num_hidden_layers - 1
     runs = tree.last_runs if last else tree.runs
     if softcap is None and query.device.type == "cpu":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
+from etude.learner.flex import block_mask, filled
 from etude.learner.tree import Places, TokenTree
 
 _TILE = 128
@@ -17,6 +18,10 @@ _CALL = 6000
 """Masked scores that take about as long as another call."""
 _KEPT_SCORES = 1 << 22
 """Masks of so many scores in all are kept from layer to layer; larger ones are made anew."""
+
+Kernel: TypeAlias = Literal["tiles", "flex", "plain flex"]
+"""What attends: a call for each tile, which the CPU is good at; FlexAttention; or that as it is defined, for
+tests, in memory for all pairs of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +46,17 @@ class Run:
 class TreeLayout:
     """How the N tokens of a forward pass stand to each other; the model is handed it as `tree=`.
 
+    For FlexAttention these are more than the tree's, whose blocks are filled up with tokens without a parent.
+
     The tokens of a tile of depth-first order look at nothing but tokens of the tile, and what comes
     before its first token: so the keys of a tile are few, and masks are as small.
     """
 
     depths_N: torch.Tensor
     ends_N: torch.Tensor
+    depth: int
+    """The greatest of them."""
+    kernel: Kernel
     runs: tuple[Run, ...]
     last_runs: tuple[Run, ...]
     """Those of the last layer, where only tokens matter that something is chosen after."""
@@ -55,18 +65,30 @@ class TreeLayout:
     _masks: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tree: TokenTree, device: torch.device, needed: Places, tile: int = _TILE) -> TreeLayout:
+    def of(
+        cls,
+        tree: TokenTree,
+        device: torch.device,
+        needed: Places,
+        tile: int = _TILE,
+        kernel: Kernel | None = None,
+    ) -> TreeLayout:
         """The layout of a tree of one token or more, whose last hidden states are `needed` at some places."""
-        depths, ends = (torch.from_numpy(values).to(device) for values in (tree.depths, tree.ends))
-        tiles = list(_tiles(tree, tile))
+        kernel = kernel or ("flex" if device.type == "cuda" else "tiles")
+        size = len(tree)
+        # What it is filled up with looks at itself.
+        more = 0 if kernel == "tiles" else filled(size) - size
+        depths = torch.from_numpy(np.pad(tree.depths, (0, more))).to(device)
+        ends = torch.from_numpy(np.concatenate([tree.ends, np.arange(size, size + more) + 1])).to(device)
+        tiles = list(_tiles(tree, tile)) if kernel == "tiles" else []
         counts = np.bincount(needed, minlength=len(tree)).cumsum()
         before = np.concatenate([[0], counts])
         last = [one for one in tiles if before[one.stop] > before[one.start]]
-        return cls(depths, ends, _runs(tree, tiles), _runs(tree, last))
+        return cls(depths, ends, int(tree.depths.max()), kernel, _runs(tree, tiles), _runs(tree, last))
 
     def binding(self, sliding_window: int | None) -> int | None:
         """The window, if any token is too far down to see its first."""
-        binds = sliding_window is not None and int(self.depths_N.max()) >= sliding_window
+        binds = sliding_window is not None and self.depth >= sliding_window
         return sliding_window if binds else None
 
     def sees(self, query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
@@ -89,18 +111,9 @@ class TreeLayout:
 
     def block_mask(self, window: int | None) -> Any:
         """The same as a block mask of FlexAttention."""
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        def looks(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            return self.sees(query, key, window)
-
         name = "blocks", window
         if name not in self._masks:
-            size, device = len(self.ends_N), self.ends_N.device
-            # Uncompiled, it would hold all pairs of tokens at once.
-            self._masks[name] = create_block_mask(
-                looks, None, None, size, size, device=device, _compile=device.type == "cuda"
-            )
+            self._masks[name] = block_mask(self.ends_N, self.depths_N, window)
         return self._masks[name]
 
 

@@ -6,19 +6,21 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from etude.learner.tree import token_tree
 from etude.learner.tree_attention import tree_attention
-from etude.learner.tree_layout import TreeLayout
+from etude.learner.tree_layout import Kernel, TreeLayout
 from etude.models.architecture import FULL, SLIDING, layer_kinds, logits_after, text_config
 
 
 def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:
     """Last hidden states [N, D] of a tree's tokens; a token's position is its depth."""
-    body = _plain_model(model).base_model
+    body, size = _plain_model(model).base_model, len(ids_N)
+    filled_1N = F.pad(ids_N, (0, len(layout.depths_N) - size))[None]
     with tree_attention(model):
-        found = body(input_ids=ids_N[None], position_ids=layout.depths_N[None], use_cache=False, tree=layout)
-    hidden_ND: torch.Tensor = found.last_hidden_state[0]
+        found = body(input_ids=filled_1N, position_ids=layout.depths_N[None], use_cache=False, tree=layout)
+    hidden_ND: torch.Tensor = found.last_hidden_state[0, :size]
     return hidden_ND
 
 
@@ -32,11 +34,12 @@ def head_logits(model: Any, hidden_ED: torch.Tensor) -> torch.Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def why_not_trees(model: Any) -> str | None:
+def why_not_trees(model: Any, kernel: Kernel | None = None) -> str | None:
     """Why a model does not take token trees, as a sentence of its own; None if it does.
 
     Whether its attention, its positions and its head are what this module takes them for is seen by
-    trying: a small tree must give the logits of plain forward passes.
+    trying: a small tree must give the logits of plain forward passes. `kernel` is what attends, if not the
+    one for its device.
     """
     kinds = layer_kinds(model)
     if not getattr(_plain_model(model), "_supports_attention_backend", False):
@@ -44,7 +47,7 @@ def why_not_trees(model: Any) -> str | None:
     if not set(kinds) <= {FULL, SLIDING}:
         return "this model has layers that are not plain attention"
     try:
-        windows, difference = _try(model)
+        windows, difference = _try(model, kernel)
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError) as error:
         return f"this model cannot be run on a token tree ({type(error).__name__}: {error})"
     if len(windows) != len(kinds) or sum(map(bool, windows)) != kinds.count(SLIDING):
@@ -56,7 +59,7 @@ def why_not_trees(model: Any) -> str | None:
 
 
 @torch.no_grad()
-def _try(model: Any) -> tuple[list[int | None], float]:
+def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], float]:
     """The layers' windows on a small tree, and by how much of the largest logit its logits are off."""
     device, size = next(model.parameters()).device, text_config(model).vocab_size
     draw = np.random.default_rng(0)
@@ -64,7 +67,7 @@ def _try(model: Any) -> tuple[list[int | None], float]:
     sequences = [stem + end for end in ends]
     tree = token_tree(sequences)
     needed = np.flatnonzero(tree.depths >= len(stem) - 1)
-    layout = TreeLayout.of(tree, device, needed, tile=3)
+    layout = TreeLayout.of(tree, device, needed, tile=3, kernel=kernel)
     logits_NV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
     plain, found = [], []
     for sequence, path in zip(sequences, tree.paths, strict=True):

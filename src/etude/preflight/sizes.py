@@ -22,15 +22,18 @@ class ModelSize:
 
     @property
     def memory(self) -> int:
-        """Bytes that sampling and training take: the weights, and for what is trained the gradient,
-        AdamW's two moments and two copies to go back to. Activations are not counted."""
-        extra = self.trainable * (3 * self.bytes_per_parameter + 8)
+        """Bytes that sampling and training take: the weights, and for what is trained the gradient, AdamW's
+        two moments, a float32 master where weights are halves, and two copies to go back to. Activations are
+        not counted."""
+        half = self.bytes_per_parameter < 4
+        extra = self.trainable * (2 * self.bytes_per_parameter + (16 if half else 12))
         return self.parameters * self.bytes_per_parameter + extra
 
     @property
     def version(self) -> int:
-        """Bytes that a stored version takes: the trained weights and AdamW's two moments."""
-        return self.trainable * (self.bytes_per_parameter + 8)
+        """Bytes that a stored version takes: the trained weights, their masters and AdamW's two moments."""
+        half = self.bytes_per_parameter < 4
+        return self.trainable * (self.bytes_per_parameter + (12 if half else 8))
 
 
 def together(sizes: Sequence[ModelSize]) -> ModelSize | None:

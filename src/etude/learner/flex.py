@@ -1,0 +1,184 @@
+"""Attention over token trees by PyTorch's FlexAttention, whose kernels skip the blocks that nobody looks at.
+
+It is called here and not by `transformers`, which repeats keys for some numbers of heads, and falls silently
+back to all scores at once when it has been compiled eight times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from subprocess import SubprocessError
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+BLOCK = 128
+"""Tokens of a block."""
+_FEWEST = 2
+"""Blocks of a tree at least: one alone would be compiled for by itself."""
+_NARROWEST = 16
+"""Numbers of a head that the kernels can multiply at a time."""
+_PAIRS = 1 << 24
+"""Pairs of tokens that are looked at together when a mask is made."""
+_COMPILATIONS = 64
+"""At most, over all models of a process: for one size and then for any, for each kind of model, of mask, and
+with and without a gradient."""
+
+Looks = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Whether the tokens at some places look at those at others, for a sequence and a head that play no part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How much a token looks at another, beside which those are."""
+
+    scale: float
+    softcap: float | None = None
+    window: int | None = None
+
+
+def filled(size: int) -> int:
+    """The number of tokens that a tree of `size` is filled up to."""
+    return max(_FEWEST, -(-size // BLOCK)) * BLOCK
+
+
+def block_mask(ends_N: torch.Tensor, depths_N: torch.Tensor, window: int | None) -> Any:
+    """The blocks of a tree in which some tokens look at others, and in which all do.
+
+    As `create_block_mask` makes it, which needs compiling for every size or all pairs of tokens at once.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    looks = _looks(ends_N.int(), depths_N.int(), window)
+    size = len(ends_N)
+    places = torch.arange(size, device=ends_N.device, dtype=torch.int32)
+    counts = [
+        looks(None, None, rows[:, :, None], places).view(-1, BLOCK, size // BLOCK, BLOCK).sum(dim=(1, 3))
+        for rows in torch.split(places.view(-1, BLOCK), max(1, _PAIRS // (BLOCK * size)))
+    ]
+    counts_QK = torch.cat(counts)
+    whole_QK = counts_QK == BLOCK * BLOCK
+    parts, wholes = _listed((counts_QK > 0) & ~whole_QK), _listed(whole_QK)
+    return BlockMask.from_kv_blocks(*parts, *wholes, BLOCK_SIZE=BLOCK, mask_mod=looks)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    scores: Scores,
+    compiled: bool,
+) -> torch.Tensor:
+    """Queries [1, H, N, D] over keys and values [1, G, N, D]; gives [1, H, N, D].
+
+    `mask` is the block mask for the window of `scores`. Not compiled it holds all scores, for tests. Raises
+    ValueError where its kernels do not run.
+    """
+    width = query.shape[-1]
+    if width < _NARROWEST:
+        query, key, value = (F.pad(one, (0, _NARROWEST - width)) for one in (query, key, value))
+    if compiled:
+        shape = query.shape[1], key.shape[1], query.shape[-1]
+        reason = _why_not(query.device, query.dtype, shape, scores)
+        if reason is not None:
+            raise ValueError(reason)
+    return _call(query, key, value, mask, scores, compiled)[..., :width]
+
+
+def _call(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    scores: Scores,
+    compiled: bool,
+) -> torch.Tensor:
+    cap = None if scores.softcap is None else _cap(scores.softcap)
+    run = _compiled() if compiled else _flex
+    # Otherwise a second model's scale or softcap would become a variable, which the kernels do not take.
+    with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS, specialize_float=True):
+        found: torch.Tensor = run(query, key, value, mask, scores.scale, cap)
+    return found
+
+
+def _flex(query: Any, key: Any, value: Any, mask: Any, scale: float, cap: Any) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    several = query.shape[1] != key.shape[1]
+    return flex_attention(query, key, value, cap, mask, scale, enable_gqa=several)
+
+
+@cache
+def _compiled() -> Any:
+    # Uncompiled it would take memory for all pairs of tokens: an error is better than that.
+    return torch.compile(_flex, fullgraph=True)
+
+
+@cache
+def _why_not(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], scores: Scores
+) -> str | None:
+    """Why the kernels, forward and backward, do not run for such a model; None if they do. It is tried.
+
+    The second size is the one that all others are compiled with. `shape` is that of the heads: H, G and D.
+    """
+    heads, groups, width = shape
+    try:
+        for size in (filled(0), filled(0) + BLOCK):
+            query, key, value = (
+                torch.randn(1, count, size, width, device=device, dtype=dtype, requires_grad=True)
+                for count in (heads, groups, groups)
+            )
+            ends, depths = torch.full((size,), size, device=device), torch.arange(size, device=device)
+            with torch.enable_grad():
+                found = _call(query, key, value, block_mask(ends, depths, scores.window), scores, True)
+                torch.autograd.grad(found.sum(), (query, key, value))
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AssertionError,
+        OSError,
+        ImportError,
+        SubprocessError,
+    ) as error:
+        first = _first(error)
+        told = str(first).strip().splitlines() or [""]
+        return f"FlexAttention does not run here: {type(first).__name__}: {told[0]}"
+    return None
+
+
+def _first(error: BaseException) -> BaseException:
+    """What an error came from: compilers wrap theirs."""
+    before = error.__cause__ or error.__context__
+    return error if before is None else _first(before)
+
+
+def _looks(ends_N: torch.Tensor, depths_N: torch.Tensor, window: int | None) -> Looks:
+    """A function of tensors alone, as the compiler wants it."""
+    if window is None:
+        return lambda batch, head, query, key: (key <= query) & (query < ends_N[key])
+    # A number would be one more thing to compile for.
+    floors_N = depths_N - window
+    return lambda batch, head, query, key: (
+        (key <= query) & (query < ends_N[key]) & (depths_N[key] > floors_N[query])
+    )
+
+
+def _cap(softcap: float) -> Callable[..., torch.Tensor]:
+    def cap(score: torch.Tensor, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
+
+
+def _listed(blocks_QK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each row of blocks how many there are, and which; what comes after these plays no part."""
+    which = torch.argsort(blocks_QK.int(), dim=-1, descending=True, stable=True)
+    return blocks_QK.sum(dim=-1).int()[None, None], which.int()[None, None]

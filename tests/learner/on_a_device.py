@@ -1,0 +1,70 @@
+"""Losses on a device that is not the CPU: nothing mixes the two. A pretended one has no gradients.
+
+Run by `tests/test_devices.py`, in a process of its own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from etude.learner.dpo import Dpo
+from etude.learner.flex import block_mask
+from etude.learner.grpo import Grpo
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.sft import Sft
+from etude.learner.tree import token_tree
+from etude.learner.tree_layout import TreeLayout
+from tests.learner.gradients import batch_of
+from tests.learner.trees import forest
+from tests.models.tiny_models import family
+from tests.pretended import DEVICE, moved, pretending
+
+OBJECTIVES = {
+    "grpo": Grpo(beta=0.1, entropy_bonus=0.1),
+    "grpo by sequence": Grpo(aggregation="sequence", correction="truncate"),
+    "dpo": Dpo(beta=0.5, reference="base"),
+    "sft": Sft(),
+}
+
+
+def evaluated(policy, name, packing):
+    policy.keep_base()
+    learner = Learner(policy, LearnerOptions(packing=packing, token_budget=100), seed=0)
+    sequences = forest(1, 20, temperatures=(1.0, 0.7))
+    units = list(zip(sequences[0::2], sequences[1::2], strict=True)) if name == "dpo" else sequences
+    found = learner.evaluate(batch_of(units), OBJECTIVES[name])
+    assert learner.note is None
+    return found | {"divergence": sum(learner.divergences(sequences))}
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_are_those_of_the_cpu(monkeypatch, name, packing):
+    config = {"head_dim": 8, "sliding_window": 6}
+    wanted = evaluated(family("Gemma2Config", **config), name, packing)
+    # FlexAttention needs a real device.
+    monkeypatch.setattr(TreeLayout, "of", partial(TreeLayout.of, kernel="tiles"))
+    with pretending():
+        found = evaluated(moved(family("Gemma2Config", **config)), name, packing)
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_block_masks_are_made_there(window):
+    tree = token_tree([one.ids for one in forest(3, 60)])
+    needed = np.arange(len(tree))
+    here = TreeLayout.of(tree, torch.device("cpu"), needed, kernel="flex").block_mask(window)
+    with pretending() as waits:
+        layout = TreeLayout.of(tree, DEVICE, needed, kernel="flex")
+        assert layout.binding(4) == 4
+        assert waits.total() == 0
+        there = block_mask(layout.ends_N, layout.depths_N, window)
+        assert there.kv_indices.device == DEVICE
+        for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_q_indices"):
+            assert getattr(there, name).tolist() == getattr(here, name).tolist()

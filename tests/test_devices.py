@@ -1,0 +1,36 @@
+"""What runs on a GPU, on a device that is pretended: in another process, as torch takes it for real there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+
+
+def test_nothing_mixes_devices():
+    files = [str(TESTS / room / "on_a_device.py") for room in ("inference", "learner")]
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS.parent / "src")])
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(TESTS.parent),
+            *files,
+        ],
+        cwd=TESTS.parent,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
