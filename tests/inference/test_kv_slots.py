@@ -65,9 +65,11 @@ def test_both_ways_of_writing_come_to_the_same():
         for kv in (plainly, quickly):
             kv.reserve(4, 128)
             kv.plan = plan
-        both_NKD = torch.cat([new_BHTD, -new_BHTD], dim=1).transpose(1, 2).flatten(0, 1)
+        both_M2D = torch.stack([new_BHTD, -new_BHTD], dim=3).transpose(1, 2).flatten(0, 2)
         seen.append(plainly.update(new_BHTD, -new_BHTD, 0))
-        seen.append(quickly.layers[0].write(quickly.places(2), both_NKD))
+        layer = quickly.layers[0]
+        layer.by_token(2, 4).index_copy_(0, quickly.places(2), both_M2D)
+        seen.append(layer.seen())
     for one in seen[1:]:
         assert all(map(torch.equal, one, seen[0]))
 
