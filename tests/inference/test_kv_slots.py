@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from etude.inference.kv_slots import KvSlots, StepPlan, span_for
+from etude.inference.slot_table import Copy
 
 
 def write(kv, rows, columns, value, span=64):
@@ -48,8 +49,8 @@ def test_the_waste_bin_is_never_read():
 def test_copies_are_all_read_before_any_is_written():
     kv = KvSlots(layers=1, slots=3)
     write(kv, [0, 2], [1, 2], 1.0)
-    kv.copy([0, 2, 1], [2, 0, 1], 3)
-    kv.copy([], [], 0)
+    kv.copy([Copy(0, 2, 3), Copy(2, 0, 3), Copy(1, 0, 0)])
+    kv.copy([])
     keys, _ = write(kv, [0, 2], [10, 10], 2.0)
     assert keys[0, 0, :, 0].nonzero().flatten().tolist() == [2, 10]
     assert keys[1, 0, :, 0].nonzero().flatten().tolist() == [1, 10]

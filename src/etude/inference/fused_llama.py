@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from etude.inference.fused_weights import FusedLayer, affine, after_norm, fused_layer, without_lora
-from etude.inference.kv_slots import KvSlots
+from etude.inference.kv_slots import KvSlots, SlotLayer
 from etude.inference.step_inputs import StepInputs
 from etude.models.architecture import layer_kinds
 
@@ -75,6 +75,7 @@ class FusedLlama:
         self._rotary = body.rotary_emb
         self._turns = torch.zeros(0)
         self._memory = self._allocated(0)
+        self._rooms: dict[int, Room] = {}
 
     def __call__(self, inputs: StepInputs, kv: KvSlots) -> torch.Tensor:
         """Logits [B, V] after each row's last token; keys and values go where `kv.plan` says."""
@@ -83,15 +84,13 @@ class FusedLlama:
         room = self._room(self._allocated(rows * width))
         turn, places = self.turn(inputs.position_BT.flatten()), kv.places(self.groups)
         self.embed(inputs.ids_BT.flatten(), room)
-        query_BTGRD = room.query.view(rows, width, self.groups, -1, self.size)
         for kind, layer, held in zip(self._kinds, self.layers, kv.layers, strict=True):
             self.project(layer, room, turn)
             held.by_token(self.groups, self.size).index_copy_(0, places, room.new)
-            query, (keys, values) = query_BTGRD.flatten(2, 3).transpose(1, 2), held.seen()
-            mixed_BHTD = functional.scaled_dot_product_attention(
-                query, keys, values, inputs.masks[kind], scale=1.0, enable_gqa=self._grouped
-            )
-            room.mixed.view(rows, width, -1, self.size).copy_(mixed_BHTD.transpose(1, 2))
+            if width == 1:
+                attend(room, *as_batch(*held.seen()), self._for_groups(inputs.masks[kind]))
+            else:
+                self._attend_from_many(room, held, inputs.masks[kind])
             self.finish(layer, room)
         return self.logits(room.x.view(rows, width, -1)[:, -1])
 
@@ -134,7 +133,30 @@ class FusedLlama:
         """Room for a few tokens, to be used again and again; all such rooms share their memory."""
         if tokens > len(self._memory[0]):
             self._memory = self._allocated(2 * tokens)
-        return self._room([one[:tokens] for one in self._memory])
+            self._rooms.clear()
+        if tokens not in self._rooms:
+            self._rooms[tokens] = self._room([one[:tokens] for one in self._memory])
+        return self._rooms[tokens]
+
+    def _attend_from_many(self, room: Room, held: SlotLayer, mask_B1TS: torch.Tensor) -> None:
+        """Attention of rows of several tokens each."""
+        rows, _, width, _ = mask_B1TS.shape
+        query_BTGRD = room.query.view(rows, width, self.groups, -1, self.size)
+        keys, values = held.seen()
+        mixed_BHTD = functional.scaled_dot_product_attention(
+            query_BTGRD.flatten(2, 3).transpose(1, 2),
+            keys,
+            values,
+            mask_B1TS,
+            scale=1.0,
+            enable_gqa=self._grouped,
+        )
+        room.mixed.view(rows, width, -1, self.size).copy_(mixed_BHTD.transpose(1, 2))
+
+    def _for_groups(self, mask_B1TS: torch.Tensor) -> torch.Tensor:
+        """Masks of single tokens, [B * G, 1, S]."""
+        rows, _, _, span = mask_B1TS.shape
+        return mask_B1TS.expand(rows, self.groups, 1, span).reshape(-1, 1, span)
 
     def _normed(self, room: Room) -> torch.Tensor:
         """RMSNorm over the root of the width; weight and root are part of what comes after."""
@@ -165,3 +187,16 @@ class FusedLlama:
             gate=gate,
             up=up,
         )
+
+
+def as_batch(keys_BGSD: torch.Tensor, values_BGSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values as `attend` takes them."""
+    return keys_BGSD.flatten(0, 1).transpose(1, 2), values_BGSD.flatten(0, 1)
+
+
+def attend(room: Room, keys_MDS: torch.Tensor, values_MSD: torch.Tensor, mask_M1S: torch.Tensor) -> None:
+    """Attention of single tokens, for each row and group of heads. Takes half of the time that
+    `scaled_dot_product_attention` takes.
+    """
+    weight_MRS = torch.softmax(torch.baddbmm(mask_M1S, room.query, keys_MDS), dim=-1)
+    torch.bmm(weight_MRS, values_MSD, out=room.mixed_by_group)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from etude.inference.slot_table import Copy
+
 _COLUMN_STEP = 64
 """Columns grow by this many, and attention always spans a multiple of it: sums over masked columns
 then fall into the same lanes whatever the longest neighbour is, and come out the same bit for bit."""
@@ -79,8 +81,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         plan = self._owner.plan
         if not plan.leading:
             return self.keys[plan.rows, :, : plan.span], self.values[plan.rows, :, : plan.span]
-        rows = len(plan.rows)
-        return self.keys[:rows, :, : plan.span], self.values[:rows, :, : plan.span]
+        return self.first(len(plan.rows), plan.span)
+
+    def first(self, rows: int, span: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of the first slots, in place."""
+        return self.keys[:rows, :, :span], self.values[:rows, :, :span]
 
     def resize(self) -> None:
         """Grow to the owner's size, keeping what is held; the waste bin stays the last column."""
@@ -91,11 +96,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         for old, new in zip(before, (self.keys, self.values), strict=True):
             new[: old.shape[0], :, : old.shape[2] - 1] = old[:, :, :-1]
 
-    def copy(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
-        """Put the first `length` columns of some slots into others."""
-        if self.is_initialized:
-            for held in (self.keys, self.values):
-                held[targets, :, :length] = held[sources, :, :length]
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Put leading tokens of some slots into others; all are read before any is written."""
+        if not self.is_initialized:
+            return
+        for held in (self.keys, self.values) if self._both is None else self._both.transpose(0, 1)[None]:
+            read = [held[one.source, ..., : one.length, :].clone() for one in copies]
+            for one, tokens in zip(copies, read, strict=True):
+                held[one.target, ..., : one.length, :] = tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the span; masks are made by the caller, so this is for information."""
@@ -139,12 +147,11 @@ class KvSlots(Cache):  # type: ignore[misc]
         for layer in self.layers:
             layer.resize()
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Put up to `length` tokens of some slots into others; all are read before any is written."""
-        if sources:
-            pair = torch.tensor([sources, targets], device=self.plan.rows.device)
-            for layer in self.layers:
-                layer.copy(pair[0], pair[1], length)
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Put leading tokens of some slots into others; all are read before any is written."""
+        copies = [one for one in copies if one.length]
+        for layer in self.layers if copies else ():
+            layer.copy(copies)
 
     def places(self, heads: int) -> torch.Tensor:
         """Where the step's new tokens go, [B * T * heads], in a layer as a list of tokens."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy
 import torch
 
-from etude.inference.fused_llama import FusedLlama
-from etude.inference.kv_slots import KvSlots, StepPlan
+from etude.inference.fused_llama import FusedLlama, as_batch, attend
+from etude.inference.kv_slots import KvSlots
 from etude.inference.step_inputs import tensor
 
 _CPU = torch.device("cpu")
@@ -26,13 +27,11 @@ class SingleTokens:
         self._positions = [position - 1 for position in positions]
         self._memory = span, kv.slots, kv.columns
         rows, groups = len(positions), model.groups
-        before_B = tensor(self._positions, _CPU)
-        kv.plan = StepPlan(torch.arange(rows), before_B[:, None], span, leading=True)
-        before_M = before_B[:, None].expand(rows, groups).flatten()
-        self._numbers = torch.cat([before_B, before_M, kv.places(groups)])
-        sizes = [rows, rows * groups, rows * groups]
-        self._position_B, position_M, self._place_M = torch.split(self._numbers, sizes)
-        self._position_M1 = position_M[:, None]
+        before_M = numpy.repeat(self._positions, groups)
+        place_M = before_M + kv.columns * numpy.arange(rows * groups)
+        self._numbers = torch.from_numpy(numpy.stack([before_M, place_M]))
+        position_M, self._place_M = self._numbers
+        self._position_B, self._position_M1 = position_M[::groups], position_M[:, None]
         hidden_MS = torch.arange(span) > self._position_M1
         self._mask_MS = hidden_MS * torch.tensor(torch.finfo(torch.float32).min)
         self._mask_M1S = self._mask_MS[:, None]
@@ -40,8 +39,7 @@ class SingleTokens:
         self._layers = []
         for layer, held in zip(model.layers, kv.layers, strict=True):
             by_token = held.by_token(groups, model.size)
-            keys, values = held.seen()
-            self._layers.append((layer, by_token, keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)))
+            self._layers.append((layer, by_token, *as_batch(*held.first(rows, span))))
 
     def goes_on(self, positions: Sequence[int], span: int, kv: KvSlots) -> bool:
         """Whether what is kept is right for a step with tokens at `positions`."""
@@ -59,7 +57,6 @@ class SingleTokens:
         for layer, by_token, keys_MDS, values_MSD in self._layers:
             model.project(layer, room, turn)
             by_token.index_copy_(0, self._place_M, room.new)
-            weight_MRS = torch.softmax(torch.baddbmm(self._mask_M1S, room.query, keys_MDS), dim=-1)
-            torch.bmm(weight_MRS, values_MSD, out=room.mixed_by_group)
+            attend(room, keys_MDS, values_MSD, self._mask_M1S)
             model.finish(layer, room)
         return model.logits(room.x)

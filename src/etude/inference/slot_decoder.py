@@ -57,14 +57,13 @@ class SlotDecoder:
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
         """See `Decoder.step`. Reading prompts and adding single tokens are separate steps."""
-        for row in rows:
-            if row.slot < 0:
-                self._table.place(row, reuse=not self._deterministic)
-        self._kv.reserve(len(self._table), 0)
+        if new := [row for row in rows if row.slot < 0]:
+            self._take_in(new, rows)
         self._copy(self._table.copies())
         grown: list[Row] = []
         for batch in self._batches(rows):
-            logits_BV = self._forward(batch)
+            speaking = batch[0].pending == 1 and not self._deterministic
+            logits_BV = self._one_more(batch) if speaking else self._forward(batch)
             whole = [index for index, row in enumerate(batch) if row.pending == 0]
             if whole:
                 ready = [batch[index] for index in whole]
@@ -106,7 +105,16 @@ class SlotDecoder:
             size = _fixed_rows(width)
             yield from (group[start : start + size] for start in range(0, len(group), size))
 
-    def _gathered(self, rows: list[Row]) -> list[Row]:
+    def _take_in(self, new: Sequence[Row], rows: Sequence[Row]) -> None:
+        """Give slots to new rows, in front of what earlier ones left."""
+        for row in new:
+            self._table.place(row, reuse=not self._deterministic)
+        self._kv.reserve(len(self._table), 0)
+        if not self._deterministic:
+            self._copy(self._table.copies())
+            self._gathered(rows)
+
+    def _gathered(self, rows: Sequence[Row]) -> list[Row]:
         """The rows in slot order, their slots brought to the front: attention then reads them in place."""
         count = len(rows)
         outside = [row.slot for row in rows if row.slot >= count]
@@ -118,8 +126,22 @@ class SlotDecoder:
         return sorted(rows, key=lambda row: row.slot)
 
     def _copy(self, copies: Sequence[Copy]) -> None:
-        sources, targets = [one.source for one in copies], [one.target for one in copies]
-        self._kv.copy(sources, targets, max((one.length for one in copies), default=0))
+        if copies:
+            self._kv.copy(copies)
+
+    def _one_more(self, rows: list[Row]) -> torch.Tensor:
+        """Logits [B, V] after the last token of each row; marks it as cached. They are in the first slots."""
+        positions, going = [row.cached for row in rows], self._going
+        span = _span(max(positions) + 1)
+        if self._fused is None or not self._inputs.looks_back(span):
+            return self._forward(rows)
+        if going is None or not going.goes_on(positions, span, self._kv):
+            self._kv.reserve(len(self._table), span)
+            going = self._going = SingleTokens(self._fused, self._kv, positions, span)
+        logits_BV = going([row.ids[-1] for row in rows])
+        for row in rows:
+            row.cached += 1
+        return logits_BV
 
     def _forward(self, rows: list[Row]) -> torch.Tensor:
         """Logits [B, V] after each row's last token read; marks those tokens as cached."""
@@ -129,30 +151,17 @@ class SlotDecoder:
             fill = _fixed_rows(width) - len(rows)
         else:
             width, fill = max(counts), 0
-            longest = max(row.cached + count for row, count in zip(rows, counts, strict=True))
-            span = -(-longest // _SPAN_STEP) * _SPAN_STEP
+            span = _span(max(row.cached + count for row, count in zip(rows, counts, strict=True)))
         self._kv.reserve(len(self._table), span)
         slots = self._slots(rows, fill)
         # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
         leading = not self._deterministic and slots == list(range(len(slots)))
-        if leading and width == 1 and self._fused is not None and self._inputs.looks_back(span):
-            logits_BV = self._one_more(self._fused, rows, span)
-        else:
-            inputs = self._inputs.padded(rows, slots, (width, span), self._kv, leading=leading)
-            self._kv.plan = inputs.plan
-            logits_BV = self._logits(inputs)
+        inputs = self._inputs.padded(rows, slots, (width, span), self._kv, leading=leading)
+        self._kv.plan = inputs.plan
+        logits_BV = self._logits(inputs)
         for row, count in zip(rows, counts, strict=True):
             row.cached += count
-        return logits_BV[: len(rows)] if fill else logits_BV
-
-    def _one_more(self, fused: FusedLlama, rows: list[Row], span: int) -> torch.Tensor:
-        """Logits [B, V] after the last token of each row, in the first slots; for the same rows as before
-        there is little to prepare.
-        """
-        positions, going = [row.cached for row in rows], self._going
-        if going is None or not going.goes_on(positions, span, self._kv):
-            going = self._going = SingleTokens(fused, self._kv, positions, span)
-        return going([row.ids[-1] for row in rows])
+        return logits_BV[: len(rows)]
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
         """After each row's last token, [B, V]."""
@@ -191,6 +200,11 @@ def _within_budget(rows: list[Row]) -> list[Row]:
         if index and width * (index + 1) > _STEP_TOKENS:
             return rows[:index]
     return rows
+
+
+def _span(length: int) -> int:
+    """Columns that attention spans where it need not be the same whatever the company."""
+    return -(-length // _SPAN_STEP) * _SPAN_STEP
 
 
 def _fixed_shape(row: Row) -> tuple[int, int]:
