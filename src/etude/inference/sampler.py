@@ -23,8 +23,8 @@ def uniforms(key: int) -> Iterator[float]:
 def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
     """Draw one token for each row from its logits. Raises EngineError when they are not finite."""
     wanted, device = [row.sampling for row in rows], logits_BV.device
-    uniforms_B = numpy.array([next(row.uniform) for row in rows], numpy.float32)
-    uniform_B = torch.from_numpy(uniforms_B).to(device)
+    uniforms_B1 = numpy.array([[next(row.uniform)] for row in rows], numpy.float32)
+    uniform_B1 = torch.from_numpy(uniforms_B1).to(device)
     if all(one.temperature == 1 and one.top_p == 1 for one in wanted):
         probs_BV, greedy_B = torch.softmax(logits_BV.float(), dim=-1), None
     else:
@@ -32,8 +32,8 @@ def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
             [[one.temperature for one in wanted], [one.top_p for one in wanted]], device=device
         )
         probs_BV, greedy_B = distribution(logits_BV, temperature_B, top_p_B), temperature_B == 0
-    ids_B, logprobs_B = draw(probs_BV, greedy_B, uniform_B)
-    for row, token, logprob in zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True):
+    ids_B1, logprobs_B1 = draw(probs_BV, greedy_B, uniform_B1)
+    for row, (token,), (logprob,) in zip(rows, ids_B1.tolist(), logprobs_B1.tolist(), strict=True):
         row.ids.append(token)
         row.logprobs.append(logprob)
     for index, row in enumerate(rows):
@@ -52,7 +52,8 @@ def sample(
     logits are not finite.
     """
     probs_BV = distribution(logits_BV, temperature_B, top_p_B)
-    return draw(probs_BV, temperature_B == 0, uniform_B)
+    ids_B1, logprobs_B1 = draw(probs_BV, temperature_B == 0, uniform_B[:, None])
+    return ids_B1[:, 0], logprobs_B1[:, 0]
 
 
 def distribution(logits_BV: torch.Tensor, temperature_B: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
@@ -67,24 +68,24 @@ def distribution(logits_BV: torch.Tensor, temperature_B: torch.Tensor, top_p_B: 
 
 
 def draw(
-    probs_BV: torch.Tensor, greedy_B: torch.Tensor | None, uniform_B: torch.Tensor
+    probs_BV: torch.Tensor, greedy_B: torch.Tensor | None, uniform_B1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token id a row [B] and its logprob [B]; `greedy_B` may be None for none.
+    """One token id a row [B, 1] and its logprob [B, 1]; `greedy_B` may be None for none.
 
     Raises EngineError when the probabilities are not finite.
     """
     cdf_BV = probs_BV.cumsum(dim=-1)
-    total_B = cdf_BV[:, -1]
-    if not all(map(math.isfinite, total_B.tolist())):
+    total_B1 = cdf_BV[:, -1:]
+    if not all(math.isfinite(total) for (total,) in total_B1.tolist()):
         raise EngineError(
             "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
         )
     # Below the total even where the product is rounded up to it: past the end there is no token.
-    threshold_B = uniform_B.clamp(max=1 - 2**-23) * total_B
-    ids_B1 = torch.searchsorted(cdf_BV, threshold_B[:, None], right=True)
+    threshold_B1 = uniform_B1.clamp(max=1 - 2**-23).mul_(total_B1)
+    ids_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True)
     if greedy_B is not None and bool(greedy_B.any()):
         ids_B1 = torch.where(greedy_B[:, None], probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
-    return ids_B1[:, 0], probs_BV.gather(1, ids_B1).log_()[:, 0]
+    return ids_B1, probs_BV.gather(1, ids_B1).log_()
 
 
 def _nucleus(probs_BV: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
