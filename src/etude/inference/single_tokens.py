@@ -27,7 +27,7 @@ class SingleTokens:
         self._positions = [position - 1 for position in positions]
         self._memory = span, kv.slots, kv.columns
         rows, groups = len(positions), model.groups
-        before_M = numpy.repeat(self._positions, groups)
+        before_M = numpy.array(self._positions, numpy.int64).repeat(groups)
         place_M = before_M + kv.columns * numpy.arange(rows * groups)
         self._numbers = torch.from_numpy(numpy.stack([before_M, place_M]))
         position_M, self._place_M = self._numbers
