@@ -47,16 +47,15 @@ class InputMaker:
         `leading` says whether the slots are 0…B-1 and may be read in place.
         """
         width, span = shape
-        ids_BT, position_BT = numpy.zeros((2, len(slots), width), int)
-        column_BT = numpy.full_like(ids_BT, kv.waste)
+        numbers_3BT = numpy.zeros((3, len(slots), width), numpy.int64)
+        numbers_3BT[2] = kv.waste
         for index, row in enumerate(rows):
             end = min(row.cached + width, len(row.ids))
-            new = index, slice(width - end + row.cached, width)
-            ids_BT[new] = row.ids[row.cached : end]
-            position_BT[new] = column_BT[new] = numpy.arange(row.cached, end)
-        position = tensor(position_BT, self._device)
-        plan = StepPlan(tensor(slots, self._device), tensor(column_BT, self._device), span, leading)
-        return StepInputs(tensor(ids_BT, self._device), position, self._masks(position, span), plan)
+            new = numbers_3BT[:, index, width - end + row.cached :]
+            new[0], new[1:] = row.ids[row.cached : end], numpy.arange(row.cached, end)
+        ids_BT, position_BT, column_BT = tensor(numbers_3BT, self._device)
+        plan = StepPlan(tensor(slots, self._device), column_BT, span, leading)
+        return StepInputs(ids_BT, position_BT, self._masks(position_BT, span), plan)
 
     def looks_back(self, span: int) -> bool:
         """Whether every layer looks back over so many tokens."""
