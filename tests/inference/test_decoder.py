@@ -100,6 +100,30 @@ def test_a_prompt_is_read_once_for_all_its_samples_and_for_those_who_begin_like_
     assert_right(of, rows)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+def test_conversations_that_take_turns_keep_what_was_read_wherever_it_is_moved(name):
+    of, choose = IN_SLOTS[name](), random.Random(6)
+    decoder = make_decoder(of, slots=8, deterministic=False)
+    spoken = {str(n): [choose.randrange(7, 300) for _ in range(choose.randrange(1, 40))] for n in range(12)}
+    for _ in range(8):
+        rows = []
+        for conversation in choose.sample(sorted(spoken), choose.choice([1, 2, 5])):
+            rows.append(
+                Row(conversation, list(spoken[conversation]), Sampling(), uniforms(choose.randrange(99)))
+            )
+        run(decoder, rows, {row: len(row.ids) + choose.randrange(1, 25) for row in rows})
+        assert_right(of, rows)
+        for row in rows:
+            spoken[row.conversation] = [*row.ids, *(choose.randrange(7, 300) for _ in range(9))]
+
+
+def test_a_single_token_is_a_prompt():
+    of = policy()
+    row = Row("a", [9], Sampling(), uniforms(0))
+    run(make_decoder(of, slots=8, deterministic=False), [row], {row: 40})
+    assert_right(of, [row])
+
+
 def test_those_who_wait_go_on_when_the_one_they_wait_for_is_gone():
     of = policy()
     decoder = make_decoder(of, slots=8, deterministic=False)

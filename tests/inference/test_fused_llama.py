@@ -9,7 +9,7 @@ import torch
 
 from etude.core.call import Sampling
 from etude.inference.decoder import Row, make_decoder
-from etude.inference.fused_llama import can_fuse
+from etude.inference.fused_weights import can_fuse
 from etude.inference.sampler import uniforms
 from etude.models.policy import LoraOptions
 from tests.models.tiny_models import family, fresh_policy, true_logprobs

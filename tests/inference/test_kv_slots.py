@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from etude.inference.kv_slots import KvSlots, StepPlan, span_for
+from etude.inference.slot_table import Copy
 
 
 def write(kv, rows, columns, value, span=64):
@@ -48,8 +49,8 @@ def test_the_waste_bin_is_never_read():
 def test_copies_are_all_read_before_any_is_written():
     kv = KvSlots(layers=1, slots=3)
     write(kv, [0, 2], [1, 2], 1.0)
-    kv.copy([0, 2, 1], [2, 0, 1], 3)
-    kv.copy([], [], 0)
+    kv.copy([Copy(0, 2, 3), Copy(2, 0, 3), Copy(1, 0, 0)])
+    kv.copy([])
     keys, _ = write(kv, [0, 2], [10, 10], 2.0)
     assert keys[0, 0, :, 0].nonzero().flatten().tolist() == [2, 10]
     assert keys[1, 0, :, 0].nonzero().flatten().tolist() == [1, 10]
@@ -65,9 +66,11 @@ def test_both_ways_of_writing_come_to_the_same():
         for kv in (plainly, quickly):
             kv.reserve(4, 128)
             kv.plan = plan
-        both_NKD = torch.cat([new_BHTD, -new_BHTD], dim=1).transpose(1, 2).flatten(0, 1)
+        both_M2D = torch.stack([new_BHTD, -new_BHTD], dim=3).transpose(1, 2).flatten(0, 2)
         seen.append(plainly.update(new_BHTD, -new_BHTD, 0))
-        seen.append(quickly.layers[0].write(quickly.places(2), both_NKD))
+        layer = quickly.layers[0]
+        layer.by_token(2, 4).index_copy_(0, quickly.places(2), both_M2D)
+        seen.append(layer.seen())
     for one in seen[1:]:
         assert all(map(torch.equal, one, seen[0]))
 

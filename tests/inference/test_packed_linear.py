@@ -16,6 +16,11 @@ def test_it_is_the_plain_product(out, rows, biased):
     generator = torch.Generator().manual_seed(out + rows)
     weight, x = (torch.randn(count, 256, generator=generator) for count in (out, rows))
     bias = torch.randn(out, generator=generator) if biased else None
+    written, added_to = torch.empty(rows, out), torch.ones(rows, out)
     with torch.inference_mode():
-        found = PackedLinear(weight, bias)(x)
-    torch.testing.assert_close(found, functional.linear(x, weight, bias), atol=1e-4, rtol=1e-5)
+        layer, expected = PackedLinear(weight, bias), functional.linear(x, weight, bias)
+        found = layer(x)
+        layer(x, out=written)
+        layer.add_to(added_to, x)
+    for one in (found, written, added_to - 1):
+        torch.testing.assert_close(one, expected, atol=1e-4, rtol=1e-5)

@@ -113,3 +113,15 @@ def test_a_rows_draws_depend_on_its_key_alone():
         return rows[0].ids, rows[0].logprobs
 
     assert sampled(0) == sampled(3) == sampled(17)
+
+
+def test_a_plain_rows_draws_are_the_same_bits_whatever_others_want():
+    logits = [number / 7 for number in range(40)]
+
+    def sampled(*others):
+        rows = [Row("", [1], wanted, uniforms(key)) for key, wanted in enumerate([Sampling(), *others])]
+        for _ in range(10):
+            append_samples(rows, torch.tensor([logits] * len(rows)))
+        return rows[0].ids, rows[0].logprobs
+
+    assert sampled() == sampled(Sampling(temperature=0.0), Sampling(temperature=0.7, top_p=0.5))

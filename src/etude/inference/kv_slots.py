@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from etude.inference.slot_table import Copy
+
 _COLUMN_STEP = 64
 """Columns grow by this many, and attention always spans a multiple of it: sums over masked columns
 then fall into the same lanes whatever the longest neighbour is, and come out the same bit for bit."""
@@ -43,7 +45,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._owner = owner
         self._both: torch.Tensor | None = None
         """Keys and values together, where they have the same shape: [2, slots, heads, columns, head_dim]."""
-        self._views: tuple[int, int, torch.Tensor, torch.Tensor] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for the owner's size; shapes [B, H, T, D]."""
@@ -54,7 +55,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys, self.values = self._both.unbind()
         else:
             self.keys, self.values = (key_states.new_zeros(shape) for shape in shapes)
-        self._views = None
         self.is_initialized = True
 
     def update(
@@ -66,29 +66,26 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         plan = self._owner.plan
         for held, new in ((self.keys, key_states), (self.values, value_states)):
             held[plan.rows[:, None], :, plan.columns] = new.transpose(1, 2)
-        return self._seen()
+        return self.seen()
 
-    def write(self, places: torch.Tensor, new_NKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `update` in fewer operations: for each token the heads of keys, and then those of values.
-
-        `places` are `KvSlots.places`.
-        """
+    def by_token(self, heads: int, size: int) -> torch.Tensor:
+        """All tokens' keys and values, [slots * H * columns, 2, D], in the order of `KvSlots.places`."""
         if self._both is None:
-            self.lazy_initialization(*new_NKD[:, :, None].chunk(2, dim=1))
+            shape = torch.empty(1, heads, 1, size)
+            self.lazy_initialization(shape, shape)
         assert self._both is not None
-        size = new_NKD.shape[2]
-        self._both.view(-1, size).index_copy_(0, places, new_NKD.reshape(-1, size))
-        return self._seen()
+        return self._both.view(2, -1, size).transpose(0, 1)
 
-    def _seen(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the step's span."""
+    def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the step's span, [B, H, S, D]."""
         plan = self._owner.plan
         if not plan.leading:
             return self.keys[plan.rows, :, : plan.span], self.values[plan.rows, :, : plan.span]
-        rows, span = len(plan.rows), plan.span
-        if self._views is None or self._views[:2] != (rows, span):
-            self._views = (rows, span, self.keys[:rows, :, :span], self.values[:rows, :, :span])
-        return self._views[2:]
+        return self.first(len(plan.rows), plan.span)
+
+    def first(self, rows: int, span: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of the first slots, in place."""
+        return self.keys[:rows, :, :span], self.values[:rows, :, :span]
 
     def resize(self) -> None:
         """Grow to the owner's size, keeping what is held; the waste bin stays the last column."""
@@ -99,11 +96,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         for old, new in zip(before, (self.keys, self.values), strict=True):
             new[: old.shape[0], :, : old.shape[2] - 1] = old[:, :, :-1]
 
-    def copy(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
-        """Put the first `length` columns of some slots into others."""
-        if self.is_initialized:
-            for held in (self.keys, self.values):
-                held[targets, :, :length] = held[sources, :, :length]
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Put leading tokens of some slots into others; all are read before any is written."""
+        if not self.is_initialized:
+            return
+        for held in (self.keys, self.values) if self._both is None else self._both.transpose(0, 1)[None]:
+            read = [held[one.source, ..., : one.length, :].clone() for one in copies]
+            for one, tokens in zip(copies, read, strict=True):
+                held[one.target, ..., : one.length, :] = tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the span; masks are made by the caller, so this is for information."""
@@ -147,19 +147,18 @@ class KvSlots(Cache):  # type: ignore[misc]
         for layer in self.layers:
             layer.resize()
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Put up to `length` tokens of some slots into others; all are read before any is written."""
-        if sources:
-            pair = torch.tensor([sources, targets], device=self.plan.rows.device)
-            for layer in self.layers:
-                layer.copy(pair[0], pair[1], length)
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Put leading tokens of some slots into others; all are read before any is written."""
+        copies = [one for one in copies if one.length]
+        for layer in self.layers if copies else ():
+            layer.copy(copies)
 
     def places(self, heads: int) -> torch.Tensor:
-        """Where the step's new tokens go, [B * T * 2 * heads], in keys and values as a list of [head_dim]."""
-        head_K = torch.arange(2 * heads, device=self.plan.rows.device)
-        start_K = (head_K // heads * self.slots * heads + head_K % heads) * self.columns
-        row_BT = self.plan.rows[:, None] * (heads * self.columns) + self.plan.columns
-        return (row_BT[:, :, None] + start_K).flatten()
+        """Where the step's new tokens go, [B * T * heads], in a layer as a list of tokens."""
+        columns, device = self.columns, self.plan.rows.device
+        first_BT = torch.add(self.plan.columns, self.plan.rows[:, None], alpha=heads * columns)
+        head_H = torch.arange(0, heads * columns, columns, device=device)
+        return (first_BT[..., None] + head_H).flatten()
 
 
 def span_for(length: int) -> int:

@@ -7,7 +7,6 @@ in place of 0.97, 64 rows 2.1 in place of 2.8.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 _LEAST = 2**17
 """Elements of a weight below which oneDNN costs more than it saves."""
@@ -20,14 +19,26 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """`weight` [out, in] and `bias` [out] in float32 on a CPU."""
-        self._weight, self._bias = weight, bias
+        self._weight, self._bias = weight.detach().t(), bias
         self._packed: torch.Tensor | None = None
         if weight.numel() >= _LEAST and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """From [N, in] to [N, out]."""
-        if self._packed is None:
-            return functional.linear(x, self._weight, self._bias)
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-        return out
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """From [N, in] to [N, out]; written to `out` where that is given."""
+        if self._packed is not None:
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+            return y if out is None else out.copy_(y)
+        if self._bias is None:
+            return torch.mm(x, self._weight, out=out)
+        return torch.addmm(self._bias, x, self._weight, out=out)
+
+    def add_to(self, target: torch.Tensor, x: torch.Tensor) -> None:
+        """Add what comes of `x` [N, in] to `target` [N, out]."""
+        if self._packed is not None:
+            total = torch.ops.mkldnn._linear_pointwise.binary(x, target, self._packed, self._bias, "add")
+            target.copy_(total)
+            return
+        target.addmm_(x, self._weight)
+        if self._bias is not None:
+            target.add_(self._bias)

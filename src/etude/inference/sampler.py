@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
+import numpy
 import torch
 
 from etude.core.errors import EngineError
@@ -21,22 +23,23 @@ def uniforms(key: int) -> Iterator[float]:
 def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
     """Draw one token for each row from its logits. Raises EngineError when they are not finite."""
     wanted, device = [row.sampling for row in rows], logits_BV.device
-    uniform_B = torch.tensor([next(row.uniform) for row in rows], device=device)
+    uniforms_B1 = numpy.array([[next(row.uniform)] for row in rows], numpy.float32)
+    uniform_B1 = torch.from_numpy(uniforms_B1).to(device)
     if all(one.temperature == 1 and one.top_p == 1 for one in wanted):
-        logprobs_BV, greedy_B = torch.log_softmax(logits_BV.float(), dim=-1), None
+        probs_BV, greedy_B = torch.softmax(logits_BV.float(), dim=-1), None
     else:
         temperature_B, top_p_B = torch.tensor(
             [[one.temperature for one in wanted], [one.top_p for one in wanted]], device=device
         )
-        logprobs_BV, greedy_B = distribution(logits_BV, temperature_B, top_p_B), temperature_B == 0
-    ids_B, logprobs_B = draw(logprobs_BV, greedy_B, uniform_B)
-    for row, token, logprob in zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True):
+        probs_BV, greedy_B = distribution(logits_BV, temperature_B, top_p_B), temperature_B == 0
+    ids_B1, logprobs_B1 = draw(probs_BV, greedy_B, uniform_B1)
+    for row, (token,), (logprob,) in zip(rows, ids_B1.tolist(), logprobs_B1.tolist(), strict=True):
         row.ids.append(token)
         row.logprobs.append(logprob)
     for index, row in enumerate(rows):
         if row.top:
-            best, tokens = logprobs_BV[index].topk(min(row.top, logprobs_BV.shape[1]))
-            row.top_logprobs.append(tuple(zip(tokens.tolist(), best.tolist(), strict=True)))
+            best, tokens = probs_BV[index].topk(min(row.top, probs_BV.shape[1]))
+            row.top_logprobs.append(tuple(zip(tokens.tolist(), best.log().tolist(), strict=True)))
 
 
 def sample(
@@ -48,46 +51,47 @@ def sample(
     Rows with temperature 0 are greedy; their logprobs are the model's own. Raises EngineError when
     logits are not finite.
     """
-    logprobs_BV = distribution(logits_BV, temperature_B, top_p_B)
-    return draw(logprobs_BV, temperature_B == 0, uniform_B)
+    probs_BV = distribution(logits_BV, temperature_B, top_p_B)
+    ids_B1, logprobs_B1 = draw(probs_BV, temperature_B == 0, uniform_B[:, None])
+    return ids_B1[:, 0], logprobs_B1[:, 0]
 
 
 def distribution(logits_BV: torch.Tensor, temperature_B: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
-    """Logprobs [B, V] of the distributions that rows are drawn from; of greedy rows the model's own."""
+    """Probabilities [B, V] that rows are drawn from; of greedy rows the model's own."""
     greedy_B = temperature_B == 0
     scale_B = torch.where(greedy_B, 1.0, temperature_B)
-    logprobs_BV = torch.log_softmax(logits_BV.float() / scale_B[:, None], dim=-1)
-    if bool((top_p_B < 1).any()):
-        logprobs_BV = _nucleus(logprobs_BV, torch.where(greedy_B, 1.0, top_p_B))
-    return logprobs_BV
+    probs_BV = torch.softmax(logits_BV.float() / scale_B[:, None], dim=-1)
+    cut_B = ~greedy_B & (top_p_B < 1)
+    if bool(cut_B.any()):
+        probs_BV = torch.where(cut_B[:, None], _nucleus(probs_BV, top_p_B), probs_BV)
+    return probs_BV
 
 
 def draw(
-    logprobs_BV: torch.Tensor, greedy_B: torch.Tensor | None, uniform_B: torch.Tensor
+    probs_BV: torch.Tensor, greedy_B: torch.Tensor | None, uniform_B1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token id a row [B] and its logprob [B]; `greedy_B` may be None for none.
+    """One token id a row [B, 1] and its logprob [B, 1]; `greedy_B` may be None for none.
 
-    Raises EngineError when the logprobs are not finite.
+    Raises EngineError when the probabilities are not finite.
     """
-    cdf_BV = logprobs_BV.exp().cumsum(dim=-1)
-    total_B = cdf_BV[:, -1]
-    if not bool(torch.isfinite(total_B).all()):
+    cdf_BV = probs_BV.cumsum(dim=-1)
+    total_B1 = cdf_BV[:, -1:]
+    if not all(math.isfinite(total) for (total,) in total_B1.tolist()):
         raise EngineError(
             "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
         )
     # Below the total even where the product is rounded up to it: past the end there is no token.
-    threshold_B = uniform_B.clamp(max=1 - 2**-23) * total_B
-    ids_B = torch.searchsorted(cdf_BV, threshold_B[:, None], right=True).squeeze(1)
+    threshold_B1 = uniform_B1.clamp(max=1 - 2**-23).mul_(total_B1)
+    ids_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True)
     if greedy_B is not None and bool(greedy_B.any()):
-        ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), ids_B)
-    return ids_B, logprobs_BV.gather(1, ids_B[:, None]).squeeze(1)
+        ids_B1 = torch.where(greedy_B[:, None], probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
+    return ids_B1, probs_BV.gather(1, ids_B1).log_()
 
 
-def _nucleus(logprobs_BV: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
+def _nucleus(probs_BV: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
     """Keep the smallest set of tokens with mass top_p (Holtzman et al., 2020), and renormalise."""
-    ordered_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
-    mass_BV = ordered_BV.exp()
-    before_BV = mass_BV.cumsum(dim=-1) - mass_BV
-    beyond_BV = (before_BV >= top_p_B[:, None]) & (top_p_B[:, None] < 1)
-    drop_BV = torch.zeros_like(beyond_BV).scatter(1, order_BV, beyond_BV)
-    return torch.log_softmax(logprobs_BV.masked_fill(drop_BV, -torch.inf), dim=-1)
+    ordered_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
+    before_BV = ordered_BV.cumsum(dim=-1) - ordered_BV
+    beyond_BV = before_BV >= top_p_B[:, None]
+    kept_BV = probs_BV.masked_fill(beyond_BV.scatter(1, order_BV, beyond_BV), 0.0)
+    return kept_BV / kept_BV.sum(dim=-1, keepdim=True)

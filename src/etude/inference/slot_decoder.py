@@ -8,12 +8,15 @@ from itertools import islice
 
 import torch
 
-from etude.inference.fused_llama import FusedLlama, can_fuse
-from etude.inference.kv_slots import KvSlots, StepPlan, span_for
+from etude.inference.fused_llama import FusedLlama
+from etude.inference.fused_weights import can_fuse
+from etude.inference.kv_slots import KvSlots, span_for
 from etude.inference.row import Row
 from etude.inference.sampler import append_samples
+from etude.inference.single_tokens import SingleTokens
 from etude.inference.slot_table import Copy, SlotTable
-from etude.models.architecture import SLIDING, layer_kinds, text_config
+from etude.inference.step_inputs import InputMaker, StepInputs
+from etude.models.architecture import layer_kinds
 from etude.models.policy import Policy
 
 _CHUNK = 256
@@ -44,25 +47,23 @@ class SlotDecoder:
         self._policy = policy
         self._deterministic = deterministic
         self._kinds = layer_kinds(policy.model)
-        self._window = getattr(text_config(policy.model), "sliding_window", None)
-        self._dtype = next(policy.model.parameters()).dtype
         self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
         self._kv = KvSlots(len(self._kinds), len(self._table))
         self._fused = _fused(policy)
-        self._columns = torch.arange(0)
+        self._going: SingleTokens | None = None
+        self._inputs = InputMaker(policy)
         self._postponed = 0
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
         """See `Decoder.step`. Reading prompts and adding single tokens are separate steps."""
-        for row in rows:
-            if row.slot < 0:
-                self._table.place(row, reuse=not self._deterministic)
-        self._kv.reserve(len(self._table), 0)
+        if new := [row for row in rows if row.slot < 0]:
+            self._take_in(new, rows)
         self._copy(self._table.copies())
         grown: list[Row] = []
         for batch in self._batches(rows):
-            logits_BV = self._forward(batch)
+            speaking = batch[0].pending == 1 and not self._deterministic
+            logits_BV = self._one_more(batch) if speaking else self._forward(batch)
             whole = [index for index, row in enumerate(batch) if row.pending == 0]
             if whole:
                 ready = [batch[index] for index in whole]
@@ -77,7 +78,7 @@ class SlotDecoder:
     def forget(self) -> None:
         """See `Decoder.forget`."""
         self._table.forget()
-        self._fused = _fused(self._policy)
+        self._fused, self._going = _fused(self._policy), None
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """The rows of this step's forward passes.
@@ -104,7 +105,16 @@ class SlotDecoder:
             size = _fixed_rows(width)
             yield from (group[start : start + size] for start in range(0, len(group), size))
 
-    def _gathered(self, rows: list[Row]) -> list[Row]:
+    def _take_in(self, new: Sequence[Row], rows: Sequence[Row]) -> None:
+        """Give slots to new rows, in front of what earlier ones left."""
+        for row in new:
+            self._table.place(row, reuse=not self._deterministic)
+        self._kv.reserve(len(self._table), 0)
+        if not self._deterministic:
+            self._copy(self._table.copies())
+            self._gathered(rows)
+
+    def _gathered(self, rows: Sequence[Row]) -> list[Row]:
         """The rows in slot order, their slots brought to the front: attention then reads them in place."""
         count = len(rows)
         outside = [row.slot for row in rows if row.slot >= count]
@@ -116,8 +126,22 @@ class SlotDecoder:
         return sorted(rows, key=lambda row: row.slot)
 
     def _copy(self, copies: Sequence[Copy]) -> None:
-        sources, targets = [one.source for one in copies], [one.target for one in copies]
-        self._kv.copy(sources, targets, max((one.length for one in copies), default=0))
+        if copies:
+            self._kv.copy(copies)
+
+    def _one_more(self, rows: list[Row]) -> torch.Tensor:
+        """Logits [B, V] after the last token of each row; marks it as cached. They are in the first slots."""
+        positions, going = [row.cached for row in rows], self._going
+        span = _span(max(positions) + 1)
+        if self._fused is None or not self._inputs.looks_back(span):
+            return self._forward(rows)
+        if going is None or not going.goes_on(positions, span, self._kv):
+            self._kv.reserve(len(self._table), span)
+            going = self._going = SingleTokens(self._fused, self._kv, positions, span)
+        logits_BV = going([row.ids[-1] for row in rows])
+        for row in rows:
+            row.cached += 1
+        return logits_BV
 
     def _forward(self, rows: list[Row]) -> torch.Tensor:
         """Logits [B, V] after each row's last token read; marks those tokens as cached."""
@@ -127,25 +151,26 @@ class SlotDecoder:
             fill = _fixed_rows(width) - len(rows)
         else:
             width, fill = max(counts), 0
-            longest = max(row.cached + count for row, count in zip(rows, counts, strict=True))
-            span = -(-longest // _SPAN_STEP) * _SPAN_STEP
+            span = _span(max(row.cached + count for row, count in zip(rows, counts, strict=True)))
         self._kv.reserve(len(self._table), span)
-        ids_BT, position_BT, column_BT = self._inputs(rows, counts, width, fill)
-        self._kv.plan = self._plan(rows, fill, column_BT, span)
-        logits_BV = self._logits(ids_BT, position_BT, self._masks(position_BT, span))
+        slots = self._slots(rows, fill)
+        # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
+        leading = not self._deterministic and slots == list(range(len(slots)))
+        inputs = self._inputs.padded(rows, slots, (width, span), self._kv, leading=leading)
+        self._kv.plan = inputs.plan
+        logits_BV = self._logits(inputs)
         for row, count in zip(rows, counts, strict=True):
             row.cached += count
         return logits_BV[: len(rows)]
 
-    def _logits(
-        self, ids_BT: torch.Tensor, position_BT: torch.Tensor, masks: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
+    def _logits(self, inputs: StepInputs) -> torch.Tensor:
         """After each row's last token, [B, V]."""
         if self._fused is not None:
-            return self._fused(ids_BT, position_BT, masks, self._kv)
+            return self._fused(inputs, self._kv)
+        masks = inputs.masks
         output = self._policy.model(
-            input_ids=ids_BT,
-            position_ids=position_BT,
+            input_ids=inputs.ids_BT,
+            position_ids=inputs.position_BT,
             attention_mask=masks if len(masks) > 1 else masks[self._kinds[0]],
             past_key_values=self._kv,
             use_cache=True,
@@ -154,49 +179,13 @@ class SlotDecoder:
         logits_BV: torch.Tensor = output.logits[:, -1]
         return logits_BV
 
-    def _inputs(
-        self, rows: list[Row], counts: list[int], width: int, fill: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token ids, positions and columns [B, T], padded on the left and with `fill` rows of padding."""
-        waste, device = self._kv.waste, self._policy.device
-        if width == 1 and not fill:
-            pair = [[row.ids[-1] for row in rows], [row.cached for row in rows]]
-            ids_B, position_B = torch.tensor(pair, device=device)
-            return ids_B[:, None], position_B[:, None], position_B[:, None]
-        ids, positions, columns = [], [], []
-        for row, count in zip(rows, counts, strict=True):
-            padding, end = width - count, row.cached + count
-            here = range(row.cached, end)
-            ids.append([0] * padding + row.ids[row.cached : end])
-            positions.append([*[0] * padding, *here])
-            columns.append([*[waste] * padding, *here])
-        ids += [[0] * width] * fill
-        positions += [[0] * width] * fill
-        columns += [[waste] * width] * fill
-        ids_BT, position_BT, column_BT = torch.tensor([ids, positions, columns], device=device)
-        return ids_BT, position_BT, column_BT
-
-    def _plan(self, rows: list[Row], fill: int, column_BT: torch.Tensor, span: int) -> StepPlan:
+    def _slots(self, rows: list[Row], fill: int) -> list[int]:
         slots = [row.slot for row in rows]
-        taken = set(slots)
-        # Rows of padding write to the waste bin of slots that others own, and harm nothing there.
-        slots += islice((slot for slot in range(len(self._table)) if slot not in taken), fill)
-        # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
-        leading = not self._deterministic and slots == list(range(len(slots)))
-        return StepPlan(torch.tensor(slots, device=self._policy.device), column_BT, span, leading)
-
-    def _masks(self, position_BT: torch.Tensor, span: int) -> dict[str, torch.Tensor]:
-        """Additive masks [B, 1, T, span], by kind of layer."""
-        if len(self._columns) < span:
-            self._columns = torch.arange(span, device=position_BT.device)
-        column_S, last_BT1 = self._columns[:span], position_BT[..., None]
-        masks = {}
-        for kind in set(self._kinds):
-            hidden_BTS = column_S > last_BT1
-            if kind == SLIDING and self._window is not None and self._window < span:
-                hidden_BTS |= column_S <= last_BT1 - self._window
-            masks[kind] = hidden_BTS[:, None].to(self._dtype).mul_(torch.finfo(self._dtype).min)
-        return masks
+        if fill:
+            taken = set(slots)
+            # Rows of padding write to the waste bin of slots that others own, and harm nothing there.
+            slots += islice((slot for slot in range(len(self._table)) if slot not in taken), fill)
+        return slots
 
 
 def _fused(policy: Policy) -> FusedLlama | None:
@@ -211,6 +200,11 @@ def _within_budget(rows: list[Row]) -> list[Row]:
         if index and width * (index + 1) > _STEP_TOKENS:
             return rows[:index]
     return rows
+
+
+def _span(length: int) -> int:
+    """Columns that attention spans where it need not be the same whatever the company."""
+    return -(-length // _SPAN_STEP) * _SPAN_STEP
 
 
 def _fixed_shape(row: Row) -> tuple[int, int]:

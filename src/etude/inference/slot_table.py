@@ -117,13 +117,13 @@ class SlotTable:
         """Exchange two slots; gives what is to be copied at the same time for that."""
         held = self._held
         pair = held[first], held[second]
-        length = max(len(one.ids) for one in pair)
+        lengths = [len(one.ids) if one.row is None else one.row.cached for one in pair]
         held[second], held[first] = pair
         for slot in (first, second):
             held[slot].slot, row = slot, held[slot].row
             if row is not None:
                 row.slot = slot
-        return Copy(first, second, length), Copy(second, first, length)
+        return Copy(first, second, lengths[0]), Copy(second, first, lengths[1])
 
     def _best_own(self, row: Row) -> tuple[_Held | None, int]:
         """The idle slot of the row's conversation with most of its tokens, and how many."""

@@ -1,0 +1,133 @@
+"""A Llama's weights for inference: joined where they have the same input, with all that can be folded in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from etude.inference.packed_linear import PackedLinear
+
+_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose frequencies do not depend on the length."""
+
+Affine = tuple[torch.Tensor, torch.Tensor | None]
+"""Weight [out, in] and bias [out]."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """Weights of a layer. Norms are part of them, queries are scaled, and what turns is side by side."""
+
+    qkv: PackedLinear
+    """For each group of heads that share keys its R queries, its key and its value: [G * (R + 2) * D, E]."""
+    head_norm: torch.Tensor | None
+    """Of a group's queries and key, [R + 1, D]."""
+    out: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+def can_fuse(model: Any) -> bool:
+    """Whether FusedLlama knows all that the model does."""
+    inner = without_lora(model)
+    known = type(inner).__name__ in _CLASSES and type(inner).__module__.startswith("transformers.models.")
+    if not known or "forward" in vars(inner) or "forward" in vars(model):
+        return False  # Where someone stands before the forward pass, it is to be asked.
+    plain = all(value.device.type == "cpu" and value.dtype == torch.float32 for value in model.parameters())
+    body = inner.model
+    return (
+        plain
+        and body.rotary_emb.rope_type in _FIXED_ROPE
+        and inner.config.hidden_act == "silu"
+        and isinstance(body.embed_tokens, nn.Embedding)
+        and isinstance(inner.lm_head, nn.Linear)
+        and all(map(_is_affine, _projections(body.layers)))
+    )
+
+
+def without_lora(model: Any) -> Any:
+    """The model itself, whose linear layers may have LoRA weights."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def fused_layer(layer: Any, config: Any) -> FusedLayer:
+    """The weights of a decoder layer, LoRA weights merged in."""
+    attention, mlp = layer.self_attn, layer.mlp
+    size, groups = attention.head_dim, config.num_key_value_heads
+    queries = config.num_attention_heads // groups
+    query, key, value = (affine(getattr(attention, f"{name}_proj")) for name in "qkv")
+    head_norm, scale = None, attention.scaling
+    if hasattr(attention, "q_norm"):
+        norms = [attention.q_norm.weight * scale] * queries + [attention.k_norm.weight]
+        head_norm, scale = _paired(torch.cat(norms), size).view(-1, size), 1.0
+    query = (query[0] * scale, None if query[1] is None else query[1] * scale)
+    biases = [bias for _, bias in (query, key, value) if bias is not None]
+    joined = _by_group([weight for weight, _ in (query, key, value)], groups, size)
+    bias = _by_group(biases, groups, size) if biases else None
+    return FusedLayer(
+        qkv=after_norm(layer.input_layernorm, (joined, bias), config),
+        head_norm=head_norm,
+        out=PackedLinear(*affine(attention.o_proj)),
+        gate_up=after_norm(
+            layer.post_attention_layernorm, _stacked(affine(mlp.gate_proj), affine(mlp.up_proj)), config
+        ),
+        down=PackedLinear(*affine(mlp.down_proj)),
+    )
+
+
+def after_norm(norm: Any, affine: Affine, config: Any) -> PackedLinear:
+    """A linear layer for vectors that were divided by their length: RMSNorm's weight and root of the width
+    are part of it.
+    """
+    return PackedLinear(affine[0] * (norm.weight * config.hidden_size**0.5), affine[1])
+
+
+def affine(module: Any) -> Affine:
+    """Of a linear layer, with its LoRA weights."""
+    if not hasattr(module, "get_delta_weight"):
+        return module.weight, module.bias
+    weight = module.base_layer.weight
+    for name in module.active_adapters:
+        weight = weight + module.get_delta_weight(name)
+    return weight, module.base_layer.bias
+
+
+def _by_group(qkv: Sequence[torch.Tensor], groups: int, size: int) -> torch.Tensor:
+    """Rows of queries, keys and values [n * D, ...] in the order of FusedLayer.qkv."""
+    query, key, value = qkv
+    parts = [_paired(query, size), _paired(key, size), value]
+    return torch.cat([part.view(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
+
+
+def _paired(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows of heads, [n * D, ...], in the order that has what turns together side by side."""
+    halves = rows.view(-1, 2, size // 2, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape)
+
+
+def _stacked(first: Affine, second: Affine) -> Affine:
+    biases = [bias for _, bias in (first, second) if bias is not None]
+    return torch.cat([first[0], second[0]]), torch.cat(biases) if biases else None
+
+
+def _projections(layers: Sequence[Any]) -> list[Any]:
+    attention = [
+        getattr(layer.self_attn, name)
+        for layer in layers
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj")
+    ]
+    return attention + [
+        getattr(layer.mlp, name) for layer in layers for name in ("gate_proj", "up_proj", "down_proj")
+    ]
+
+
+def _is_affine(module: Any) -> bool:
+    """A linear layer, or one with plain LoRA weights."""
+    if hasattr(module, "get_delta_weight"):
+        return type(module.base_layer) is nn.Linear and not module.lora_variant
+    return type(module) is nn.Linear
