@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict
 
 from etude.core.errors import EtudeError, StoreError
+from etude.core.garbage import collect_rarely
 from etude.learner.learner import TrainingCanceled
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.device import choose_device, choose_dtype, dtype_name
@@ -165,5 +166,6 @@ def _canceled(jobs: JobStore, job: str) -> Iterator[threading.Event]:
 
 
 if __name__ == "__main__":
+    collect_rarely()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sys.exit(0 if work(WorkerOrder.model_validate_json(sys.argv[1])) else 1)
