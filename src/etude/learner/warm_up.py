@@ -45,6 +45,8 @@ class Stage:
     options: LearnerOptions = field(default_factory=lambda: LearnerOptions(learning_rate=3e-3, batch_size=32))
     check_interval: int = 20
     """Optimiser steps from one check to the next."""
+    first_check: int = 0
+    """Steps before which nothing is measured: what is known to be out of reach that early."""
     max_steps: int = 5000
     """Steps after which the target counts as out of reach."""
 
@@ -96,6 +98,8 @@ async def _run(policy: Policy, stage: Stage, seed: int, on_check: OnCheck) -> St
         batch = TrainingBatch(units.take(size))
         loss = (await asyncio.to_thread(learner.train, batch, Sft()))["nll"]
         policy.mark_changed(policy.version)
+        if learner.step < min(stage.first_check, stage.max_steps):
+            continue
         values.append(loss if stage.measure is None else await stage.measure())
         on_check(stage.name, values[-1])
         if stage.is_over(values[-1]):
