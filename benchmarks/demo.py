@@ -1,4 +1,4 @@
-"""How fast the calculator demo learns: reward against wall time and CPU time, over three seeds.
+"""How fast two demos learn, the calculator and tic-tac-toe: reward against time, over three seeds.
 
 Runs `etude demo --json`, a process for each seed, and notes when each of its events comes. Time counts from
 the start of the process, so it contains making the base model and all evaluations; CPU time is that of the
@@ -24,7 +24,8 @@ from common import parse_arguments, print_json, print_table, progress, silent
 
 from etude.core.stats import estimate
 
-TARGET = 0.9
+CALCULATOR, TICTACTOE = "calculator", "tictactoe"
+TARGETS = {CALCULATOR: 0.9, TICTACTOE: 0.6}
 WINDOW = 4
 """Epochs whose rewards are averaged: one epoch's are too few to say that a target is reached."""
 SHOWN = 12
@@ -64,6 +65,12 @@ class Learning:
     curve: list[Point]
     seconds: float
     cpu_seconds: float
+    task: str = CALCULATOR
+
+    @property
+    def target(self) -> float:
+        """The reward to be reached."""
+        return TARGETS[self.task]
 
     @property
     def smoothed(self) -> list[Point]:
@@ -76,17 +83,28 @@ class Learning:
         ]
 
     @property
+    def reached(self) -> Point | None:
+        """Where the smoothed reward reached the target; None when it never did."""
+        return next((point for point in self.smoothed[WINDOW - 1 :] if point.reward >= self.target), None)
+
+    @property
     def seconds_to_target(self) -> float | None:
-        """Wall seconds until the smoothed reward reached the target; None when it never did."""
-        return next((point.seconds for point in self.smoothed[WINDOW - 1 :] if point.reward >= TARGET), None)
+        """Wall seconds until then."""
+        return None if self.reached is None else self.reached.seconds
+
+    @property
+    def cpu_seconds_to_target(self) -> float | None:
+        """CPU seconds until then; None also where the system does not tell while the process runs."""
+        return None if self.reached is None else self.reached.cpu_seconds
 
 
-def learn(seed: int) -> Learning:
+def learn(seed: int, task: str = CALCULATOR) -> Learning:
     """Run the demo with a seed. Raises SystemExit when it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "etude", "demo", "--json", "--seed", str(seed), "--out", folder]
+        options = ["--task", task, "--seed", str(seed), "--out", folder]
+        command = [sys.executable, "-m", "etude", "demo", "--json", *options]
         events = list(run(command, start))
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     curve = [
@@ -104,6 +122,7 @@ def learn(seed: int) -> Learning:
         curve,
         seconds,
         cpu,
+        task,
     )
 
 
@@ -132,11 +151,13 @@ def measured(evaluation: dict[str, Any]) -> Measured:
     return Measured(scores["mean"], scores["low"], scores["high"], scores["n"])
 
 
-def as_json(runs: Sequence[Learning]) -> dict[str, Any]:
-    """The object that `--json` prints: scores over all seeds' episodes, medians of seconds, and each run."""
+def as_json(runs: Sequence[Learning], games: Sequence[Learning] = ()) -> dict[str, Any]:
+    """The object that `--json` prints: scores over all seeds' episodes, medians of seconds, and each run.
+
+    `games` are those of tic-tac-toe.
+    """
     before, after = pooled([one.before for one in runs]), pooled([one.after for one in runs])
-    times = [one.seconds_to_target for one in runs]
-    return {
+    found = {
         "score_before": before.score,
         "score_after": after.score,
         "score_after_greedy": pooled([one.greedy for one in runs]).score,
@@ -144,9 +165,24 @@ def as_json(runs: Sequence[Learning]) -> dict[str, Any]:
         "ci95_after": [after.low, after.high],
         "seconds_total": statistics.median(one.seconds for one in runs),
         "cpu_seconds_total": statistics.median(one.cpu_seconds for one in runs),
-        "seconds_to_0_9": None if None in times else statistics.median(filter(None, times)),
+        "seconds_to_0_9": median([one.seconds_to_target for one in runs]),
+        "cpu_seconds_to_0_9": median([one.cpu_seconds_to_target for one in runs]),
         "runs": [asdict(one) | {"seconds_to_0_9": one.seconds_to_target} for one in runs],
     }
+    if games:
+        found |= {
+            "seconds_to_0_6_tictactoe": median([one.seconds_to_target for one in games]),
+            "cpu_seconds_to_0_6_tictactoe": median([one.cpu_seconds_to_target for one in games]),
+            "seconds_total_tictactoe": statistics.median(one.seconds for one in games),
+            "runs_tictactoe": [asdict(one) | {"seconds_to_0_6": one.seconds_to_target} for one in games],
+        }
+    return found
+
+
+def median(values: Sequence[float | None]) -> float | None:
+    """The median; None when one of them is."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if len(known) == len(values) else None
 
 
 def pooled(parts: Sequence[Measured]) -> Measured:
@@ -157,55 +193,61 @@ def pooled(parts: Sequence[Measured]) -> Measured:
 
 
 def print_results(runs: Sequence[Learning]) -> None:
-    """A row for each seed, and the curve of the first."""
-    rows = []
-    for one in runs:
-        to_target = one.seconds_to_target
-        rows.append(
-            (
-                str(one.seed),
-                f"{one.before.score:.3f} [{one.before.low:.3f}, {one.before.high:.3f}]",
-                f"{one.after.score:.3f} [{one.after.low:.3f}, {one.after.high:.3f}]",
-                f"{one.greedy.score:.3f}",
-                "-" if to_target is None else f"{to_target:.0f}",
-                f"{one.seconds:.0f}",
-                f"{one.cpu_seconds:.0f}",
-            )
-        )
+    """A row for each seed of a task, and the curve of the first."""
+    first = runs[0]
     print_table(
-        f"The calculator demo, {runs[0].after.n} held-out episodes at temperature 1",
-        ("seed", "before", "after", "greedy", f"s to {TARGET}", "s in all", "CPU s"),
-        rows,
+        f"The demo '{first.task}', {first.after.n} held-out episodes at temperature 1",
+        ("seed", "before", "after", "greedy", f"s to {first.target}", "CPU s", "s in all", "CPU s"),
+        [_seed_row(one) for one in runs],
         [],
     )
-    points = runs[0].smoothed
+    points = first.smoothed
     last = len(points) - 1
     shown = sorted({round(last * step / (SHOWN - 1)) for step in range(SHOWN)})
     print_table(
-        f"Learning curve of seed {runs[0].seed}",
+        f"Learning curve of seed {first.seed}",
         ("epoch", "seconds", "CPU s", f"reward, average of {WINDOW} epochs"),
         [_row(points[place]) for place in shown],
         [],
     )
 
 
+def _seed_row(one: Learning) -> tuple[str, ...]:
+    return (
+        str(one.seed),
+        f"{one.before.score:.3f} [{one.before.low:.3f}, {one.before.high:.3f}]",
+        f"{one.after.score:.3f} [{one.after.low:.3f}, {one.after.high:.3f}]",
+        f"{one.greedy.score:.3f}",
+        _seconds(one.seconds_to_target),
+        _seconds(one.cpu_seconds_to_target),
+        _seconds(one.seconds),
+        _seconds(one.cpu_seconds),
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
 def _row(point: Point) -> tuple[str, str, str, str]:
-    cpu = "-" if point.cpu_seconds is None else f"{point.cpu_seconds:.0f}"
-    return str(point.epoch + 1), f"{point.seconds:.0f}", cpu, f"{point.reward:.3f}"
+    seconds = _seconds(point.seconds), _seconds(point.cpu_seconds)
+    return str(point.epoch + 1), *seconds, f"{point.reward:.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the demo, and print tables or JSON."""
+    """Run the demos, and print tables or JSON."""
     flags = parse_arguments(str(__doc__), arguments)
     note = silent if flags.json else progress
-    runs = []
-    for seed in (0,) if flags.quick else (0, 1, 2):
-        note(f"seed {seed}")
-        runs.append(learn(seed))
+    found: dict[str, list[Learning]] = {CALCULATOR: [], TICTACTOE: []}
+    for task, runs in found.items():
+        for seed in (0, 1, 2) if not flags.quick else (0,) if task == CALCULATOR else ():
+            note(f"{task}, seed {seed}")
+            runs.append(learn(seed, task))
     if flags.json:
-        print_json(as_json(runs))
+        print_json(as_json(found[CALCULATOR], found[TICTACTOE]))
     else:
-        print_results(runs)
+        for runs in filter(None, found.values()):
+            print_results(runs)
 
 
 if __name__ == "__main__":

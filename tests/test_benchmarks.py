@@ -62,6 +62,25 @@ def test_a_target_is_reached_by_the_average_of_several_epochs(monkeypatch: pytes
     assert learning([1.0]).seconds_to_target is None
 
 
+def test_the_demos_json_has_the_median_time_of_each_task(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    demo = importlib.import_module("demo")
+
+    def learning(task: str, seconds: float, reward: float) -> Any:
+        score = demo.Measured(0.5, 0.4, 0.6, 100)
+        curve = [demo.Point(epoch, seconds + epoch, seconds, reward) for epoch in range(6)]
+        return demo.Learning(0, score, score, score, curve, 100.0, 90.0, task)
+
+    runs = [learning("calculator", seconds, 0.95) for seconds in (10.0, 20.0, 40.0)]
+    games = [learning("tictactoe", seconds, 0.65) for seconds in (50.0, 60.0, 90.0)]
+    found = demo.as_json(runs, games)
+    assert (found["seconds_to_0_9"], found["cpu_seconds_to_0_9"]) == (23.0, 20.0)
+    assert (found["seconds_to_0_6_tictactoe"], found["cpu_seconds_to_0_6_tictactoe"]) == (63.0, 60.0)
+    never = demo.as_json([*runs, learning("calculator", 10.0, 0.8)], [learning("tictactoe", 1.0, 0.5)])
+    assert never["seconds_to_0_9"] is never["seconds_to_0_6_tictactoe"] is None
+    assert "seconds_to_0_6_tictactoe" not in demo.as_json(runs)
+
+
 def test_scores_of_several_seeds_are_one_sample(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     demo = importlib.import_module("demo")

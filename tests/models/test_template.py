@@ -216,6 +216,25 @@ def test_a_transcript_with_tools_is_what_prompts_and_completions_make(style):
     assert template.prompt(following).ids == ids[:second]
 
 
+@STYLES
+@given(talks=st.lists(exchanges, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_many_transcripts_at_once_are_those_of_each_by_itself(style, talks):
+    template = template_of(style)
+    conversations = [
+        [message for question, reply in talk for message in (user(question), said(reply))] for talk in talks
+    ]
+    found = template.transcripts(conversations, [CALCULATOR])
+    assert found == [template.transcript(messages, [CALCULATOR]) for messages in conversations]
+
+
+def test_a_transcript_that_the_template_refuses_is_named_among_many():
+    template = template_of(CHATML + "{%- if messages[0].role != 'user' %}{{ 1 + '' }}{% endif %}")
+    refused = [{"role": "system", "content": "s"}, user("a"), said("b")]
+    with pytest.raises(EngineError, match=r"refused the messages .* roles: \['system', 'user'\]"):
+        template.transcripts([[user("a"), said("b")], refused])
+
+
 def test_a_transcript_that_the_template_would_rewrite_is_refused():
     thought = said("<think>hm</think>it is 3.")
     with pytest.raises(RequestError, match="cannot extend a conversation at message 4"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from etude.core.example import Example
 from etude.core.keys import generator
@@ -31,9 +32,16 @@ def examples_for_epoch(
 
 def _next_pass(size: int, left: Sequence[int], needed: int, seed: int, number: int) -> list[int]:
     """A shuffle of all indices whose first `needed` are none of those left over from the pass before."""
-    order = list(range(size))
-    generator(seed, "examples", number).shuffle(order)
+    order = _shuffled(size, seed, number)
     skipped = set(left)
     head = [index for index in order if index not in skipped][:needed]
     taken = set(head)
     return head + [index for index in order if index not in taken]
+
+
+@lru_cache(maxsize=4)
+def _shuffled(size: int, seed: int, number: int) -> tuple[int, ...]:
+    """Kept, because every epoch starts from the first pass."""
+    order = list(range(size))
+    generator(seed, "examples", number).shuffle(order)
+    return tuple(order)

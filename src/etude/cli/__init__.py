@@ -5,6 +5,9 @@ from __future__ import annotations
 
 def main() -> None:
     """The program `etude`."""
+    from etude.core.garbage import collect_rarely
+
+    collect_rarely()
     from etude.cli.app import app
 
     app()

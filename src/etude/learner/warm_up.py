@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import TypeVar
 
 from etude.core.errors import TrainingError
 from etude.core.keys import generator
@@ -20,8 +19,6 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.sft import Sft
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
-
-UnitT = TypeVar("UnitT")
 
 Measure = Callable[[], Awaitable[float]]
 """Measures the policy as it is now."""
@@ -48,6 +45,8 @@ class Stage:
     options: LearnerOptions = field(default_factory=lambda: LearnerOptions(learning_rate=3e-3, batch_size=32))
     check_interval: int = 20
     """Optimiser steps from one check to the next."""
+    first_check: int = 0
+    """Steps before which nothing is measured: what is known to be out of reach that early."""
     max_steps: int = 5000
     """Steps after which the target counts as out of reach."""
 
@@ -92,13 +91,15 @@ async def warm_up(
 async def _run(policy: Policy, stage: Stage, seed: int, on_check: OnCheck) -> StageReport:
     start = time.monotonic()
     learner = Learner(policy, stage.options, seed)
-    units = _shuffled_forever(_units(policy.template, stage), seed)
+    units = _Units(policy.template, stage, seed)
     size = stage.check_interval * (stage.options.batch_size or len(stage.transcripts))
     values: list[float] = []
     while learner.step < stage.max_steps:
-        batch = TrainingBatch(tuple(islice(units, size)))
+        batch = TrainingBatch(units.take(size))
         loss = (await asyncio.to_thread(learner.train, batch, Sft()))["nll"]
         policy.mark_changed(policy.version)
+        if learner.step < min(stage.first_check, stage.max_steps):
+            continue
         values.append(loss if stage.measure is None else await stage.measure())
         on_check(stage.name, values[-1])
         if stage.is_over(values[-1]):
@@ -106,20 +107,34 @@ async def _run(policy: Policy, stage: Stage, seed: int, on_check: OnCheck) -> St
     raise TrainingError(_why(stage, values[-1]))
 
 
-def _units(template: ChatTemplate, stage: Stage) -> list[tuple[TokenSequence]]:
-    """The transcripts as training data, in which the assistant's tokens count."""
-    units = []
-    for transcript in stage.transcripts:
-        ids, spoken = template.transcript(transcript, stage.tools)
-        weights = tuple(float(token) for token in spoken)
-        units.append((TokenSequence(ids, weights, weights, (0.0,) * len(ids)),))
-    return units
+class _Units:
+    """The transcripts as training data, in which the assistant's tokens count; endless, in random order.
+
+    They are rendered when their turn comes: most stages end before all have had one.
+    """
+
+    def __init__(self, template: ChatTemplate, stage: Stage, seed: int) -> None:
+        self._template = template
+        self._stage = stage
+        self._order = _shuffled_forever(len(stage.transcripts), seed)
+        self._made: dict[int, tuple[TokenSequence]] = {}
+
+    def take(self, count: int) -> tuple[tuple[TokenSequence], ...]:
+        """The next ones. Raises RequestError for a conversation that the template cannot extend."""
+        numbers = list(islice(self._order, count))
+        new = [number for number in dict.fromkeys(numbers) if number not in self._made]
+        talks = [self._stage.transcripts[number] for number in new]
+        rendered = self._template.transcripts(talks, self._stage.tools)
+        for number, (ids, spoken) in zip(new, rendered, strict=True):
+            weights = tuple(map(float, spoken))
+            self._made[number] = (TokenSequence(ids, weights, weights, (0.0,) * len(ids)),)
+        return tuple(self._made[number] for number in numbers)
 
 
-def _shuffled_forever(units: Sequence[UnitT], seed: int) -> Iterator[UnitT]:
-    """All units in one order, then in another, and so on."""
+def _shuffled_forever(size: int, seed: int) -> Iterator[int]:
+    """All numbers below `size` in one order, then in another, and so on."""
     for number in count():
-        order = list(units)
+        order = list(range(size))
         generator(seed, "warm-up", number).shuffle(order)
         yield from order
 

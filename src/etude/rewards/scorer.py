@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
@@ -13,6 +13,8 @@ from etude.rewards.evaluator import Evaluator, evaluate
 from etude.rewards.function_evaluator import as_evaluator
 from etude.rewards.weighted import WeightedEvaluator
 from etude.store.journal import Journal
+
+T = TypeVar("T")
 
 Scores = dict[str, EvalOutputItem]
 """The scores of one episode, by evaluator."""
@@ -69,14 +71,14 @@ class Scorer:
 
     async def score_single(self, item: EvalInputItem) -> Scores:
         """The scores of the evaluators that look at one episode by itself."""
-        scores = await asyncio.gather(*(self._score([item], *named) for named in self._single.items()))
+        scores = await _together([self._score([item], *named) for named in self._single.items()])
         return {name: outputs[0] for name, outputs in zip(self._single, scores, strict=True)}
 
     async def score_group(self, items: Sequence[EvalInputItem]) -> list[Scores]:
         """The scores of the evaluators that compare; `items` are one example's episodes with an output."""
         if not items:
             return []
-        scores = await asyncio.gather(*(self._score(items, *named) for named in self._relative.items()))
+        scores = await _together([self._score(items, *named) for named in self._relative.items()])
         return [dict(zip(self._relative, of_one, strict=True)) for of_one in zip(*scores, strict=True)]
 
     async def combine(self, item: EvalInputItem, scores: Scores) -> Scores:
@@ -104,7 +106,7 @@ class Scorer:
             return found
         async with self._slots:
             outputs = await evaluate(evaluator, items, self._timeout)
-        await asyncio.gather(*(self._keep(item, name, out) for item, out in zip(items, outputs, strict=True)))
+        await _together([self._keep(item, name, out) for item, out in zip(items, outputs, strict=True)])
         return outputs
 
     def _kept(self, item: EvalInputItem, name: str) -> EvalOutputItem | None:
@@ -117,6 +119,11 @@ class Scorer:
 
     def _key(self, episode_id: str, name: str) -> str:
         return _score_key(episode_id, self._label, name)
+
+
+async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of what runs side by side. What is alone needs no task of its own, which costs time."""
+    return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
 
 
 def read_score(

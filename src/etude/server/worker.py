@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict
 
 from etude.core.errors import EtudeError, StoreError
+from etude.core.garbage import collect_rarely
 from etude.learner.learner import TrainingCanceled
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.device import choose_device, choose_dtype, dtype_name
@@ -194,6 +195,7 @@ def _awaited_order() -> WorkerOrder | None:
 
 def main() -> int:
     """Work by the order on the command line or on standard input; the exit code."""
+    collect_rarely()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     order = WorkerOrder.model_validate_json(sys.argv[1]) if len(sys.argv) > 1 else _awaited_order()
     return 0 if order is None or work(order) else 1
