@@ -83,7 +83,7 @@ def test_trying_a_model_leaves_it_as_it_was():
 def test_blocks_and_tiles_are_the_same_attention(window, softcap):
     """FlexAttention runs forwards on a CPU, which shows that its mask is right."""
     tree = token_tree([one.ids for one in forest(3, 40)])
-    layout = TreeLayout.of(tree, torch.device("cpu"), np.arange(len(tree)), tile=16)
+    layout = TreeLayout.of(tree, torch.device("cpu"), np.arange(len(tree)), most=16)
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, heads, len(tree), 16, generator=draw) for heads in (4, 2, 2))
 
@@ -103,4 +103,4 @@ def test_blocks_and_tiles_are_the_same_attention(window, softcap):
         softcap=softcap,
     )
     assert torch.allclose(ours, theirs.transpose(1, 2), atol=1e-5)
-    assert len(layout.runs) > 2
+    assert len(layout.all.own) > 2 and layout.all.back

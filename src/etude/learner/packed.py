@@ -157,7 +157,7 @@ class _Forward:
         choices[np.arange(width) < np.array([len(row.trained) for row in rows])[:, None]] = choice
         return cls(
             ids_N=torch.from_numpy(tree.ids).to(device),
-            layout=TreeLayout.of(tree, device, places),
+            layout=TreeLayout.of(tree, device, np.unique(places)),
             places_E=torch.from_numpy(places[first]).to(device),
             targets_E=torch.from_numpy(targets[first]).to(device),
             temperatures_E=torch.from_numpy(temperatures[first].astype(np.float32)).to(device),

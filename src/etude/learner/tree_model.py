@@ -64,7 +64,7 @@ def _try(model: Any) -> tuple[list[int | None], float]:
     sequences = [stem + end for end in ends]
     tree = token_tree(sequences)
     needed = np.flatnonzero(tree.depths >= len(stem) - 1)
-    layout = TreeLayout.of(tree, device, needed, tile=3)
+    layout = TreeLayout.of(tree, device, needed, most=3)
     logits_NV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
     plain, found = [], []
     for sequence, path in zip(sequences, tree.paths, strict=True):
