@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from etude.learner.lean_llama import is_lean, lean_hidden
 from etude.learner.tree import token_tree
 from etude.learner.tree_attention import tree_attention
 from etude.learner.tree_layout import TreeLayout
@@ -14,12 +15,16 @@ from etude.models.architecture import FULL, SLIDING, layer_kinds, logits_after, 
 
 
 def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:
-    """Last hidden states [N, D] of a tree's tokens; a token's position is its depth."""
-    body = _plain_model(model).base_model
+    """Last hidden states [Q, D] of the tokens of `layout.last`; a token's position is its depth."""
+    plain = _plain_model(model)
+    if is_lean(plain):
+        return lean_hidden(plain, ids_N, layout)
     with tree_attention(model):
-        found = body(input_ids=ids_N[None], position_ids=layout.depths_N[None], use_cache=False, tree=layout)
-    hidden_ND: torch.Tensor = found.last_hidden_state[0]
-    return hidden_ND
+        found = plain.base_model(
+            input_ids=ids_N[None], position_ids=layout.depths_N[None], use_cache=False, tree=layout
+        )
+    hidden_QD: torch.Tensor = found.last_hidden_state[0].index_select(0, layout.last.places_Q)
+    return hidden_QD
 
 
 def head_logits(model: Any, hidden_ED: torch.Tensor) -> torch.Tensor:
@@ -65,12 +70,13 @@ def _try(model: Any) -> tuple[list[int | None], float]:
     tree = token_tree(sequences)
     needed = np.flatnonzero(tree.depths >= len(stem) - 1)
     layout = TreeLayout.of(tree, device, needed, most=3)
-    logits_NV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
+    logits_QV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
     plain, found = [], []
     for sequence, path in zip(sequences, tree.paths, strict=True):
         positions = torch.arange(len(stem) - 1, len(sequence), device=device)
         plain.append(logits_after(model, torch.tensor([sequence], device=device), positions)[0].float())
-        found.append(logits_NV[torch.from_numpy(path[len(stem) - 1 :]).to(device)].float())
+        rows = np.searchsorted(needed, path[len(stem) - 1 :])
+        found.append(logits_QV[torch.from_numpy(rows).to(device)].float())
     plain_PV, found_PV = torch.cat(plain), torch.cat(found)
     return layout.windows, float((plain_PV - found_PV).abs().max() / plain_PV.abs().max())
 
