@@ -82,7 +82,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         """In the shape of `x`."""
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, scale, weight)
         return (x * scale).mul_(weight)

@@ -86,7 +86,7 @@ class Sight:
 
     def mask(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
         """See `TreeLayout.mask`; None where all of a block's queries see all of its keys."""
-        if block.free and self.window is None:
+        if block.is_free and self.window is None:
             return None
         return self.tree.mask(self.lookers, block, self.window, dtype)
 

@@ -27,8 +27,8 @@ class Block:
     stop: int
     low: int
     high: int
-    free: bool
-    """Whether all of its queries see all of its keys."""
+    known: int
+    """How many of its first keys all of its queries see."""
 
     @property
     def queries(self) -> slice:
@@ -39,6 +39,11 @@ class Block:
     def keys(self) -> slice:
         """Which of the tree's tokens."""
         return slice(self.low, self.high)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether all of its queries see all of its keys."""
+        return self.known == self.high - self.low
 
     @property
     def scores(self) -> int:
@@ -66,7 +71,8 @@ class Lookers:
     def of(cls, tree: TokenTree, places: Places, device: torch.device, most: int) -> Lookers:
         """Those at `places`, in rising order; `most` of them in a block with a mask."""
         blocks = list(_blocks(tree, places, most))
-        own, back = (tuple(one for one in blocks if one.free is free) for free in (False, True))
+        own = tuple(one for one in blocks if one.high > places[one.start])
+        back = tuple(one for one in blocks if one.high <= places[one.start])
         return cls(torch.from_numpy(places).to(device), own, back)
 
 
@@ -109,9 +115,10 @@ class TreeLayout:
         name = lookers is self.last, block, window, dtype
         if name in self._masks:
             return self._masks[name]  # type: ignore[no-any-return]
-        keys = torch.arange(block.low, block.high, device=self.ends_N.device)
-        seen = self.sees(lookers.places_Q[block.queries, None], keys, window)
-        mask = torch.where(seen, 0.0, float("-inf")).to(dtype)
+        queries, known = lookers.places_Q[block.queries, None], 0 if window else block.known
+        keys = torch.arange(block.low + known, block.high, device=self.ends_N.device)
+        mask = torch.zeros(block.stop - block.start, block.high - block.low, device=keys.device, dtype=dtype)
+        mask[:, known:] = torch.where(self.sees(queries, keys, window), 0.0, float("-inf"))
         masked = (*self.all.own, *(self.all.back if window else ()))
         if sum(one.scores for one in masked) <= _KEPT_SCORES:
             self._masks[name] = mask
@@ -143,14 +150,14 @@ def _blocks(tree: TokenTree, places: Places, most: int) -> Iterator[Block]:
         while start < end:
             stop = _small(tree, start, end, most)
             if stop > start:
-                yield from _cut(places, start, stop, most)
+                yield from _cut(tree, places, start, stop, most)
                 start = stop
                 continue
             after = int(tree.ends[start])
             turn = np.searchsorted(turns, start, side="right")
             stop = min(int(turns[turn]), after) if turn < len(turns) else after
-            yield from _cut(places, start, stop, most)
-            yield from _cut(places, stop, after, _BACK, (start, stop))
+            yield from _cut(tree, places, start, stop, most)
+            yield from _cut(tree, places, stop, after, _BACK, (start, stop))
             left.append((stop, after))
             start = after
 
@@ -164,11 +171,12 @@ def _small(tree: TokenTree, start: int, end: int, most: int) -> int:
 
 
 def _cut(
-    places: Places, start: int, stop: int, most: int, span: tuple[int, int] | None = None
+    tree: TokenTree, places: Places, start: int, stop: int, most: int, span: tuple[int, int] | None = None
 ) -> Iterator[Block]:
     """The tokens of a range as queries of a span before it, or else of the range itself."""
     first, last = np.searchsorted(places, [start, stop]).tolist()
     for at in range(first, last, most):
         to = min(at + most, last)
-        keys = span or (start, int(places[to - 1]) + 1)
-        yield Block(at, to, *keys, free=span is not None)
+        low, high = span or (start, int(places[to - 1]) + 1)
+        known = np.count_nonzero(tree.ends[low : places[at] + 1] >= high) if span is None else high - low
+        yield Block(at, to, low, high, int(known))
