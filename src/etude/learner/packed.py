@@ -14,13 +14,14 @@ import torch.nn.functional as F
 
 from etude.learner.batch import TokenSequence
 from etude.learner.dealing import Row
+from etude.learner.head import head_logits
 from etude.learner.objective import MicroBatch, Pass
 from etude.learner.packing import packs
 from etude.learner.padding import Shares, Unit
 from etude.learner.selective import logprobs_and_entropies, selective_logprobs
 from etude.learner.tree import Places, TokenTree, token_tree
 from etude.learner.tree_layout import TreeLayout
-from etude.learner.tree_model import head_logits, tree_hidden
+from etude.learner.tree_model import tree_hidden
 from etude.models.architecture import text_config
 
 _PAYS = 0.8
