@@ -148,5 +148,5 @@ def test_where_it_does_not_run_models_are_trained_padded_and_it_is_said_why(monk
     learner = Learner(of, LearnerOptions(learning_rate=0.0), 0)
     learner.train(batch, Grpo())
     assert "FlexAttention does not run here" in learner.note
-    assert "does not support backward on CPU" in learner.note
+    assert "NotImplementedError" in learner.note
     assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded"))
