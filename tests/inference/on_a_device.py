@@ -12,7 +12,6 @@ import torch
 
 from etude.core.call import Sampling
 from etude.inference.decoder import make_decoder
-from etude.inference.fused_llama import can_fuse
 from etude.inference.row import Row
 from etude.inference.sampler import uniforms
 from tests.models.tiny_models import family
@@ -61,9 +60,7 @@ def test_it_samples_what_the_cpu_does(name, deterministic):
     config, changes = FAMILIES[name]
     wanted, _ = sampled(family(config, **changes), 12, deterministic=deterministic)
     with pretending() as waits:
-        policy = moved(family(config, **changes))
-        assert not can_fuse(policy.model)
-        found, _ = sampled(policy, 12, waits, deterministic=deterministic)
+        found, _ = sampled(moved(family(config, **changes)), 12, waits, deterministic=deterministic)
     for one, other in zip(found, wanted, strict=True):
         assert one[0] == other[0]
         assert one[1] == pytest.approx(other[1], abs=1e-4)
