@@ -47,7 +47,7 @@ def test_losses_are_those_of_the_cpu(monkeypatch, name, packing):
     config = {"head_dim": 8, "sliding_window": 6}
     wanted = evaluated(family("Gemma2Config", **config), name, packing)
     # FlexAttention needs a real device.
-    monkeypatch.setattr(TreeLayout, "of", partial(TreeLayout.of, kernel="tiles"))
+    monkeypatch.setattr(TreeLayout, "of", partial(TreeLayout.of, kernel="blocks"))
     with pretending():
         found = evaluated(moved(family("Gemma2Config", **config)), name, packing)
     assert found.keys() == wanted.keys()

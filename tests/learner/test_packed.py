@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
@@ -141,6 +142,33 @@ def test_chosen_tokens_without_logits_of_all_at_once(monkeypatch, packing, bonus
     whole = gradient_of(policy(), batch, objective, packing=packing)
     monkeypatch.setattr("etude.learner.selective._LOGITS", 400 * 7)
     assert_same(gradient_of(policy(), batch, objective, packing=packing), whole)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor had."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for one in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(one, torch.Tensor):
+                self.numbers = max(self.numbers, one.numel())
+        return found
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+@pytest.mark.parametrize("name", ["grpo", "grpo with kl", "grpo with entropy", "dpo against the base", "sft"])
+def test_logits_are_never_there_for_all_positions(monkeypatch, name, packing):
+    objective, of = OBJECTIVES[name], moved(fresh_policy())
+    batch = batch_of(units_for(objective, forest(5, 60)))
+    vocabulary = of.model.config.vocab_size
+    most = max(value.numel() for value in of.trainable().values())
+    monkeypatch.setattr("etude.learner.selective._LOGITS", most)
+    with Largest() as largest:
+        gradient_of(of, batch, objective, packing=packing)
+    trained = sum(weight != 0 for unit in batch.units for one in unit for weight in one.weights)
+    assert largest.numbers <= max(most, 60 * 60 * 48) < trained * vocabulary
 
 
 def test_sequences_that_have_little_in_common_are_padded():

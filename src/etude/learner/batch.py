@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class TokenSequence:
     @property
     def has_gradient(self) -> bool:
         """Whether any token has both a weight and an advantage."""
-        return any(w and a for w, a in zip(self.weights, self.advantages, strict=True))
+        return any(map(mul, self.weights, self.advantages))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from etude.learner.head import has_plain_head
 from etude.learner.objective import Pass
 from etude.learner.packed import PackedStep
 from etude.learner.padding import Shares, Unit, padded_passes, padded_row
@@ -38,6 +39,7 @@ class Cutter:
         self._packing = packing
         self._budget = token_budget
         self._takes_trees: bool | None = None
+        self._plain_head: bool | None = None
 
     def passes(
         self, units: Sequence[Unit], factors: Sequence[Sequence[float]], shares: Shares
@@ -46,6 +48,11 @@ class Cutter:
         tree = PackedStep(units) if self._packing == "tree" else None
         if tree is not None and not (tree.pays and self.takes_trees()):
             tree = None
+        if tree is None and self._plain_head is None:
+            with torch.no_grad():
+                plain = self._run(has_plain_head)
+            # How a pass goes through the model depends on it, so all processes must think the same.
+            self._plain_head = not self._team.any(not plain)
         if self._team.size == 1:
             return self._cut(tree, units, factors, shares)
         row = padded_row(units) if tree is None else tree.row()
@@ -76,5 +83,5 @@ class Cutter:
         shares: Shares,
     ) -> Iterator[Pass]:
         if tree is None:
-            return padded_passes(units, factors, shares, self._budget, self._device)
+            return padded_passes(units, factors, shares, self._budget, self._device, bool(self._plain_head))
         return tree.passes(factors, shares, self._budget, self._device)

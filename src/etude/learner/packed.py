@@ -14,13 +14,14 @@ import torch.nn.functional as F
 
 from etude.learner.batch import TokenSequence
 from etude.learner.dealing import Row
+from etude.learner.head import head_logits
 from etude.learner.objective import MicroBatch, Pass
 from etude.learner.packing import packs
 from etude.learner.padding import Shares, Unit
 from etude.learner.selective import logprobs_and_entropies, selective_logprobs
 from etude.learner.tree import Places, TokenTree, token_tree
 from etude.learner.tree_layout import TreeLayout
-from etude.learner.tree_model import head_logits, tree_hidden
+from etude.learner.tree_model import tree_hidden
 from etude.models.architecture import text_config
 
 _PAYS = 0.8
@@ -135,8 +136,8 @@ class _Forward:
 
     ids_N: torch.Tensor
     layout: TreeLayout
-    places_E: torch.Tensor
-    """After which token of the tree it was chosen."""
+    after_E: torch.Tensor
+    """After which of the tree's last hidden states it was chosen."""
     targets_E: torch.Tensor
     """The token that was chosen."""
     temperatures_E: torch.Tensor
@@ -151,14 +152,15 @@ class _Forward:
         targets = np.concatenate([row.values(row.sequence.ids) for row in rows]).astype(np.int64)
         temperatures = np.concatenate([row.temperatures() for row in rows])
         degrees, degree = np.unique(temperatures, return_inverse=True)
-        names = (places * (targets.max() + 1) + targets) * len(degrees) + degree
+        needed, after = np.unique(places, return_inverse=True)
+        names = (after * (targets.max() + 1) + targets) * len(degrees) + degree
         _, first, choice = np.unique(names, return_index=True, return_inverse=True)
         choices = np.full((len(rows), width), len(first))
         choices[np.arange(width) < np.array([len(row.trained) for row in rows])[:, None]] = choice
         return cls(
             ids_N=torch.from_numpy(tree.ids).to(device),
-            layout=TreeLayout.of(tree, device, places),
-            places_E=torch.from_numpy(places[first]).to(device),
+            layout=TreeLayout.of(tree, device, needed),
+            after_E=torch.from_numpy(after[first]).to(device),
             targets_E=torch.from_numpy(targets[first]).to(device),
             temperatures_E=torch.from_numpy(temperatures[first].astype(np.float32)).to(device),
             choices_BK=torch.from_numpy(choices).to(device),
@@ -178,8 +180,8 @@ def _with_entropies(forward: _Forward, model: Any) -> tuple[torch.Tensor, torch.
 
 def _chosen(of: Callable[..., torch.Tensor], forward: _Forward, model: Any) -> torch.Tensor:
     """A function of `etude.learner.selective` of the tree's choices."""
-    hidden_ND = tree_hidden(model, forward.ids_N, forward.layout)
-    hidden_ED = hidden_ND.index_select(0, forward.places_E)
+    hidden_QD = tree_hidden(model, forward.ids_N, forward.layout)
+    hidden_ED = hidden_QD.index_select(0, forward.after_E)
     vocabulary = text_config(model).vocab_size
     return of(partial(head_logits, model), hidden_ED, forward.targets_E, forward.temperatures_E, vocabulary)
 

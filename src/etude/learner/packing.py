@@ -17,6 +17,8 @@ def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int)
     comes before it. Each subtree goes where the least room is left (best fit), of those packs that already
     have most of its tokens.
     """
+    if units and len(tree) <= token_budget:
+        return [list(range(len(units)))]
     places = [np.unique(np.concatenate(unit)) for unit in units]
     packed: list[list[int]] = []
     held: list[np.ndarray] = []

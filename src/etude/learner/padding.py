@@ -7,6 +7,7 @@ It is the baseline that every faster way must equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
@@ -16,9 +17,10 @@ import torch.nn.functional as F
 
 from etude.learner.batch import TokenSequence
 from etude.learner.dealing import Row
+from etude.learner.head import head_logits, last_hidden
 from etude.learner.objective import MicroBatch, Pass
-from etude.learner.selective import logprobs_and_entropies
-from etude.models.architecture import logits_after
+from etude.learner.selective import Head, logprobs_and_entropies, selective_logprobs
+from etude.models.architecture import logits_after, text_config
 
 Unit = Sequence[TokenSequence]
 
@@ -32,18 +34,22 @@ def padded_passes(
     shares: Shares,
     token_budget: int,
     device: torch.device,
+    plain_head: bool,
 ) -> Iterator[Pass]:
     """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
 
     Units of like length go together. A unit is never split, and one above the budget goes alone.
-    `factors` and `shares` are those of the whole step; see `Objective.normalised`.
+    `factors` and `shares` are those of the whole step; see `Objective.normalised`. Unless the model
+    `has_plain_head`, it makes the logits after all tokens that any row of a micro-batch trains on.
     """
     numbers = count()
     rows_of = [[next(numbers) for _ in unit] for unit in units]
 
     def padded(batch: Sequence[int]) -> Pass:
         rows = tuple(row for index in batch for row in rows_of[index])
-        return _padded([units[i] for i in batch], [factors[i] for i in batch], rows, shares, device)
+        return _padded(
+            [units[i] for i in batch], [factors[i] for i in batch], rows, shares, device, plain_head
+        )
 
     order = by_length(units)
     batch: list[int] = []
@@ -83,6 +89,7 @@ def _padded(
     rows: tuple[int, ...],
     shares: Shares,
     device: torch.device,
+    plain_head: bool,
 ) -> Pass:
     sequences = [sequence for unit in units for sequence in unit]
     scales = [factor for unit in factors for factor in unit]
@@ -102,43 +109,50 @@ def _padded(
     )
     ids_BT = tensor(lambda sequence: sequence.ids)
     temperatures_BT = tensor(lambda sequence: sequence.temperatures or [1.0] * len(sequence.ids), 1.0)
-    trained_T = (micro.weights_BT != 0).any(dim=0)
-    first = max(1, int(trained_T.long().argmax())) if bool(trained_T.any()) else 1
-    inputs = ids_BT, temperatures_BT, first
-    return Pass(micro, partial(_token_logprobs, *inputs), partial(_with_entropies, *inputs), rows)
+    trained_BK = micro.weights_BT[:, 1:] != 0
+    forward = _Forward(ids_BT, temperatures_BT[:, 1:][trained_BK], trained_BK, plain_head)
+    return Pass(micro, partial(_token_logprobs, forward), partial(_with_entropies, forward), rows)
 
 
-def _token_logprobs(
-    ids_BT: torch.Tensor, temperatures_BT: torch.Tensor, first: int, model: Any
-) -> torch.Tensor:
-    """Logprobs [B, T] of every token given those before it, at the temperature it was sampled at.
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """Rows of tokens, and the E that are trained on."""
 
-    Zero up to `first`, the first position that any row trains on: logits are made from there on only.
-    """
-    logits_BKV = _logits(ids_BT, first, model).float()
-    logits_BKV = logits_BKV / temperatures_BT[:, first:, None]
-    targets_BK = ids_BT[:, first:]
-    nll = F.cross_entropy(logits_BKV.flatten(0, 1), targets_BK.flatten(), reduction="none")
-    return F.pad(-nll.view(targets_BK.shape), (first, 0))
+    ids_BT: torch.Tensor
+    temperatures_E: torch.Tensor
+    """At which each of them was sampled."""
+    trained_BK: torch.Tensor
+    """Which they are, after the first of each row."""
+    plain_head: bool
+
+    def chosen(self, of: Callable[..., torch.Tensor], model: Any) -> torch.Tensor:
+        """A function of `etude.learner.selective` of these tokens."""
+        vocabulary = text_config(model).vocab_size
+        positions = self.trained_BK.any(dim=0).nonzero().flatten()
+        head: Head = partial(head_logits, model)
+        if self.plain_head:
+            states_BKD = last_hidden(model, self.ids_BT)[:, positions]
+        else:
+            head, states_BKD = _itself, logits_after(model, self.ids_BT, positions)
+        states_ED = states_BKD[self.trained_BK[:, positions]]
+        return of(head, states_ED, self.ids_BT[:, 1:][self.trained_BK], self.temperatures_E, vocabulary)
+
+    def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
+        """[B, T], with zeros for other tokens."""
+        values_BK = values_E.new_zeros(self.trained_BK.shape).masked_scatter(self.trained_BK, values_E)
+        return F.pad(values_BK, (1, 0))
 
 
-def _with_entropies(
-    ids_BT: torch.Tensor, temperatures_BT: torch.Tensor, first: int, model: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _token_logprobs(forward: _Forward, model: Any) -> torch.Tensor:
+    """Logprobs [B, T] of the trained tokens given those before them, as they were sampled."""
+    return forward.by_rows(forward.chosen(selective_logprobs, model))
+
+
+def _with_entropies(forward: _Forward, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, and the entropies [B, T] of what was chosen from."""
-    logits_BKV = _logits(ids_BT, first, model)
-    targets_BK = ids_BT[:, first:]
-    found_2E = logprobs_and_entropies(
-        lambda logits_EV: logits_EV,
-        logits_BKV.flatten(0, 1),
-        targets_BK.flatten(),
-        temperatures_BT[:, first:].flatten(),
-        logits_BKV.shape[-1],
-    )
-    logprobs_BT, entropies_BT = F.pad(found_2E.view(2, *targets_BK.shape), (first, 0))
-    return logprobs_BT, entropies_BT
+    logprobs_E, entropies_E = forward.chosen(logprobs_and_entropies, model)
+    return forward.by_rows(logprobs_E), forward.by_rows(entropies_E)
 
 
-def _logits(ids_BT: torch.Tensor, first: int, model: Any) -> torch.Tensor:
-    kept = torch.arange(first - 1, ids_BT.shape[1] - 1, device=ids_BT.device)
-    return logits_after(model, ids_BT, kept)
+def _itself(logits: torch.Tensor) -> torch.Tensor:
+    return logits

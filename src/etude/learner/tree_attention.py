@@ -1,15 +1,16 @@
-"""Attention over token trees: tile by tile on the CPU, FlexAttention's block masks on CUDA."""
+"""Attention over token trees: block by block on the CPU, FlexAttention's block masks on CUDA."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from etude.learner.flex import Scores, attend
-from etude.learner.tree_layout import Run, TreeLayout
+from etude.learner import flex
+from etude.learner.tree_layout import Block, Lookers, TreeLayout
 from etude.models.architecture import text_config
 
 _NAME = "etude_tree"
@@ -58,133 +59,187 @@ def _attend(
     tree.windows.append(sliding_window)
     window = tree.binding(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if tree.kernel != "tiles":
-        blocks, scores = tree.block_mask(window), Scores(scale, softcap, window)
-        found = attend(query, key, value, blocks, scores, compiled=tree.kernel == "flex")
+    if tree.kernel != "blocks":
+        scores = flex.Scores(scale, softcap, window)
+        found = flex.attend(query, key, value, tree.block_mask(window), scores, tree.kernel == "flex")
         return found.transpose(1, 2), None
-    groups = key.shape[1]
-    query_GRND = query[0].view(groups, -1, *query.shape[2:])
-    key_GRND, value_GRND = (x[0].unsqueeze(1).expand(-1, query_GRND.shape[1], -1, -1) for x in (key, value))
     last = getattr(module, "layer_idx", None) == text_config(module).num_hidden_layers - 1
-    runs = tree.last_runs if last else tree.runs
-    if softcap is None and query.device.type == "cpu":
-        out_GRND = _attend_by_tiles(query_GRND, key_GRND, value_GRND, tree, runs, window, scale)
-    else:
-        out_GRND = _plainly(query_GRND, key_GRND, value_GRND, tree, runs, window, scale, softcap)
-    return out_GRND.flatten(0, 1).transpose(0, 1).unsqueeze(0), None
+    lookers = tree.last if last else tree.all
+    sight = Sight(tree, lookers, window, scale, softcap)
+    if lookers is tree.all:
+        return attend(query[0], key[0], value[0], sight).unsqueeze(0), None
+    found_QHD = attend(query[0].index_select(1, lookers.places_Q), key[0], value[0], sight)
+    out_NHD = query.new_zeros(query.shape[2], *found_QHD.shape[1:])
+    return out_NHD.index_copy(0, lookers.places_Q, found_QHD).unsqueeze(0), None
 
 
-def _plainly(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    tree: TreeLayout,
-    runs: Sequence[Run],
-    window: int | None,
-    scale: float,
-    softcap: float | None,
-) -> torch.Tensor:
-    """Attention as it is defined, in the shapes of `_TileAttention`."""
-    out = torch.zeros_like(query)
-    for run in runs:
-        keys, values = _taken(key, run), _taken(value, run)
-        for tile in run.tiles:
-            here = slice(tile.start, tile.stop)
-            scores = query[..., here, :] @ keys[..., : tile.width, :].transpose(-1, -2) * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            scores = scores.float() + tree.mask(run, tile, window, torch.float32)
-            out[..., here, :] = torch.softmax(scores, dim=-1).to(value.dtype) @ values[..., : tile.width, :]
-    return out
+@dataclass(frozen=True, slots=True, eq=False)
+class Sight:
+    """How some tokens of a tree look at others."""
+
+    tree: TreeLayout
+    lookers: Lookers
+    window: int | None
+    """As `TreeLayout.binding` gives it."""
+    scale: float
+    softcap: float | None = None
+
+    def mask(self, block: Block, dtype: torch.dtype) -> torch.Tensor | None:
+        """See `TreeLayout.mask`; None where all of a block's queries see all of its keys."""
+        if block.is_free and self.window is None:
+            return None
+        return self.tree.mask(self.lookers, block, self.window, dtype)
 
 
-def _attend_by_tiles(*arguments: Any) -> torch.Tensor:
-    return _TileAttention.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sight: Sight) -> torch.Tensor:
+    """Queries [H, Q, D] over keys and values [G, N, D], H a multiple of G; gives [Q, H, D]."""
+    query_GRQD = query.view(len(key), -1, *query.shape[1:])
+    key_GRND, value_GRND = (x.unsqueeze(1).expand(-1, query_GRQD.shape[1], -1, -1) for x in (key, value))
+    out_GRQD = _BlockAttention.apply(query_GRQD, key_GRND, value_GRND, sight)  # type: ignore[no-untyped-call]
+    return out_GRQD.permute(2, 0, 1, 3).flatten(1, 2)  # type: ignore[no-any-return]
 
 
-class _TileAttention(torch.autograd.Function):
-    """The CPU's flash kernel, a call a tile; [G, R, N, D] each, with R rows of queries for one of keys.
+class _BlockAttention(torch.autograd.Function):
+    """Queries [G, R, Q, D] over keys and values [G, R, N, D].
 
-    Queries in no tile get zeros. A function of its own because autograd would fill tensors of all keys with
-    zeros for every tile.
+    What a query finds in one block and in another is weighed by the sums of the exponentials of its scores
+    (Milakov and Gimelshein, 2018). In the backward pass, the sum over all blocks is that of each.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        tree: TreeLayout,
-        runs: Sequence[Run],
-        window: int | None,
-        scale: float,
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sight: Sight
     ) -> torch.Tensor:
         """Values by how much each query looks at their keys."""
-        out = _zeros_beside(query)
-        sums = []
-        for run in runs:
-            keys, values = _taken(key, run), _taken(value, run)
-            for tile in run.tiles:
-                found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                    query[..., tile.start : tile.stop, :],
-                    keys[..., : tile.width, :],
-                    values[..., : tile.width, :],
-                    attn_mask=tree.mask(run, tile, window, query.dtype),
-                    scale=scale,
-                )
-                out[..., tile.start : tile.stop, :] = found
-                sums.append(logsumexp)
-        ctx.save_for_backward(query, key, value, out, *sums)
-        ctx.tree, ctx.runs, ctx.window, ctx.scale = tree, runs, window, scale
+        kernel = _kernel(query, sight)
+        out, sums = _empty_beside(query), _empty_beside(query[..., :1], torch.float32)[..., 0]
+        for block in sight.lookers.own:
+            here, there = block.queries, block.keys
+            out[..., here, :], sums[..., here] = kernel.look(
+                query[..., here, :], key[..., there, :], value[..., there, :], sight.mask(block, query.dtype)
+            )
+        for block in sight.lookers.back:
+            here, there = block.queries, block.keys
+            found, sum_of = kernel.look(
+                query[..., here, :], key[..., there, :], value[..., there, :], sight.mask(block, query.dtype)
+            )
+            total = torch.logaddexp(sums[..., here], sum_of)
+            out[..., here, :].mul_((sums[..., here] - total).exp_().unsqueeze(-1))
+            out[..., here, :].addcmul_(found, (sum_of - total).exp_().unsqueeze(-1))
+            sums[..., here] = total
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.sight = sight
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Each run adds to the gradients of the keys that it looked at."""
-        query, key, value, out, *sums = ctx.saved_tensors
-        of_query, of_key, of_value = (_zeros_beside(x) for x in (query, key, value))
-        logsumexps = iter(sums)
-        for run in ctx.runs:
-            keys, values = _taken(key, run), _taken(value, run)
-            of_keys, of_values = (_zeros_beside(x) for x in (keys, values))
-            for tile in run.tiles:
-                here, there = slice(tile.start, tile.stop), slice(tile.width)
-                grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                    grad_out[..., here, :],
-                    query[..., here, :],
-                    keys[..., there, :],
-                    values[..., there, :],
-                    out[..., here, :],
-                    next(logsumexps),
-                    0.0,
-                    False,
-                    attn_mask=ctx.tree.mask(run, tile, ctx.window, query.dtype),
-                    scale=ctx.scale,
-                )
-                of_query[..., here, :] = grads[0]
-                of_keys[..., there, :] += grads[1]
-                of_values[..., there, :] += grads[2]
-            _add(of_key, of_keys, run)
-            _add(of_value, of_values, run)
-        return of_query, of_key, of_value, None, None, None, None
+        """Each block adds to the gradients of its queries and keys."""
+        query, key, value, out, sums = ctx.saved_tensors
+        sight: Sight = ctx.sight
+        kernel = _kernel(query, sight)
+        of_query, of_key, of_value = (_empty_beside(x).zero_() for x in (query, key, value))
+        for block in (*sight.lookers.own, *sight.lookers.back):
+            here, there = block.queries, block.keys
+            grads = kernel.back(
+                grad_out[..., here, :],
+                query[..., here, :],
+                key[..., there, :],
+                value[..., there, :],
+                out[..., here, :],
+                sums[..., here],
+                sight.mask(block, query.dtype),
+            )
+            of_query[..., here, :] += grads[0]
+            of_key[..., there, :] += grads[1]
+            of_value[..., there, :] += grads[2]
+        return of_query, of_key, of_value, None
 
 
-def _zeros_beside(like: torch.Tensor) -> torch.Tensor:
-    """Zeros [G, R, N, D] that lie in memory as the model's projections do, [N, G, R, D]."""
+def _kernel(query: torch.Tensor, sight: Sight) -> Any:
+    plain = query.device.type != "cpu" or sight.softcap is not None or sight.window is not None
+    return _Plain(sight.scale, sight.softcap) if plain else _Flash(sight.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flash:
+    """The CPU's flash kernel."""
+
+    scale: float
+
+    def look(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What queries find, and the logarithms of the sums of the exponentials of their scores."""
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
+            query, key, value, attn_mask=mask, scale=self.scale
+        )
+
+    def back(
+        self,
+        grad_out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        sums: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The gradients of queries, keys and values; `out` and `sums` are those over all blocks."""
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
+            grad_out, query, key, value, out, sums, 0.0, False, attn_mask=mask, scale=self.scale
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Attention as it is defined, also with a softcap, and for queries that see nothing of a block."""
+
+    scale: float
+    softcap: float | None
+
+    def look(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `_Flash.look`."""
+        scores, _ = self._scores(query, key, mask)
+        sums = scores.logsumexp(dim=-1)
+        return _exp(scores, sums).to(value.dtype) @ value, sums
+
+    def back(
+        self,
+        grad_out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        sums: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `_Flash.back`."""
+        scores, slope = self._scores(query, key, mask)
+        weights = _exp(scores, sums).to(value.dtype)
+        of_weights = grad_out @ value.transpose(-1, -2) - (grad_out * out).sum(dim=-1, keepdim=True)
+        of_scores = weights * of_weights * slope * self.scale
+        return of_scores @ key, of_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ grad_out
+
+    def _scores(
+        self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """What weights are the exponentials of, and the softcap's slope there."""
+        scores = (query @ key.transpose(-1, -2) * self.scale).float()
+        slope: torch.Tensor | float = 1.0
+        if self.softcap is not None:
+            capped = torch.tanh(scores / self.softcap)
+            scores, slope = self.softcap * capped, (1 - capped.square()).to(query.dtype)
+        return scores if mask is None else scores + mask, slope
+
+
+def _exp(scores: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    """Weights; zeros for a query that sees nothing, whose sum is that of no numbers."""
+    return torch.exp(scores - sums.clamp(min=torch.finfo(sums.dtype).min).unsqueeze(-1))
+
+
+def _empty_beside(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor [G, R, N, D] that lies in memory as the model's projections do, [N, G, R, D]."""
     groups, repeats, size, width = like.shape
-    return like.new_zeros(size, groups, repeats, width).permute(1, 2, 0, 3)
-
-
-def _taken(values: torch.Tensor, run: Run) -> torch.Tensor:
-    """What a run looks at; a view where it is in one piece."""
-    parts = [values[..., start:stop, :] for start, stop in run.keys]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
-
-
-def _add(total: torch.Tensor, part: torch.Tensor, run: Run) -> None:
-    """Add what belongs to a run's keys to where they are."""
-    at = 0
-    for start, stop in run.keys:
-        total[..., start:stop, :] += part[..., at : at + stop - start, :]
-        at += stop - start
+    return like.new_empty(size, groups, repeats, width, dtype=dtype).permute(1, 2, 0, 3)

@@ -12,34 +12,73 @@ import torch
 from etude.learner.flex import block_mask, filled
 from etude.learner.tree import Places, TokenTree
 
-_TILE = 128
-"""Queries of a tile at most: fewer cost more calls, more make the kernel compute what is masked."""
-_CALL = 6000
-"""Masked scores that take about as long as another call."""
+_OWN = 96
+"""Queries of a block with a mask at most: fewer cost more calls, more compute more of what is masked."""
+_BACK = 1024
+"""Queries of a block without."""
 _KEPT_SCORES = 1 << 22
 """Masks of so many scores in all are kept from layer to layer; larger ones are made anew."""
 
-Kernel: TypeAlias = Literal["tiles", "flex", "plain flex"]
-"""What attends: a call for each tile, which the CPU is good at; FlexAttention; or that as it is defined, for
+Kernel: TypeAlias = Literal["blocks", "flex", "plain flex"]
+"""What attends: a call for each block, which the CPU is good at; FlexAttention; or that as it is defined, for
 tests, in memory for all pairs of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """Queries from `start` to `stop`; they look at the first `width` keys of their run."""
+class Block:
+    """Queries from `start` to `stop`, and keys at the places from `low` to `high`."""
 
     start: int
     stop: int
-    width: int
+    low: int
+    high: int
+    known: int
+    """How many of its first keys all of its queries see."""
+
+    @property
+    def queries(self) -> slice:
+        """Which of the lookers."""
+        return slice(self.start, self.stop)
+
+    @property
+    def keys(self) -> slice:
+        """Which of the tree's tokens."""
+        return slice(self.low, self.high)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether all of its queries see all of its keys."""
+        return self.known == self.high - self.low
+
+    @property
+    def scores(self) -> int:
+        """How many it has."""
+        return (self.stop - self.start) * (self.high - self.low)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Tiles that go on from each other, so that each looks at the keys of the one before it, and more."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookers:
+    """Some of a tree's tokens, and what they look at, block by block.
 
-    keys: tuple[tuple[int, int], ...]
-    """Ranges of places, in rising order."""
-    tiles: tuple[Tile, ...]
+    All that goes on from a token is in one piece. So the tokens after a span without branches, which see
+    all of it, are one block with it: it needs no mask, and its keys no copy. What is left are the spans
+    themselves, and subtrees so small that cutting them does not pay.
+    """
+
+    places_Q: torch.Tensor
+    """In rising order."""
+    own: tuple[Block, ...]
+    """Each query with the tokens of its span or its subtree, some of which it may not see."""
+    back: tuple[Block, ...]
+    """Queries with a span before theirs, all of which they see."""
+
+    @classmethod
+    def of(cls, tree: TokenTree, places: Places, device: torch.device, most: int | None) -> Lookers:
+        """Those at `places`, in rising order; `most` of them in a block with a mask, None for no blocks."""
+        blocks = [] if most is None else list(_blocks(tree, places, most))
+        own = tuple(one for one in blocks if one.high > places[one.start])
+        back = tuple(one for one in blocks if one.high <= places[one.start])
+        return cls(torch.from_numpy(places).to(device), own, back)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,9 +86,6 @@ class TreeLayout:
     """How the N tokens of a forward pass stand to each other; the model is handed it as `tree=`.
 
     For FlexAttention these are more than the tree's, whose blocks are filled up with tokens without a parent.
-
-    The tokens of a tile of depth-first order look at nothing but tokens of the tile, and what comes
-    before its first token: so the keys of a tile are few, and masks are as small.
     """
 
     depths_N: torch.Tensor
@@ -57,8 +93,8 @@ class TreeLayout:
     depth: int
     """The greatest of them."""
     kernel: Kernel
-    runs: tuple[Run, ...]
-    last_runs: tuple[Run, ...]
+    all: Lookers
+    last: Lookers
     """Those of the last layer, where only tokens matter that something is chosen after."""
     windows: list[int | None] = field(default_factory=list)
     """The sliding window of each attention that was computed."""
@@ -70,21 +106,22 @@ class TreeLayout:
         tree: TokenTree,
         device: torch.device,
         needed: Places,
-        tile: int = _TILE,
+        most: int = _OWN,
         kernel: Kernel | None = None,
     ) -> TreeLayout:
-        """The layout of a tree of one token or more, whose last hidden states are `needed` at some places."""
-        kernel = kernel or ("flex" if device.type == "cuda" else "tiles")
-        size = len(tree)
+        """The layout of a tree of one token or more, of whose last hidden states some are `needed`.
+
+        These are places in rising order.
+        """
+        kernel = kernel or ("flex" if device.type == "cuda" else "blocks")
+        size, cut = len(tree), kernel == "blocks"
         # What it is filled up with looks at itself.
-        more = 0 if kernel == "tiles" else filled(size) - size
+        more = 0 if cut else filled(size) - size
         depths = torch.from_numpy(np.pad(tree.depths, (0, more))).to(device)
         ends = torch.from_numpy(np.concatenate([tree.ends, np.arange(size, size + more) + 1])).to(device)
-        tiles = list(_tiles(tree, tile)) if kernel == "tiles" else []
-        counts = np.bincount(needed, minlength=len(tree)).cumsum()
-        before = np.concatenate([[0], counts])
-        last = [one for one in tiles if before[one.stop] > before[one.start]]
-        return cls(depths, ends, int(tree.depths.max()), kernel, _runs(tree, tiles), _runs(tree, last))
+        every = Lookers.of(tree, np.arange(size), device, most if cut else None)
+        last = every if len(needed) == size else Lookers.of(tree, needed, device, most if cut else None)
+        return cls(depths, ends, int(tree.depths.max()), kernel, every, last)
 
     def binding(self, sliding_window: int | None) -> int | None:
         """The window, if any token is too far down to see its first."""
@@ -96,16 +133,17 @@ class TreeLayout:
         seen = (key <= query) & (query < self.ends_N[key])
         return seen if window is None else seen & (self.depths_N[query] - self.depths_N[key] < window)
 
-    def mask(self, run: Run, tile: Tile, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """What is added to the scores of a tile, [queries, keys]: 0, or minus infinity."""
-        name = tile.start, window, dtype
+    def mask(self, lookers: Lookers, block: Block, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """What is added to the scores of a block, [queries, keys]: 0, or minus infinity."""
+        name = lookers is self.last, block, window, dtype
         if name in self._masks:
             return self._masks[name]  # type: ignore[no-any-return]
-        device = self.ends_N.device
-        queries = torch.arange(tile.start, tile.stop, device=device)[:, None]
-        keys = torch.cat([torch.arange(*part, device=device) for part in run.keys])[: tile.width]
-        mask = torch.where(self.sees(queries, keys, window), 0.0, float("-inf")).to(dtype)
-        if sum((one.stop - one.start) * one.width for run in self.runs for one in run.tiles) <= _KEPT_SCORES:
+        queries, known = lookers.places_Q[block.queries, None], 0 if window else block.known
+        keys = torch.arange(block.low + known, block.high, device=self.ends_N.device)
+        mask = torch.zeros(block.stop - block.start, block.high - block.low, device=keys.device, dtype=dtype)
+        mask[:, known:] = torch.where(self.sees(queries, keys, window), 0.0, float("-inf"))
+        masked = (*self.all.own, *(self.all.back if window else ()))
+        if sum(one.scores for one in masked) <= _KEPT_SCORES:
             self._masks[name] = mask
         return mask
 
@@ -117,36 +155,42 @@ class TreeLayout:
         return self._masks[name]
 
 
-def _tiles(tree: TokenTree, most: int) -> Iterator[Tile]:
-    """Cut a tree's tokens, also where a branch begins if its tokens would make the rest look at too much."""
-    size, depths = len(tree), tree.depths
-    begins = np.flatnonzero(np.diff(depths) != 1) + 1
-    start = 0
-    for begin, end in zip([0, *begins.tolist()], [*begins.tolist(), size], strict=True):
-        more = min(end, start + most) - begin
-        behind = int(depths[begin - 1]) + 1 - int(depths[begin]) if begin else 0
-        if begin > start and more * (behind + begin - start) > _CALL:
-            yield Tile(start, begin, int(depths[start]) + begin - start)
-            start = begin
-        while end - start >= most or (end == size and start < end):
-            stop = min(start + most, end)
-            yield Tile(start, stop, int(depths[start]) + stop - start)
-            start = stop
+def _blocks(tree: TokenTree, places: Places, most: int) -> Iterator[Block]:
+    """The blocks of queries at `places`."""
+    turns = np.flatnonzero(np.diff(tree.ends)) + 1
+    left = [(0, len(tree))]
+    while left:
+        start, end = left.pop()
+        while start < end:
+            stop = _small(tree, start, end, most)
+            if stop > start:
+                yield from _cut(tree, places, start, stop, most)
+                start = stop
+                continue
+            after = int(tree.ends[start])
+            turn = np.searchsorted(turns, start, side="right")
+            stop = min(int(turns[turn]), after) if turn < len(turns) else after
+            yield from _cut(tree, places, start, stop, most)
+            yield from _cut(tree, places, stop, after, _BACK, (start, stop))
+            left.append((stop, after))
+            start = after
 
 
-def _runs(tree: TokenTree, tiles: list[Tile]) -> tuple[Run, ...]:
-    """Join tiles that go on from each other."""
-    joined: list[list[Tile]] = []
-    for tile in tiles:
-        follows = joined and joined[-1][-1].stop == tile.start
-        if follows and joined[-1][-1].width == int(tree.depths[tile.start]):
-            joined[-1].append(tile)
-        else:
-            joined.append([tile])
-    return tuple(Run(_key_ranges(tree, run[-1]), tuple(run)) for run in joined)
+def _small(tree: TokenTree, start: int, end: int, most: int) -> int:
+    """Where the subtrees from `start` on that have at most so many tokens together end."""
+    stop = start
+    while stop < end and tree.ends[stop] - start <= most:
+        stop = int(tree.ends[stop])
+    return stop
 
 
-def _key_ranges(tree: TokenTree, tile: Tile) -> tuple[tuple[int, int], ...]:
-    places = np.concatenate([tree.before(tile.start), np.arange(tile.start, tile.stop)])
-    parts = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
-    return tuple((int(part[0]), int(part[-1]) + 1) for part in parts)
+def _cut(
+    tree: TokenTree, places: Places, start: int, stop: int, most: int, span: tuple[int, int] | None = None
+) -> Iterator[Block]:
+    """The tokens of a range as queries of a span before it, or else of the range itself."""
+    first, last = np.searchsorted(places, [start, stop]).tolist()
+    for at in range(first, last, most):
+        to = min(at + most, last)
+        low, high = span or (start, int(places[to - 1]) + 1)
+        known = np.count_nonzero(tree.ends[low : places[at] + 1] >= high) if span is None else high - low
+        yield Block(at, to, low, high, int(known))

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from etude.learner.head import head_logits, off_by, plain_model
+from etude.learner.lean_llama import is_lean, lean_hidden
 from etude.learner.tree import token_tree
 from etude.learner.tree_attention import tree_attention
 from etude.learner.tree_layout import Kernel, TreeLayout
@@ -15,23 +17,17 @@ from etude.models.architecture import FULL, SLIDING, layer_kinds, logits_after, 
 
 
 def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:
-    """Last hidden states [N, D] of a tree's tokens; a token's position is its depth."""
-    body, size = _plain_model(model).base_model, len(ids_N)
-    filled_1N = F.pad(ids_N, (0, len(layout.depths_N) - size))[None]
+    """Last hidden states [Q, D] of the tokens of `layout.last`; a token's position is its depth."""
+    plain = plain_model(model)
+    if layout.kernel == "blocks" and is_lean(plain):
+        return lean_hidden(plain, ids_N, layout)
+    filled_1N = F.pad(ids_N, (0, len(layout.depths_N) - len(ids_N)))[None]
     with tree_attention(model):
-        found = body(input_ids=filled_1N, position_ids=layout.depths_N[None], use_cache=False, tree=layout)
-    hidden_ND: torch.Tensor = found.last_hidden_state[0, :size]
-    return hidden_ND
-
-
-def head_logits(model: Any, hidden_ED: torch.Tensor) -> torch.Tensor:
-    """Logits [E, V] of last hidden states."""
-    logits: torch.Tensor = _plain_model(model).get_output_embeddings()(hidden_ED)
-    config = text_config(model)
-    # The names of Cohere, Granite and Gemma; what others do is found out by `why_not_trees`.
-    logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
-    cap = getattr(config, "final_logit_softcapping", None)
-    return logits if cap is None else cap * torch.tanh(logits / cap)
+        found = plain.base_model(
+            input_ids=filled_1N, position_ids=layout.depths_N[None], use_cache=False, tree=layout
+        )
+    hidden_QD: torch.Tensor = found.last_hidden_state[0].index_select(0, layout.last.places_Q)
+    return hidden_QD
 
 
 def why_not_trees(model: Any, kernel: Kernel | None = None) -> str | None:
@@ -42,42 +38,36 @@ def why_not_trees(model: Any, kernel: Kernel | None = None) -> str | None:
     one for its device.
     """
     kinds = layer_kinds(model)
-    if not getattr(_plain_model(model), "_supports_attention_backend", False):
+    if not getattr(plain_model(model), "_supports_attention_backend", False):
         return "this model does not use the attention interface of transformers"
     if not set(kinds) <= {FULL, SLIDING}:
         return "this model has layers that are not plain attention"
     try:
-        windows, difference = _try(model, kernel)
+        windows, off = _try(model, kernel)
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError) as error:
         return f"this model cannot be run on a token tree ({type(error).__name__}: {error})"
     if len(windows) != len(kinds) or sum(map(bool, windows)) != kinds.count(SLIDING):
         return "not all layers of this model tell their sliding window"
-    tolerance = 1e-4 if next(model.parameters()).dtype == torch.float32 else 5e-2
-    if not difference <= tolerance:  # Nor is not-a-number.
-        return f"this model's logits on a token tree are off by {difference:.1g} of the largest"
+    if off is not None:
+        return f"this model's logits on a token tree are off by {off} of the largest"
     return None
 
 
 @torch.no_grad()
-def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], float]:
-    """The layers' windows on a small tree, and by how much of the largest logit its logits are off."""
+def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | None]:
+    """The layers' windows on a small tree, and by how much its logits are off, if they are."""
     device, size = next(model.parameters()).device, text_config(model).vocab_size
     draw = np.random.default_rng(0)
     stem, *ends = (draw.integers(size, size=count).tolist() for count in (5, 3, 4, 2))
     sequences = [stem + end for end in ends]
     tree = token_tree(sequences)
     needed = np.flatnonzero(tree.depths >= len(stem) - 1)
-    layout = TreeLayout.of(tree, device, needed, tile=3, kernel=kernel)
-    logits_NV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
+    layout = TreeLayout.of(tree, device, needed, most=3, kernel=kernel)
+    logits_QV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
     plain, found = [], []
     for sequence, path in zip(sequences, tree.paths, strict=True):
         positions = torch.arange(len(stem) - 1, len(sequence), device=device)
-        plain.append(logits_after(model, torch.tensor([sequence], device=device), positions)[0].float())
-        found.append(logits_NV[torch.from_numpy(path[len(stem) - 1 :]).to(device)].float())
-    plain_PV, found_PV = torch.cat(plain), torch.cat(found)
-    return layout.windows, float((plain_PV - found_PV).abs().max() / plain_PV.abs().max())
-
-
-def _plain_model(model: Any) -> Any:
-    """The model that LoRA weights may be on."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+        plain.append(logits_after(model, torch.tensor([sequence], device=device), positions)[0])
+        rows = np.searchsorted(needed, path[len(stem) - 1 :])
+        found.append(logits_QV[torch.from_numpy(rows).to(device)])
+    return layout.windows, off_by(model, torch.cat(found), torch.cat(plain))
