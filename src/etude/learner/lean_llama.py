@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from etude.inference.fused_llama import can_fuse
+from etude.inference.fused_weights import can_fuse
 from etude.learner.tree_attention import Sight, attend
 from etude.learner.tree_layout import Lookers, TreeLayout
 from etude.models.architecture import SLIDING, layer_kinds
