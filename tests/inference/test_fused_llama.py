@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from etude.core.call import Sampling
+from etude.inference import packed_linear
 from etude.inference.decoder import Row, make_decoder
 from etude.inference.fused_weights import can_fuse
 from etude.inference.sampler import uniforms
@@ -67,6 +68,13 @@ def test_the_logprobs_are_the_models_own(name, deterministic):
     of = shaken(FUSED[name]())
     assert can_fuse(of.model)
     assert_right(of, sampled(of, deterministic=deterministic))
+
+
+@pytest.mark.parametrize("name", ["llama", "all biases"])
+def test_the_logprobs_are_the_models_own_with_weights_large_enough_to_be_packed(name, monkeypatch):
+    monkeypatch.setattr(packed_linear, "_LEAST", 1)
+    of = shaken(FUSED[name]())
+    assert_right(of, sampled(of))
 
 
 def test_lora_weights_count_as_they_are_now():
