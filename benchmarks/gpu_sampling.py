@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from engine import cost_of, embedded, random_prompts
+from engine import asker, cost_of, embedded, random_prompts
 from engine_peers import Sample, continuous, generate
 from gpu_measuring import top_kernels
 from gpu_model import Scale
@@ -46,7 +46,7 @@ def measure(policy: Policy, scale: Scale, repeats: int, note: Note) -> list[Rate
     """All concurrencies; each way by the best of some tries after a first, as a try of it takes seconds."""
     engine = EmbeddedEngine(policy)
     ways: dict[str, Callable[[], Sample]] = {
-        "etude": lambda: embedded(engine, iter(range(2**60))),
+        "etude": lambda: embedded(asker(engine), iter(range(2**60))),
         "generate": partial(generate, policy, None),
         "continuous": partial(continuous, policy, **scale.pages),
         # The last, as it is compiled for every number of requests.
@@ -84,7 +84,7 @@ def _rate(sample: Sample, scale: Scale, concurrency: int, repeats: int) -> float
 def kernels(policy: Policy, scale: Scale) -> list[dict[str, Any]]:
     """What the engine's time goes to, at the highest concurrency."""
     engine = EmbeddedEngine(policy)
-    own, count = embedded(engine, iter(range(2**60))), max(scale.concurrencies)
+    own, count = embedded(asker(engine), iter(range(2**60))), max(scale.concurrencies)
     prompts = random_prompts(random.Random(0), count, scale.prompt)
     own(prompts, scale.answer)
     found = top_kernels(lambda: own(prompts, min(scale.answer, 16)), policy.device)

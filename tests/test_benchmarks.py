@@ -132,7 +132,8 @@ def test_everyone_whom_the_engine_is_compared_with_samples_what_was_asked(monkey
     policy = engine.model(engine.SMALL)
     own = engine.EmbeddedEngine(policy)
     prompts = engine.random_prompts(random.Random(0), 2)
-    samples = [engine.embedded(own, iter(range(99))), peers.generate(policy, None), peers.continuous(policy)]
+    ours = engine.embedded(engine.asker(own), iter(range(99)))
+    samples = [ours, peers.generate(policy, None), peers.continuous(policy)]
     assert [sample(prompts, 3) for sample in samples] == [[3, 3]] * 3
     with pytest.raises(SystemExit, match="3 each were wanted"):
         engine.cost_of(lambda prompts, tokens: [2] * len(prompts), prompts, 3, 1)
@@ -146,12 +147,14 @@ def test_the_engines_json_has_the_keys_that_others_read(monkeypatch: pytest.Monk
     engine = importlib.import_module("engine")
     rates = {"etude": 30.0, "generate": 10.0, "continuous": 5.0}
     settings = [engine.Setting(engine.SMALL, count, rates, rates) for count in engine.CONCURRENCIES]
-    found = engine.as_json(settings, {"conversations": 2.0, "samples_of_one": 3.0})
+    kept = {"conversations": 2.0, "long_conversations": 4.0, "samples_of_one": 3.0}
+    found = engine.as_json(settings, kept)
     at_once = ("1", "8", "64")
     assert found["ratio_vs_generate"] == dict.fromkeys(at_once, 3.0)
     assert found["ratio_vs_continuous"] == dict.fromkeys(at_once, 6.0)
     assert found["ratio_vs_vllm"] == dict.fromkeys(at_once)
     assert (found["ratio_kept_conversations"], found["ratio_shared_prompts"]) == (2.0, 3.0)
+    assert found["ratio_kept_long_conversations"] == 4.0
     assert len(found["settings"]) == 3
 
 

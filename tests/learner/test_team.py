@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[2]
 TOLERANCE = 5e-4
 """Of the way that the weights have gone. AdamW divides by what may be near zero, so that a gradient which
 differs in its last bit can move a single weight more than that."""
-HALF_TOLERANCE = 0.1
+HALF_TOLERANCE = 0.15
 """In bfloat16 activations have eight bits, and come out otherwise in other company."""
 
 
