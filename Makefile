@@ -20,10 +20,10 @@ demo: $(LOCAL) ## Install, and watch an agent learn (ARGS="--task tictactoe")
 	$(BIN)/etude demo $(ARGS)
 
 test: lint types ## Install, and run all checks but the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "not slow and not vllm and not nat" --cov --cov-fail-under=90 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not vllm and not nat" --cov --cov-fail-under=90 $(ARGS)
 
 test-all: lint types ## The same with the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "not vllm and not nat" --cov --cov-fail-under=90 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not vllm and not nat" --cov --cov-fail-under=90 $(ARGS)
 
 lint: $(DEV) ## Style
 	$(BIN)/ruff check .
