@@ -105,7 +105,7 @@ async def test_an_error_in_collecting_is_told_once_the_job_is_done_and_loses_not
     assert again.adapter.submitted == ["run-epoch-1", "run-epoch-2"]
 
 
-async def test_an_episode_that_failed_and_is_run_again_after_all_may_come_from_the_newer_weights(run):
+async def test_an_episode_that_failed_is_not_run_again_with_newer_weights(run):
     run.finetuning.error_budget = 0.5
     answer = run.engine.complete
 
@@ -120,6 +120,8 @@ async def test_an_episode_that_failed_and_is_run_again_after_all_may_come_from_t
     again = run.restarted()
     trainer = await again.start(num_epochs=3)
     assert sampled_from(trainer) == [0, 0, 1]
+    assert trainer.history.epochs[1].metrics["model_versions"] == {"0": OF_AN_EPOCH - 1}
+    assert len(again.engine.requests) == OF_AN_EPOCH
 
 
 @pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
@@ -165,7 +167,7 @@ async def interrupted_at_the_second_submission(run):
     run.adapter.submit = submit
 
 
-async def test_what_is_too_old_is_left_out_and_counted(run):
+async def test_one_update_is_not_too_old_for_a_bound_of_one(run):
     run.finetuning = run.finetuning.model_copy(update={"max_staleness": 1})
     trainer = await run.start(num_epochs=3)
     assert [entry.metrics["stale_trajectories"] for entry in trainer.history.epochs] == [0, 0, 0]
@@ -189,7 +191,11 @@ def test_a_bound_that_leaves_nothing_is_refused():
 @pytest.mark.parametrize(
     ("capabilities", "settings", "told"),
     [
-        (Capabilities(versions=True, samples_while_training=False), {"collect_ahead": True}, "is away then"),
+        (
+            Capabilities(versions=True, samples_while_training=False),
+            {"collect_ahead": True},
+            "may be away then",
+        ),
         (Capabilities(), {"collect_ahead": True}, "does not say which weights"),
         (Capabilities(), {"max_staleness": 2}, "'finetuning.max_staleness' asks"),
     ],

@@ -256,8 +256,7 @@ class EpochTrainer(Trainer):
         await self.trajectory_builder.start_run(run_id=name, meta=meta)
         collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
         facts = self.trajectory_builder.facts(name)
-        # Where a process died when all was collected, and the next one ran again what had failed: both.
-        check_sampled_from([sampled_from, self.line.version], facts.get("model_versions", {}), epoch)
+        check_sampled_from(sampled_from, facts.get("model_versions", {}), epoch)
         metrics = self.record.with_name(collection_metrics(collection, facts))
         return renamed(collection, name), metrics | {"collecting_seconds": time.monotonic() - started}
 

@@ -9,9 +9,10 @@ from openai import AsyncOpenAI
 
 from etude.adapters.openai_adapter import OpenAiAdapter
 from etude.adapters.openai_config import OpenAiAdapterConfig
-from etude.adapters.openai_jobs import TrainingJobNotFoundClientError, pauses
+from etude.adapters.openai_jobs import TrainingJobNotFoundClientError
 from etude.adapters.openai_prices import price_of
 from etude.adapters.openai_rows import dpo_row, supervised_row
+from etude.adapters.pauses import pauses
 from etude.builders.branches import branches_of
 from etude.builders.transcript import trajectory_of
 from etude.config.finetuning import FinetuneConfig

@@ -32,7 +32,9 @@ _SERVER_ERRORS = 500
 _POLL = 0.5
 """Seconds between two questions after something that is about to be there."""
 
-CAPABILITIES = Capabilities(methods=frozenset({"grpo"}), full_weights=False, versions=True)
+CAPABILITIES = Capabilities(
+    methods=frozenset({"grpo"}), full_weights=False, versions=True, samples_while_training=False
+)
 
 
 @dataclass(slots=True)

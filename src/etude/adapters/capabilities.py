@@ -57,7 +57,7 @@ def check_ages(backend: str, capabilities: Capabilities, block: FinetuneConfig) 
     if block.collect_ahead and not capabilities.samples_while_training:
         raise CapabilityError(
             f"'finetuning.collect_ahead' asks to sample while a job trains, and with the trainer adapter "
-            f"{backend}, as it is set, the engine is away then. Remove one of the two."
+            f"{backend}, as it is set, the engine may be away then. Remove one of the two."
         )
 
 

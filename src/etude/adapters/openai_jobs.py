@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +18,8 @@ from etude.adapters.openai_create import create_once, suffix_of
 from etude.adapters.openai_errors import TrainingJobNotFoundClientError, api_errors, error_repr
 from etude.adapters.openai_events import metrics_of, progress_of
 from etude.adapters.openai_rows import jsonl, rows_of
-from etude.adapters.trainer_adapter import FIRST_PAUSE, TrainerAdapter
+from etude.adapters.pauses import pauses
+from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.core.errors import BackendError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
@@ -42,7 +43,6 @@ _STATES = {
 _JOB, _VERSION = "etude_job", "etude_version"
 """In the metadata of a job: the name it was submitted under, and the number of the version it makes."""
 
-_BACKOFF = 1.5
 _SEED_SHIFT = 32
 """Keys have 63 bits, and the API's seeds 31."""
 
@@ -278,21 +278,6 @@ class OpenAiJobs(TrainerAdapter):
 
     def _calling(self) -> AbstractContextManager[None]:
         return api_errors(str(self.client.base_url).rstrip("/"), self.client.api_key)
-
-
-def pauses(usual: float, longest: float) -> Iterator[float]:
-    """Seconds between looks at a job, without end.
-
-    The first ones are short, for jobs that are; from `usual` on they grow slowly to `longest`.
-    """
-    pause = min(FIRST_PAUSE, usual)
-    while pause < usual:
-        yield pause
-        pause *= 2
-    pause = usual
-    while True:
-        yield pause
-        pause = max(usual, min(pause * _BACKOFF, longest))
 
 
 def _version_of(job: FineTuningJob) -> ModelVersion | None:

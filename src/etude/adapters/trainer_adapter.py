@@ -8,13 +8,11 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from etude.adapters.capabilities import ALL_METHODS, Capabilities, check_method
+from etude.adapters.pauses import pauses
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
-
-FIRST_PAUSE = 0.25
-"""Seconds between the first two questions after a job."""
 
 __all__ = ["ALL_METHODS", "Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
 
@@ -109,12 +107,9 @@ class TrainerAdapter(ABC):
 async def poll_until_final(
     status: Callable[[], Awaitable[TrainingJobStatus]], poll_interval: float
 ) -> TrainingJobStatus:
-    """Ask for the status until it is final: `wait_until_complete` for most.
-
-    The first questions come soon, for jobs that are short; later ones every `poll_interval` seconds.
-    """
-    pause = FIRST_PAUSE
-    while not (found := await status()).status.is_final:
-        await asyncio.sleep(min(pause, poll_interval))
-        pause *= 2
-    return found
+    """Ask for the status until it is final, after `pauses`: `wait_until_complete` for most."""
+    for pause in pauses(poll_interval, poll_interval):
+        if (found := await status()).status.is_final:
+            return found
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses do not end")

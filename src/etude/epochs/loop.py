@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import EtudeError
 from etude.core.history import History
 from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.progress import Progress
@@ -61,7 +62,7 @@ async def run_loop(
 
     In an epoch all of them collect from the weights as they are, then all are trained, and then all
     adopt. With `collect_ahead` they collect for the next epoch while they are trained, and adopt when both
-    is done. The loop ends early when every member has a reason to stop.
+    are done. The loop ends early when every member has a reason to stop.
     """
     await _validate(members, 0)
     for epoch in range(num_epochs):
@@ -133,7 +134,7 @@ async def _train(
         if _error_of(task) is None:
             try:
                 await member.finish_epoch(epoch, job, task.result())
-            except Exception as failure:  # noqa: BLE001  whatever one member raises is raised below
+            except EtudeError as failure:
                 errors.append(failure)
     if errors:
         raise errors[0]

@@ -15,9 +15,8 @@ def age_of(number: int, made: Sequence[int]) -> int:
 
 
 def check_age(sampled_from: ModelVersion | None, made: Sequence[int], bound: int, epoch: int) -> None:
-    """Raise TrainingError when an epoch's episodes are of weights that are `bound` versions old or more."""
-    age = 0 if sampled_from is None else age_of(sampled_from.number, made)
-    if sampled_from is not None and age > bound:
+    """Raise TrainingError when an epoch's episodes are of weights that are more than `bound` versions old."""
+    if sampled_from is not None and (age := age_of(sampled_from.number, made)) > bound:
         raise TrainingError(
             f"the episodes of epoch {epoch} were sampled from version {sampled_from.number}, {age} updates "
             f"ago, and at most {bound} is allowed; were they collected with 'finetuning.collect_ahead'? Then "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from etude.core.errors import TrainingError
 from etude.core.history import History
@@ -52,17 +52,15 @@ def versions_made(history: History) -> list[int]:
     return [entry.version.number for entry in history.trained if entry.version is not None]
 
 
-def check_sampled_from(allowed: Sequence[ModelVersion | None], calls: Mapping[str, int], epoch: int) -> None:
-    """Raise TrainingError unless all calls of an epoch were answered by versions that are `allowed`.
+def check_sampled_from(version: ModelVersion | None, calls: Mapping[str, int], epoch: int) -> None:
+    """Raise TrainingError unless all calls of an epoch were answered by `version`, the model's at its start.
 
-    `calls` counts them by version; empty when the builder does not tell. None: the backend does not say.
+    `calls` counts them by version; empty when the builder does not tell.
     """
-    known = [version.number for version in allowed if version is not None]
-    others = {number: count for number, count in calls.items() if known and int(number) not in known}
-    if others:
+    others = {number: count for number, count in calls.items() if version and number != str(version.number)}
+    if version is not None and others:
         found = ", ".join(f"{count} from version {number}" for number, count in sorted(others.items()))
-        wanted = " or ".join(map(str, sorted(set(known))))
         raise TrainingError(
-            f"episodes of epoch {epoch} were not sampled from version {wanted}, which the model was at: "
-            f"{found} of {sum(calls.values())} calls"
+            f"episodes of epoch {epoch} were not sampled from version {version.number}, which the model was "
+            f"at: {found} of {sum(calls.values())} calls"
         )

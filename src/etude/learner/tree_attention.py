@@ -155,7 +155,7 @@ class _BlockAttention(torch.autograd.Function):
         return of_query, of_key, of_value, None
 
 
-def _kernel(query: torch.Tensor, sight: Sight) -> Any:
+def _kernel(query: torch.Tensor, sight: Sight) -> _Flash | _Plain:
     plain = query.device.type != "cpu" or sight.softcap is not None or sight.window is not None
     return _Plain(sight.scale, sight.softcap) if plain else _Flash(sight.scale)
 

@@ -71,6 +71,9 @@ class Lookers:
     """Each query with the tokens of its span or its subtree, some of which it may not see."""
     back: tuple[Block, ...]
     """Queries with a span before theirs, all of which they see."""
+    own_scores: int
+    back_scores: int
+    """How many scores the blocks have, all together."""
 
     @classmethod
     def of(cls, tree: TokenTree, places: Places, device: torch.device, most: int | None) -> Lookers:
@@ -78,7 +81,8 @@ class Lookers:
         blocks = [] if most is None else list(_blocks(tree, places, most))
         own = tuple(one for one in blocks if one.high > places[one.start])
         back = tuple(one for one in blocks if one.high <= places[one.start])
-        return cls(torch.from_numpy(places).to(device), own, back)
+        scores = (sum(one.scores for one in part) for part in (own, back))
+        return cls(torch.from_numpy(places).to(device), own, back, *scores)
 
 
 @dataclass(slots=True, eq=False)
@@ -142,8 +146,7 @@ class TreeLayout:
         keys = torch.arange(block.low + known, block.high, device=self.ends_N.device)
         mask = torch.zeros(block.stop - block.start, block.high - block.low, device=keys.device, dtype=dtype)
         mask[:, known:] = torch.where(self.sees(queries, keys, window), 0.0, float("-inf"))
-        masked = (*self.all.own, *(self.all.back if window else ()))
-        if sum(one.scores for one in masked) <= _KEPT_SCORES:
+        if self.all.own_scores + (self.all.back_scores if window else 0) <= _KEPT_SCORES:
             self._masks[name] = mask
         return mask
 
