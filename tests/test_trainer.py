@@ -15,12 +15,14 @@ from etude.core.errors import (
     CapabilityError,
     ErrorBudgetExceeded,
     EtudeError,
+    JobStillRunning,
     RequestError,
     TrainingError,
 )
 from etude.core.job import TrainingStatusEnum
 from etude.core.skipped import Skipped
 from etude.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from etude.groups import following
 from etude.report.run_report import RunReport
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
@@ -172,6 +174,28 @@ async def test_a_stuck_job_is_an_error_and_is_cancelled(run):
     with pytest.raises(TrainingError, match=r"not done after 0.05 s and was cancelled.*job_timeout"):
         await run.start()
     assert run.adapter.cancelled == ["run-epoch-0"]
+
+
+async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(run, monkeypatch):
+    run.settings = {"job_timeout": 0.05}
+    run.adapter.cancels = False
+    run.adapter.slow = {"run-epoch-0"}
+    run.adapter.behave = lambda found: asyncio.sleep(60)
+    monkeypatch.setattr(following, "_LOOKS", 1)
+    with pytest.raises(JobStillRunning, match="says that it is 'running': resume the run to wait"):
+        await run.start()
+    again = run.restarted()
+    await again.start(num_epochs=1)
+    assert again.adapter.submitted == []
+    assert (again.engine.version, len(again.statuses)) == (1, 1)
+
+
+async def test_a_stuck_job_that_is_done_by_the_time_it_is_cancelled_counts(run):
+    run.settings = {"job_timeout": 0.05}
+    run.adapter.cancels = False
+    run.adapter.behave = lambda found: asyncio.sleep(60)
+    await run.start(num_epochs=1)
+    assert run.engine.version == 1
 
 
 async def test_a_backend_that_times_out_by_itself_is_not_taken_for_a_stuck_job(run):

@@ -78,6 +78,10 @@ class FakeAdapter(TrainerAdapter):
         self.cancelled: list[str] = []
         self.kept: list[int] = []
         self.closed = False
+        self.cancels = True
+        """Whether `cancel` has an effect."""
+        self.slow: set[str] = set()
+        """Jobs that go on running, by name."""
         self.behave = behave
         self._capabilities = capabilities or Capabilities(versions=True)
         self._lose_jobs = lose_jobs
@@ -102,6 +106,8 @@ class FakeAdapter(TrainerAdapter):
         job = self.folder / f"{ref.run_id}.json"
         if not job.exists() or (self._lose_jobs and ref.run_id not in self.submitted):
             return TrainingJobStatus(run_id=ref.run_id, backend="fake", status=TrainingStatusEnum.NOT_FOUND)
+        if ref.run_id in self.slow:
+            return TrainingJobStatus(run_id=ref.run_id, backend="fake", status=TrainingStatusEnum.RUNNING)
         told = json.loads(job.read_text())
         metrics = {"loss": 1.0, "trajectories": told.pop("trajectories")}
         return TrainingJobStatus(
@@ -136,6 +142,8 @@ class FakeAdapter(TrainerAdapter):
 
     async def cancel(self, ref: TrainingJobRef) -> None:
         self.cancelled.append(ref.run_id)
+        if self.cancels:
+            (self.folder / f"{ref.run_id}.json").unlink()
 
     async def cleanup(self) -> None:
         self.closed = True

@@ -10,24 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from etude.config.finetuning import FinetuneConfig, TargetConfig
 from etude.config.registry import register_trainer
-from etude.core.errors import EtudeError, TrainingError
+from etude.core.errors import JobStillRunning, TrainingError
 from etude.core.history import History
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
+from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.progress import Progress
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 from etude.epochs.config import EpochTrainerConfig
-from etude.epochs.jobs import job_name, renamed
-from etude.epochs.log import Submission
+from etude.epochs.jobs import job_name
+from etude.epochs.ledger import Ledger
 from etude.epochs.loop import run_loop
-from etude.epochs.metrics import collection_metrics, finite, selection_metrics
+from etude.epochs.metrics import finite, selection_metrics
 from etude.epochs.prepared import Prepared
 from etude.epochs.record import Record
-from etude.epochs.staleness import check_age, without_stale
+from etude.epochs.staleness import without_stale
 from etude.epochs.stopping import reason_to_stop
 from etude.epochs.summary import reason_for_skip, require_trained, summary_of
-from etude.epochs.versions import check_sampled_from, last_version, versions_made, versions_to_keep
-from etude.groups.line import LineRules, ModelLine
+from etude.epochs.versions import versions_made, versions_to_keep
+from etude.groups.line import ModelLine
+from etude.runtime import Runtime
 from etude.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -39,20 +40,19 @@ __all__ = ["EpochTrainer", "EpochTrainerConfig"]
 class EpochTrainer(Trainer):
     """Trains one model epoch by epoch. Everything it does is journalled: a resumed run repeats nothing."""
 
+    journals_epochs = True
     target_name: str | None = None
     """Its name among the targets of a run; None where it is the only one."""
     target: TargetConfig = TargetConfig()
     """When it is trained."""
-    line: ModelLine
-    """The model's versions and jobs, from `initialize` on."""
 
     def __init__(self, trainer_config: EpochTrainerConfig, **kwargs: Any) -> None:
         """Keep the config. Nothing is started here."""
         super().__init__(trainer_config, **kwargs)
         self.config = trainer_config
-        self._record: Record | None = None
         self._prepared: dict[int, Prepared] = {}
-        self._current = Prepared(Skipped(reason="nothing was collected yet"))
+        self._running: dict[int, Prepared] = {}
+        self._refs: dict[int, TrainingJobRef] = {}
         self._training_since = 0.0
 
     def bind_target(self, name: str, target: TargetConfig) -> None:
@@ -62,38 +62,36 @@ class EpochTrainer(Trainer):
     @property
     def history(self) -> History:
         """What the run has done so far."""
-        return History(run_id="") if self._record is None else self._record.history
+        return History(run_id="") if self._ledger is None else self._ledger.record.history
 
     @property
     def record(self) -> Record:
         """What it keeps of that. Raises EtudeError before `initialize`."""
-        if self._record is None:
-            raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
-        return self._record
+        return self.ledger.record
+
+    @property
+    def line(self) -> ModelLine:
+        """The model's versions and jobs. Raises EtudeError before `initialize`."""
+        return self.ledger.line
 
     @property
     def progress(self) -> Progress:
         """Who is told."""
         return self.runtime.progress
 
+    def _make_ledger(self, runtime: Runtime, run_config: FinetuneConfig) -> Ledger:
+        return Ledger(
+            runtime,
+            run_config,
+            self.trajectory_builder,
+            self.trainer_adapter,
+            target_name=self.target_name,
+            target=self.target,
+        )
+
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the components, and take up the run where it was left."""
         await super().initialize(run_config)
-        if not await self.trainer_adapter.is_healthy():
-            kind = self.trainer_adapter.adapter_config.type_name
-            raise TrainingError(f"the training backend '{kind}' is not healthy; nothing was sampled yet")
-        runtime = self.runtime
-        self._record = Record(runtime, self.target_name)
-        self.line = ModelLine(
-            self.target_name or runtime.target_model,
-            runtime.target_model,
-            self.trainer_adapter,
-            runtime.engines[runtime.target_model],
-            runtime.run.journal,
-            rules=LineRules(frozen=self.target.frozen, from_scratch=run_config.fine_tune_from_scratch),
-            warn=lambda text: self.progress.message(text, warning=True),
-        )
-        await self.line.take_up(last_version(self.history))
         if self.history.epochs:
             self._take_curriculum_state(self.history.epochs[-1].curriculum_state)
 
@@ -103,7 +101,7 @@ class EpochTrainer(Trainer):
         Raises TrainingError when a job failed, the new weights are not alive, or nothing was trained on.
         """
         run_id = self.runtime.run.name
-        self.progress.run_started(run_id, num_epochs, self.describe())
+        self.progress.run_started(run_id, num_epochs, self.ledger.describe())
         await run_loop([self], num_epochs, self.run_config, run_id, self.progress)
         summary = summary_of(self.history)
         self.runtime.run.write_json("summary.json", summary)
@@ -117,20 +115,10 @@ class EpochTrainer(Trainer):
         A job that was submitted before the run was interrupted is returned as it is.
         """
         await self.prepare_epoch(epoch, run_id)
-        self._current = self._bounded(epoch, self._prepared.pop(epoch))
-        now = self._current
+        now = self._running[epoch] = self._bounded(epoch, self._prepared.pop(epoch))
         if not isinstance(now.work, TrajectoryCollection):
             return now.work
-        ref = await self.line.submit(now.work)
-        if isinstance(ref, TrainingJobRef):
-            submission = Submission(
-                ref=ref,
-                metrics=now.metrics,
-                curriculum_state=now.curriculum_state,
-                sampled_from=now.sampled_from,
-            )
-            await self.record.log.add_submission(epoch, submission)
-        return ref
+        return await self.ledger.submit(now.work, metrics=now.metrics, curriculum_state=now.curriculum_state)
 
     async def prepare_epoch(self, epoch: int, run_id: str) -> None:
         """Collect and choose what `run_epoch` submits, unless that was done."""
@@ -155,9 +143,17 @@ class EpochTrainer(Trainer):
             await self.trainer_adapter.cleanup()
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Tell who watches, and write the metrics files: into the run folder, or `output_dir`."""
+        """Report the metrics, and write the metrics files: into the run folder, or `output_dir`.
+
+        The builder and the adapter log the same, about the epoch's collection and job.
+        """
         self.progress.trained(epoch, metrics)
         self.record.report(output_dir=output_dir)
+        folder = self.record.folder(output_dir)
+        ref = self._refs.get(epoch)
+        if ref is not None:
+            self.trajectory_builder.log_progress(ref.run_id, metrics, output_dir=str(folder))
+            self.trainer_adapter.log_progress(ref, metrics, output_dir=str(folder))
 
     def is_done(self, epoch: int) -> bool:
         """Whether the epoch is recorded."""
@@ -177,6 +173,7 @@ class EpochTrainer(Trainer):
     async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
         self._training_since = time.monotonic()
+        self._refs[epoch] = ref
         async with self._or_forgotten(epoch):
             return await self.line.wait(ref, self.config.job_timeout, self.config.poll_interval)
 
@@ -186,7 +183,7 @@ class EpochTrainer(Trainer):
             await self.line.adopt(ref, status)
         version = self.line.version
         metrics = {
-            **self._current.metrics,
+            **(await self._work_of(epoch)).metrics,
             "training": (status.metadata or {}).get("metrics", {}),
             "training_seconds": time.monotonic() - self._training_since,
             "model_version": None if version is None else version.number,
@@ -196,15 +193,16 @@ class EpochTrainer(Trainer):
 
     async def skip_epoch(self, epoch: int, skipped: Skipped) -> None:
         """Record that there was nothing to train on."""
-        await self._add_epoch(epoch, self._current.metrics, skipped=skipped.reason)
+        work = await self._work_of(epoch)
+        await self._add_epoch(epoch, work.metrics, skipped=skipped.reason)
         self.progress.skipped(epoch, self.record.by_name(skipped.reason))
         self.record.report()
 
     async def rest_epoch(self, epoch: int, reason: str) -> None:
         """Record that the model was not trained in the epoch."""
         state = finite(self.get_curriculum_state())
-        self._current = Prepared(Skipped(reason=reason), self.record.with_name({}), state)
-        await self._add_epoch(epoch, self._current.metrics, resting=reason)
+        work = self._running[epoch] = Prepared(Skipped(reason=reason), self.record.with_name({}), state)
+        await self._add_epoch(epoch, work.metrics, resting=reason)
         self.record.report()
 
     async def validate(self, epoch: int) -> None:
@@ -223,42 +221,30 @@ class EpochTrainer(Trainer):
         if keep != "all":
             await self.line.prune(versions_to_keep(self.history, keep))
 
-    def describe(self) -> dict[str, Any]:
-        """What is trained, on how much, and how."""
-        return {
-            "folder": str(self.runtime.run.path),
-            "examples": len(self.runtime.examples),
-            "validation_examples": len(self.runtime.validation_examples),
-            "target_model": self.runtime.target_model,
-            "trajectory_builder": self.trajectory_builder.trajectory_builder_config.type_name,
-            "trainer_adapter": self.trainer_adapter.adapter_config.type_name,
-            "epochs_done": len(self.history.epochs),
-        }
-
     async def _prepare(self, epoch: int, run_id: str) -> Prepared:
         submitted = self.record.log.submission(epoch)
         if submitted is not None and await self.line.is_known(submitted.ref):
             self._take_curriculum_state(submitted.curriculum_state)
             return Prepared.of(submitted)
         name = job_name(run_id, epoch, self.record.log.attempt(epoch), self.target_name)
-        sampled_from = await self.record.log.sampled_from(epoch, self.line.version)
-        collection, metrics = await self._collect(epoch, name, run_id, sampled_from)
+        sampled_from = await self.ledger.sampled_from(epoch)
+        with self.ledger.working_on(epoch):
+            collection, metrics = await self._collect(epoch, name, run_id)
         selected = self.apply_curriculum_learning(collection, epoch)
         metrics |= {**self._curriculum_facts, **selection_metrics(selected)}
         work = selected if len(selected) else Skipped(reason=reason_for_skip(metrics))
         return Prepared(work, finite(metrics), finite(self.get_curriculum_state()), sampled_from)
 
     async def _collect(
-        self, epoch: int, name: str, run_id: str, sampled_from: ModelVersion | None
+        self, epoch: int, name: str, run_id: str
     ) -> tuple[TrajectoryCollection, dict[str, Any]]:
         started = time.monotonic()
         meta = {"epoch": epoch, "run_id": run_id}
         await self.trajectory_builder.start_run(run_id=name, meta=meta)
         collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
-        facts = self.trajectory_builder.facts(name)
-        check_sampled_from(sampled_from, facts.get("model_versions", {}), epoch)
-        metrics = self.record.with_name(collection_metrics(collection, facts))
-        return renamed(collection, name), metrics | {"collecting_seconds": time.monotonic() - started}
+        self.ledger.check(collection, epoch)
+        metrics = self.record.with_name(await self.ledger.metrics(epoch))
+        return collection, metrics | {"collecting_seconds": time.monotonic() - started}
 
     def _bounded(self, epoch: int, prepared: Prepared) -> Prepared:
         """What of it is young enough to be trained on now."""
@@ -266,7 +252,6 @@ class EpochTrainer(Trainer):
         if not isinstance(work, TrajectoryCollection):
             return prepared
         made = versions_made(self.history)
-        check_age(prepared.sampled_from, made, int(self.run_config.collect_ahead), epoch)
         if bound is None or work.method != "grpo":
             return prepared
         kept, dropped = without_stale(work, made, bound)
@@ -274,21 +259,39 @@ class EpochTrainer(Trainer):
         reason = f"all {dropped} trajectories are of weights more than {bound} updates ago (max_staleness)"
         return replace(prepared, work=kept if len(kept) else Skipped(reason=reason), metrics=metrics)
 
+    async def _work_of(self, epoch: int) -> Prepared:
+        """What `run_epoch` worked with; of one that a subclass wrote, what the ledger knows of it."""
+        if epoch not in self._running:
+            submission = self.record.log.submission(epoch)
+            metrics = self.record.with_name(await self.ledger.metrics(epoch))
+            state = finite(self.get_curriculum_state())
+            nothing = Prepared(Skipped(reason="nothing was submitted"), finite(metrics), state)
+            self._running[epoch] = nothing if submission is None else Prepared.of(submission)
+        return self._running[epoch]
+
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
+        work = await self._work_of(epoch)
         await self.record.add_epoch(
             epoch,
             metrics,
             version=self.line.version,
-            curriculum_state=self._current.curriculum_state,
-            sampled_from=self._current.sampled_from,
+            curriculum_state=work.curriculum_state,
+            sampled_from=work.sampled_from,
             **outcome,
         )
+        self._running.pop(epoch)
+        self.ledger.finished(epoch)
 
     @asynccontextmanager
     async def _or_forgotten(self, epoch: int) -> AsyncIterator[None]:
-        """Forget the epoch's job when it failed, or a resumed run would find it again, and fail again."""
+        """Forget the epoch's job when it failed, or a resumed run would find it again, and fail again.
+
+        One that may still be running is not forgotten: there must never be two of them.
+        """
         try:
             yield
+        except JobStillRunning:
+            raise
         except TrainingError:
             await self.record.log.forget_submission(epoch)
             raise

@@ -15,6 +15,7 @@ from etude.core.example import Example
 from etude.core.history import History
 from etude.core.progress import Progress, Silent
 from etude.inference.engine import Engine
+from etude.rewards.collections import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector, Limits
 from etude.store.run_folder import RunFolder
@@ -30,7 +31,8 @@ class Runtime:
     config: Config
     run: RunFolder
     builder: Builder
-    evaluation: EvaluationRun
+    evaluation: Evaluation
+    """Runs and scores episodes; where a trainer is at work, each call is a collection of its own."""
     examples: Sequence[Example]
     engines: Mapping[str, Engine]
     """By their names in `llms`."""
@@ -38,8 +40,6 @@ class Runtime:
     """The entry of `llms` that is trained; of several, the first."""
     validation_examples: Sequence[Example] = ()
     """Held-out examples; empty when there is no validation."""
-    phase: str = "eval"
-    """Prefix of the episode ids that `TrajectoryBuilder.run_eval` makes."""
     progress: Progress = field(default_factory=Silent)
     report: Report | None = None
     """Called after every epoch and validation, once it is journalled."""

@@ -43,7 +43,7 @@ class TargetsTrainer(Trainer):
         """
         run, progress = self.runtime.run, self.runtime.progress
         members = list(self.members.values())
-        facts = {name: member.describe() for name, member in self.members.items()}
+        facts = {name: member.ledger.describe() for name, member in self.members.items()}
         progress.run_started(run.name, num_epochs, _described(facts))
         await run_loop(members, num_epochs, self.run_config, run.name, progress)
         summary = self.summary()

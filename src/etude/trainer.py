@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from etude.adapters.capabilities import check_ages, check_method, check_tokens
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.builders.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
+from etude.core.around import through_base, wrap_implementations
 from etude.core.errors import EtudeError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 from etude.curriculum import apply, initial_state
-from etude.epochs.metrics import validation_metrics
+from etude.epochs.bookkeeper import Bookkeeper
+from etude.epochs.ledger import Ledger, rewards_of
+from etude.epochs.metrics import interval, spread, validation_metrics
+from etude.rewards.collections import within
 from etude.runtime import Runtime
 
 
 class Trainer(ABC):
-    """Runs evaluations through the trajectory builder, and trains through the trainer adapter."""
+    """Runs evaluations through the trajectory builder, and trains through the trainer adapter.
+
+    A subclass needs the abstract methods alone. Its epochs, jobs and validations are journalled, checked and
+    reported around them, so that its runs are shown, exported and resumed as those of `epochs` are. When a
+    run is resumed, `run` is called again from the first epoch: what was done already comes from the journal.
+    """
+
+    journals_epochs: ClassVar[bool] = False
+    """Whether the trainer records its epochs itself, as `EpochTrainer` does. All others leave it as it is."""
 
     run_config: FinetuneConfig
     """The `finetuning` block, from `initialize` on."""
@@ -42,6 +54,15 @@ class Trainer(ABC):
         self._curriculum_state: dict[str, Any] | None = None
         self._curriculum_facts: dict[str, Any] = {}
         self._runtime: Runtime | None = None
+        self._ledger: Ledger | None = None
+        self._books: Bookkeeper | None = None
+        self._num_epochs = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have every implementation called through this class."""
+        super().__init_subclass__(**kwargs)
+        methods = ("initialize", "run", "run_epoch", "run_validation_evaluation", "log_progress")
+        wrap_implementations(cls, *methods)
 
     @property
     def runtime(self) -> Runtime:
@@ -61,16 +82,33 @@ class Trainer(ABC):
         self.trajectory_builder = trajectory_builder
         self.trainer_adapter = trainer_adapter
 
-    async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Prepare the trainer, then the builder, then the adapter.
+    @property
+    def ledger(self) -> Ledger:
+        """What the parts of the trainer go through. Raises EtudeError before `initialize`."""
+        if self._ledger is None:
+            raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
+        return self._ledger
 
-        Raises CapabilityError when the adapter cannot do what the builder makes data for: nothing was
-        sampled or loaded by then.
+    async def around_initialize(
+        self, proceed: Callable[..., Awaitable[None]], run_config: FinetuneConfig
+    ) -> None:
+        """Called for `initialize` of every subclass: check what it was given before, and its health after.
+
+        Raises CapabilityError when the adapter cannot do what the builder makes data for, TrainingError when
+        the backend is not healthy: nothing was sampled by then.
         """
-        self.run_config = run_config
-        self.trainer_config.reward = run_config.reward_function
-        self.curriculum_config = run_config.curriculum_learning
-        self._curriculum_state = initial_state(run_config.curriculum_learning)
+        if self.trajectory_builder is None or self.trainer_adapter is None:
+            await proceed(run_config)
+            return
+        self._check_capabilities(run_config)
+        if self._runtime is None:
+            await proceed(run_config)
+            return
+        self._open_books(self._runtime, run_config)
+        await proceed(run_config)
+        await self.ledger.take_up()
+
+    def _check_capabilities(self, run_config: FinetuneConfig) -> None:
         builder, adapter = self.trajectory_builder, self.trainer_adapter
         capabilities = adapter.capabilities()
         for method in builder.methods:
@@ -81,9 +119,30 @@ class Trainer(ABC):
             llm, target = self._runtime.config.llms, self._runtime.target_model
             if target in llm:
                 check_tokens(_type_of(adapter), capabilities, builder.methods, llm[target], target)
-            builder.bind_runtime(self._runtime)
-        await builder.initialize(run_config)
-        await adapter.initialize(run_config)
+
+    def _open_books(self, runtime: Runtime, run_config: FinetuneConfig) -> None:
+        builder, adapter = self.trajectory_builder, self.trainer_adapter
+        self._ledger = self._make_ledger(runtime, run_config)
+        self._runtime = replace(runtime, evaluation=self._ledger.collections)
+        builder.bind_runtime(self._runtime, built=self._ledger.built)
+        if self.journals_epochs:
+            adapter.bind_jobs(self._ledger)
+        else:
+            self._books = Bookkeeper(self._ledger, runtime.progress, self.get_curriculum_state)
+            adapter.bind_jobs(self._books)
+
+    def _make_ledger(self, runtime: Runtime, run_config: FinetuneConfig) -> Ledger:
+        return Ledger(runtime, run_config, self.trajectory_builder, self.trainer_adapter)
+
+    @through_base
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Prepare the trainer, then the builder, then the adapter."""
+        self.run_config = run_config
+        self.trainer_config.reward = run_config.reward_function
+        self.curriculum_config = run_config.curriculum_learning
+        self._curriculum_state = initial_state(run_config.curriculum_learning)
+        await self.trajectory_builder.initialize(run_config)
+        await self.trainer_adapter.initialize(run_config)
 
     @abstractmethod
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | Skipped:
@@ -96,12 +155,40 @@ class Trainer(ABC):
         Returns the submitted job, or Skipped when there was nothing to train on.
         """
 
+    async def around_run_epoch(
+        self,
+        proceed: Callable[..., Awaitable[TrainingJobRef | Skipped]],
+        epoch: int,
+        run_id: str,
+    ) -> TrainingJobRef | Skipped:
+        """Called for `run_epoch` of every subclass: what is collected and submitted in it is the epoch's."""
+        if self._ledger is None:
+            return await proceed(epoch, run_id)
+        number = epoch if self._books is None else self._books.entered(epoch, self._num_epochs)
+        with self._ledger.working_on(number):
+            outcome = await proceed(epoch, run_id)
+            if self._books is not None:
+                await self._books.left(number, outcome)
+        return outcome
+
     @abstractmethod
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Train for `num_epochs` epochs; the final statuses of all training jobs, in order.
 
         Raises TrainingError when a job failed or nothing was trained on at all.
         """
+
+    async def around_run(
+        self, proceed: Callable[..., Awaitable[list[TrainingJobStatus]]], num_epochs: int
+    ) -> list[TrainingJobStatus]:
+        """Called for `run` of every subclass: report its beginning and its end."""
+        if self._books is None:
+            return await proceed(num_epochs)
+        self._num_epochs = num_epochs
+        self.runtime.progress.run_started(self.runtime.run.name, num_epochs, self.ledger.describe())
+        statuses = await proceed(num_epochs)
+        await self._books.finish(statuses)
+        return statuses
 
     @abstractmethod
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
@@ -115,24 +202,61 @@ class Trainer(ABC):
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Record the metrics of an epoch, in `output_dir` when one is given."""
 
+    def around_log_progress(
+        self,
+        proceed: Callable[..., None],
+        epoch: int,
+        metrics: dict[str, Any],
+        output_dir: str | None = None,
+    ) -> None:
+        """Called for `log_progress` of every subclass: the metrics go into the run's files too."""
+        if self._ledger is not None:
+            self._ledger.record.add_metrics(epoch, metrics)
+        proceed(epoch, metrics, output_dir=output_dir)
+        if self._books is not None:
+            self.ledger.record.report()
+
+    async def around_run_validation_evaluation(
+        self, proceed: Callable[..., Awaitable[dict[str, Any]]], epoch: int, run_id: str
+    ) -> dict[str, Any]:
+        """Called for `run_validation_evaluation` of every subclass: record what was measured."""
+        if self._books is None:
+            with within("validation", epoch):
+                return await proceed(epoch, run_id)
+        with within("validation", len(self.ledger.record.history.epochs)):
+            metrics = await proceed(epoch, run_id)
+        await self._books.validated(metrics)
+        return metrics
+
+    @through_base
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
         """Run the workflow once on each validation example; the metrics of the rewards.
 
         The builder's `run_eval` does it, with the validation examples in place of its own. Raises
         ErrorBudgetExceeded when too many episodes fail: a failed validation is no reward of zero.
         """
-        with self._validating(epoch):
-            output = await self.trajectory_builder.run_eval()
-        return self._calculate_validation_metrics(output) | {"epoch": epoch, "dataset_type": "validation"}
+        builder = self.trajectory_builder
+        with self._validating():
+            output = await builder.run_eval()
+        metrics = self._calculate_validation_metrics(output)
+        if type(builder).compute_reward is not TrajectoryBuilder.compute_reward:
+            # The same figure as in training: the reward as the builder shapes it.
+            items = output.results_of(self._reward_name())
+            rewards = await rewards_of(builder, items, {"epoch": epoch, "run_id": run_id})
+            metrics |= {**spread(rewards), **interval(rewards)}
+        return metrics | {"epoch": epoch, "dataset_type": "validation"}
 
     def _calculate_validation_metrics(self, eval_output: EvaluationRunOutput) -> dict[str, Any]:
         """`avg_reward`, `min_reward`, `max_reward`, `num_examples` and what goes with them.
 
         Raises EtudeError when there is no reward function.
         """
+        return validation_metrics(eval_output, self._reward_name())
+
+    def _reward_name(self) -> str:
         if self.run_config.reward_function is None:
             raise EtudeError("no reward function: name an evaluator under 'finetuning.reward_function.name'")
-        return validation_metrics(eval_output, self.run_config.reward_function.name)
+        return self.run_config.reward_function.name
 
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
@@ -161,7 +285,7 @@ class Trainer(ABC):
         return state | {"config": None if config is None else config.model_dump(mode="json")}
 
     @contextmanager
-    def _validating(self, epoch: int) -> Iterator[None]:
+    def _validating(self) -> Iterator[None]:
         """The builder sees the validation examples, in its runtime and in its config."""
         builder, config = self.trajectory_builder, self.run_config
         settings = config.run_configuration
@@ -170,7 +294,7 @@ class Trainer(ABC):
         if self._runtime is not None:
             examples = self._runtime.validation_examples
             self._runtime.progress.phase("validating", len(examples))
-            builder.bind_runtime(replace(self._runtime, examples=examples, phase=f"validation/{epoch}"))
+            builder.bind_runtime(replace(self._runtime, examples=examples))
         try:
             yield
         finally:

@@ -161,12 +161,7 @@ async def test_the_first_epochs_can_be_expert_iteration_on_plays_that_do_not_bra
     assert builder.methods == ("supervised", "dpo")
     assert [builder.method_of(epoch) for epoch in range(4)] == ["supervised", "supervised", "dpo", "dpo"]
     assert [builder.widths_of(epoch) for epoch in range(4)] == [1, 1, 3, 3]
-    assert [builder.phase_of(epoch) for epoch in range(4)] == [
-        "train/0-k1",
-        "train/1-k1",
-        "train/2-k3",
-        "train/3-k3",
-    ]
+    assert [builder.label_of(epoch) for epoch in range(4)] == ["k1", "k1", "k3", "k3"]
     won = await played(tmp_path, adp(), [GOOD, ACCEPT])
     lost = await played(tmp_path, adp(), [GOOD, REJECT], generation=1, id="train/0/e/1")
     made = builder.build_all([[scored(won), scored(lost)]], Tally(), 0)
@@ -175,5 +170,5 @@ async def test_the_first_epochs_can_be_expert_iteration_on_plays_that_do_not_bra
 
 def test_methods_and_widths_without_them():
     builder = make()
-    assert (builder.methods, builder.widths_of(0), builder.phase_of(0)) == (("dpo",), 2, "train/0-k2")
-    assert make(num_responses=None).phase_of(0) == "train/0"
+    assert (builder.methods, builder.widths_of(0), builder.label_of(0)) == (("dpo",), 2, "k2")
+    assert make(num_responses=None).label_of(0) == ""

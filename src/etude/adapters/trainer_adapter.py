@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any
+from typing import Any, Protocol
 
 from etude.adapters.capabilities import ALL_METHODS, Capabilities, check_method
 from etude.adapters.pauses import pauses
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
+from etude.core.around import wrap_implementations
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
@@ -17,10 +18,23 @@ from etude.core.trajectory import TrajectoryCollection
 __all__ = ["ALL_METHODS", "Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
 
 
+class Jobs(Protocol):
+    """What a run makes of its jobs, whoever submits them; see `etude.epochs.ledger`."""
+
+    async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
+        """Check the collection and start its job, once."""
+
+    async def followed(
+        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
+    ) -> TrainingJobStatus:
+        """How a job stands; `ask` asks the backend."""
+
+
 class TrainerAdapter(ABC):
     """Sends trajectories to a training backend and follows the jobs.
 
-    Connections, models and processes belong into `initialize`, not into the constructor.
+    Connections, models and processes belong into `initialize`, not into the constructor. Within a run,
+    `submit`, `status` and `wait_until_complete` of every subclass are called through the run's `Jobs`.
     """
 
     run_config: FinetuneConfig
@@ -30,6 +44,43 @@ class TrainerAdapter(ABC):
         """Keep the config. Nothing is started here."""
         self.adapter_config = adapter_config
         self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
+
+    _jobs: Jobs | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have every implementation called through the run's jobs."""
+        super().__init_subclass__(**kwargs)
+        wrap_implementations(cls, "submit", "status", "wait_until_complete")
+
+    def bind_jobs(self, jobs: Jobs) -> None:
+        """Hand over what checks, journals and follows the jobs of a run."""
+        self._jobs = jobs
+
+    async def around_submit(
+        self, proceed: Callable[..., Awaitable[TrainingJobRef | Skipped]], trajectories: TrajectoryCollection
+    ) -> TrainingJobRef | Skipped:
+        """Called for `submit` of every subclass."""
+        return await (proceed if self._jobs is None else self._jobs.submit)(trajectories)
+
+    async def around_status(
+        self, proceed: Callable[..., Awaitable[TrainingJobStatus]], ref: TrainingJobRef
+    ) -> TrainingJobStatus:
+        """Called for `status` of every subclass."""
+        return await self._followed(ref, lambda: proceed(ref))
+
+    async def around_wait_until_complete(
+        self,
+        proceed: Callable[..., Awaitable[TrainingJobStatus]],
+        ref: TrainingJobRef,
+        poll_interval: float = 10.0,
+    ) -> TrainingJobStatus:
+        """Called for `wait_until_complete` of every subclass."""
+        return await self._followed(ref, lambda: proceed(ref, poll_interval=poll_interval))
+
+    async def _followed(
+        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
+    ) -> TrainingJobStatus:
+        return await ask() if self._jobs is None else await self._jobs.followed(ref, ask)
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the backend. Raises an EtudeError that says what to do when that cannot be done."""

@@ -6,9 +6,10 @@ import asyncio
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,12 +25,13 @@ from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
-from etude.core.example import Example
 from etude.core.keys import content_hash
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 from etude.protocols.widths import branching
+from etude.rewards.collections import numbered, phase_name, worked_on
 from etude.rewards.scorer import read_score
 from etude.rollout.archive import iter_episodes
+from etude.store.journal import Journal
 
 
 class CollectingConfig(TrajectoryBuilderConfig):
@@ -96,10 +98,10 @@ class CollectingBuilder(TrajectoryBuilder):
         """Scored episodes of earlier epochs that are built from again."""
         return []
 
-    def phase_of(self, epoch: int | str) -> str:
-        """The phase of an epoch's episodes: the same for all targets that collect alike."""
-        widths = self.widths_of(epoch) if isinstance(epoch, int) else None
-        return f"train/{epoch}" + ("" if widths is None else f"-k{_label(widths)}")
+    def label_of(self, epoch: int) -> str:
+        """What tells an epoch's episodes apart: the same for all targets that collect alike."""
+        widths = self.widths_of(epoch)
+        return "" if widths is None else f"k{_label(widths)}"
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Take the `finetuning` block. Raises RequestError when no evaluator is named as the reward."""
@@ -110,24 +112,32 @@ class CollectingBuilder(TrajectoryBuilder):
         """Start the episodes of the epoch `meta["epoch"]`."""
         if run_id in self.evaluation_runs:
             raise ValueError(f"Run {run_id} is already in progress.")
-        epoch = (meta or {}).get("epoch")
-        phase = self.phase_of(run_id if epoch is None else epoch)
-        examples = examples_for_epoch(
-            self.runtime.examples, self.config.examples_per_epoch, epoch or 0, self.run_config.seed
-        )
-        self.runtime.progress.phase("collecting", len(examples) * self.config.num_generations)
-        widths = self.widths_of(epoch or 0)
+        if self.run_config is None:
+            # Used by itself, without a trainer that initializes it: the defaults of the block.
+            self.run_config = FinetuneConfig()
+        epoch = self.epoch_of(meta)
+        widths = self.widths_of(epoch)
         # The task takes the widths with it; they hold for nothing else.
         with nullcontext() if widths is None else branching(widths):
-            self.evaluation_runs[run_id] = asyncio.create_task(
-                self.collect(examples, phase), name=f"collect {run_id}"
-            )
+            self.evaluation_runs[run_id] = asyncio.create_task(self.collect(epoch), name=f"collect {run_id}")
 
-    async def collect(self, examples: Sequence[Example], phase: str) -> EvaluationRunOutput:
-        """Run `num_generations` episodes on each example and score them."""
+    @staticmethod
+    def epoch_of(meta: dict[str, Any] | None) -> int:
+        """The epoch that is collected for, from 0: the trainer's, or what `meta` says where there is none."""
+        epoch = worked_on("train")
+        return epoch if epoch is not None else int((meta or {}).get("epoch") or 0)
+
+    async def collect(self, epoch: int) -> EvaluationRunOutput:
+        """Run `num_generations` episodes on each of the epoch's examples and score them."""
+        if self._runtime is None:
+            return await self.run_eval()
+        examples = examples_for_epoch(
+            self.runtime.examples, self.config.examples_per_epoch, epoch, self.run_config.seed
+        )
+        self.runtime.progress.phase("collecting", len(examples) * self.config.num_generations)
         return await self.runtime.evaluation.run(
             examples,
-            phase=phase,
+            phase=self.label_of(epoch),
             generations=self.config.num_generations,
             on_episode=self._episode_finished,
             on_score=self._score_made,
@@ -141,7 +151,7 @@ class CollectingBuilder(TrajectoryBuilder):
             output = await self.evaluation_runs[run_id]
         finally:
             self.evaluation_runs.pop(run_id, None)
-        tally, epoch = Tally(failures=dict(output.failures)), (meta or {}).get("epoch") or 0
+        tally, epoch = Tally(failures=dict(output.failures)), self.epoch_of(meta)
         told = {"run_id": run_id, **(meta or {})}
         groups: list[Group] = [*await self._scored_groups(output, tally, told)]
         groups += await self.earlier_groups(epoch, told)
@@ -201,12 +211,6 @@ class CollectingBuilder(TrajectoryBuilder):
         tally.retried += len(episode.calls) - len(used.calls)
         branches = tuple(branches_of(used, self.run_config.target_functions, self.target_model))
         tally.branches += len(branches)
-        tally.model_versions.update(
-            call.completion.model_version
-            for branch in branches
-            for call in branch.calls
-            if call.completion is not None
-        )
         tally.drifted += sum(branch.drifted for branch in branches)
         tally.drift.update(branch.fault for branch in branches if branch.drifted)
         if not branches:
@@ -216,10 +220,14 @@ class CollectingBuilder(TrajectoryBuilder):
 
     async def stored_groups(self, epoch: int, meta: dict[str, Any]) -> list[list[ScoredEpisode]]:
         """The scored episodes of an earlier epoch, by example, from the journal. Nothing is run."""
-        journal, phase, unseen = self.runtime.run.journal, self.phase_of(epoch), Tally()
+        journal, phase, unseen = (
+            self.runtime.run.journal,
+            phase_name("train", epoch, self.label_of(epoch)),
+            Tally(),
+        )
         examples = {example.id: example for example in self.runtime.examples}
         groups: dict[str, list[ScoredEpisode]] = {}
-        for stored in iter_episodes(journal, f"{phase}/"):
+        for stored in iter_collections(journal, phase):
             score = read_score(journal, stored, self._reward_name())
             reward = None if score is None else await self.reward_of(score, {**meta, "epoch": epoch})
             if score is None or reward is None:
@@ -250,6 +258,8 @@ class CollectingBuilder(TrajectoryBuilder):
             self.runtime.progress.scored(item)
 
     def _rewards_in(self, output: EvaluationRunOutput) -> list[EvalOutputItem]:
+        if self.run_config.reward_function is None and len(output.evaluation_results) == 1:
+            return output.evaluation_results[0][1].eval_output_items
         try:
             return output.results_of(self._reward_name())
         except KeyError as error:
@@ -262,7 +272,8 @@ class CollectingBuilder(TrajectoryBuilder):
     @property
     def target_model(self) -> str | None:
         """The entry of `llms` whose calls are trained on."""
-        return self.run_config.target_model or self.runtime.target_model
+        named = self.run_config.target_model
+        return named or (None if self._runtime is None else self._runtime.target_model)
 
     def _reward_name(self) -> str:
         if self.run_config.reward_function is None:
@@ -276,6 +287,16 @@ def with_group_rewards(trajectories: Sequence[Trajectory], rewards: Sequence[flo
     """The trajectories with what the curriculum judges their group by, also what is not trained on."""
     facts = {"group_rewards": list(rewards)}
     return [one.model_copy(update={"metadata": (one.metadata or {}) | facts}) for one in trajectories]
+
+
+def iter_collections(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:
+    """The stored episodes of all collections of one kind that an epoch has."""
+    for call in count(1):
+        episodes = iter_episodes(journal, f"{numbered(phase, call)}/")
+        first = next(episodes, None)
+        if first is None:
+            return
+        yield from chain([first], episodes)
 
 
 def _label(widths: Any) -> str:

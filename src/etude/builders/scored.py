@@ -47,8 +47,6 @@ class Tally:
     drift: Counter[str] = field(default_factory=Counter)
     """The same by what the template writes differently: the role and kind of a message, or the tools."""
     completion_tokens: int = 0
-    model_versions: Counter[int] = field(default_factory=Counter)
-    """Calls by the version of the weights that answered them, of the calls that are trained on."""
     retried: int = 0
     """Answers in a protocol that could not be used and were asked for again; they are not trained on."""
     left_out: Counter[str] = field(default_factory=Counter)
@@ -67,7 +65,6 @@ class Tally:
             "drift": dict(self.drift),
             "retried": self.retried,
             "completion_tokens": self.completion_tokens,
-            "model_versions": {str(version): count for version, count in self.model_versions.items()},
             "left_out": dict(self.left_out),
         }
 

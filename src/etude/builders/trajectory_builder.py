@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
+from etude.core.around import wrap_implementations
 from etude.core.errors import EtudeError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.trajectory import Method, TrajectoryCollection
 
 if TYPE_CHECKING:
     from etude.runtime import Runtime
+
+
+Built = Callable[[TrajectoryCollection, dict[str, Any]], None]
+"""Called with a finished collection and the builder's `facts` of it."""
 
 
 class TrajectoryBuilder(ABC):
@@ -37,6 +43,25 @@ class TrajectoryBuilder(ABC):
         self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
         self._runtime: Runtime | None = None
 
+    _built: Built | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have what every implementation of `finalize` returns noted by the run."""
+        super().__init_subclass__(**kwargs)
+        wrap_implementations(cls, "finalize")
+
+    async def around_finalize(
+        self,
+        proceed: Callable[..., Awaitable[TrajectoryCollection]],
+        run_id: str,
+        meta: dict[str, Any] | None = None,
+    ) -> TrajectoryCollection:
+        """Called for `finalize` of every subclass."""
+        collection = await proceed(run_id, meta=meta)
+        if self._built is not None:
+            self._built(collection, self.facts(run_id))
+        return collection
+
     @property
     def runtime(self) -> Runtime:
         """What is running: examples, engines, the evaluation run. Raises EtudeError before `bind_runtime`."""
@@ -47,9 +72,10 @@ class TrajectoryBuilder(ABC):
             )
         return self._runtime
 
-    def bind_runtime(self, runtime: Runtime) -> None:
+    def bind_runtime(self, runtime: Runtime, built: Built | None = None) -> None:
         """Hand over what is running. Called once before `initialize`, and again around a validation."""
         self._runtime = runtime
+        self._built = built or self._built
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Take the `finetuning` block, and its reward function into the own config."""
@@ -57,19 +83,21 @@ class TrajectoryBuilder(ABC):
         self.trajectory_builder_config.reward = run_config.reward_function
 
     async def run_eval(self) -> EvaluationRunOutput:
-        """Run the workflow once on each of the runtime's examples, and score the episodes."""
+        """Run the workflow once on each of the runtime's examples, and score the episodes.
+
+        Each call plays new episodes, also calls at the same time. Episodes that failed, or that the reward
+        function could not score, are in the output's `left_out` and nowhere else.
+        """
         runtime, reward = self.runtime, self.run_config.reward_function
 
         def score_made(evaluator: str, item: EvalOutputItem) -> None:
             if reward is not None and evaluator == reward.name:
                 runtime.progress.scored(item)
 
-        return await runtime.evaluation.run(
-            runtime.examples,
-            phase=runtime.phase,
-            on_episode=runtime.progress.episode_finished,
-            on_score=score_made,
+        output = await runtime.evaluation.run(
+            runtime.examples, on_episode=runtime.progress.episode_finished, on_score=score_made
         )
+        return output if reward is None else output.scored_by(reward.name)
 
     @abstractmethod
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:

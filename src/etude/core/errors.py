@@ -78,6 +78,10 @@ class TrainingError(EtudeError):
     """A training job failed, or a run ended without having trained on anything."""
 
 
+class JobStillRunning(TrainingError):
+    """A training job took too long and could not be cancelled: it may still make new weights."""
+
+
 class BackendError(EtudeError):
     """A training backend gave no usable answer. What runs there goes on: nothing is lost."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import compress
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -67,6 +68,35 @@ class EvaluationRunOutput(BaseModel):
     """True when at least one episode failed."""
     failures: dict[str, int] = Field(default_factory=dict)
     """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
+    left_out: list[EvalOutputItem] = Field(default_factory=list)
+    """Why there is no reward, of each episode that `scored_by` has taken out."""
+
+    def scored_by(self, evaluator: str) -> EvaluationRunOutput:
+        """The same without the episodes that the evaluator has not scored.
+
+        The items of all evaluators and of `eval_input` go on to stand in the same order. An evaluator that
+        did not run takes nothing out.
+        """
+        try:
+            scored = [item.is_scored for item in self.results_of(evaluator)]
+        except KeyError:
+            return self
+        items = list(compress(self.eval_input.eval_input_items, scored))
+        return self.model_copy(
+            update={
+                "eval_input": EvalInput(eval_input_items=items),
+                "evaluation_results": [
+                    (
+                        name,
+                        result.model_copy(
+                            update={"eval_output_items": list(compress(result.eval_output_items, scored))}
+                        ),
+                    )
+                    for name, result in self.evaluation_results
+                ],
+                "left_out": [item for item in self.results_of(evaluator) if not item.is_scored],
+            }
+        )
 
     def results_of(self, evaluator: str) -> list[EvalOutputItem]:
         """The items of one evaluator, in the order of `eval_input`. Raises KeyError for an unknown one."""

@@ -65,8 +65,10 @@ class History(BaseModel):
         return [entry for entry in self.epochs if entry.skipped is not None]
 
     def with_epoch(self, entry: EpochEntry) -> History:
-        """The history and one epoch more."""
-        return self.model_copy(update={"epochs": (*self.epochs, entry)})
+        """The history with the epoch, in place of what it has of it."""
+        others = [other for other in self.epochs if other.epoch != entry.epoch]
+        epochs = sorted([*others, entry], key=lambda each: each.epoch)
+        return self.model_copy(update={"epochs": tuple(epochs)})
 
     def with_validation(self, entry: ValidationEntry) -> History:
         """The history and one validation more."""

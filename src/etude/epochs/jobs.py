@@ -5,10 +5,11 @@ from __future__ import annotations
 from etude.core.trajectory import TrajectoryCollection
 
 
-def job_name(run_id: str, epoch: int, attempt: int, target: str | None = None) -> str:
-    """The idempotency key of an epoch's job: another one for each target and each attempt."""
+def job_name(run_id: str, epoch: int, attempt: int, target: str | None = None, job: int = 1) -> str:
+    """The idempotency key of an epoch's `job`-th job: another one for each target and each attempt."""
     whose = "" if target is None else f".{target}"
-    return f"{run_id}-epoch-{epoch}{whose}" + (f"-retry-{attempt}" if attempt else "")
+    which = "" if job == 1 else f"-job-{job}"
+    return f"{run_id}-epoch-{epoch}{whose}{which}" + (f"-retry-{attempt}" if attempt else "")
 
 
 def renamed(collection: TrajectoryCollection, name: str) -> TrajectoryCollection:

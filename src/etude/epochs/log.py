@@ -8,13 +8,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from etude.core.history import EpochEntry, History, ValidationEntry
-from etude.core.job import ModelVersion, TrainingJobRef
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.store.journal import Journal
 
 _EPOCHS = "trainer/epoch/"
 _VALIDATIONS = "trainer/validation/"
 _SUBMITTED = "trainer/submitted/"
 _ATTEMPTS = "trainer/attempts/"
+_STATUS = "trainer/status/"
 _SAMPLED_FROM = "trainer/sampled_from/"
 _TARGETS = "trainer/targets"
 
@@ -57,14 +58,34 @@ class EpochLog:
         """Record a finished validation."""
         await self._journal.put(self._key(_VALIDATIONS, entry.epoch), entry.model_dump(mode="json"))
 
-    def submission(self, epoch: int) -> Submission | None:
-        """The job of an epoch that is not finished yet, when it was submitted."""
-        value = self._journal.get(self._key(_SUBMITTED, epoch))
+    def submission(self, epoch: int, job: int = 1) -> Submission | None:
+        """The `job`-th job of an epoch, when it was submitted."""
+        value = self._journal.get(self._job_key(epoch, job))
         return None if value is None else Submission.model_validate(value)
 
-    async def add_submission(self, epoch: int, submission: Submission) -> None:
-        """Record that the epoch's job was submitted."""
-        await self._journal.put(self._key(_SUBMITTED, epoch), submission.model_dump(mode="json"))
+    async def add_submission(self, epoch: int, submission: Submission, job: int = 1) -> None:
+        """Record that the `job`-th job of the epoch was submitted."""
+        await self._journal.put(self._job_key(epoch, job), submission.model_dump(mode="json"))
+
+    def status(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
+        """How a job ended, where that was recorded."""
+        value = self._journal.get(f"{self._prefix}{_STATUS}{ref.run_id}")
+        return None if value is None else TrainingJobStatus.model_validate(value)
+
+    async def add_status(self, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
+        """Record how a job ended."""
+        await self._journal.put(f"{self._prefix}{_STATUS}{ref.run_id}", status.model_dump(mode="json"))
+
+    async def retry_last_failure(self) -> None:
+        """Have the job that was submitted last submitted anew, when it failed."""
+        keys = [key for key, _ in self._journal.scan(self._prefix + _SUBMITTED)]
+        if not keys:
+            return
+        epoch, _, job = keys[-1].removeprefix(self._prefix + _SUBMITTED).partition(".")
+        submission = self.submission(int(epoch), int(job or 1))
+        status = None if submission is None else self.status(submission.ref)
+        if status is not None and status.status is not TrainingStatusEnum.COMPLETED:
+            await self.forget_submission(int(epoch), int(job or 1))
 
     async def sampled_from(self, epoch: int, now: ModelVersion | None) -> ModelVersion | None:
         """The weights that the epoch's episodes are sampled from: `now`, when it is asked the first time."""
@@ -79,10 +100,13 @@ class EpochLog:
         """How many jobs of the epoch have failed: part of the next one's idempotency key."""
         return int(self._journal.get(self._key(_ATTEMPTS, epoch), 0))
 
-    async def forget_submission(self, epoch: int) -> None:
+    async def forget_submission(self, epoch: int, job: int = 1) -> None:
         """The job failed: a resumed run submits the epoch again, as another job."""
         await self._journal.put(self._key(_ATTEMPTS, epoch), self.attempt(epoch) + 1)
-        await self._journal.delete(self._key(_SUBMITTED, epoch))
+        await self._journal.delete(self._job_key(epoch, job))
+
+    def _job_key(self, epoch: int, job: int) -> str:
+        return self._key(_SUBMITTED, epoch) + ("" if job == 1 else f".{job:04d}")
 
     def _key(self, prefix: str, epoch: int) -> str:
         """Padded, so that the order of the keys is that of the epochs."""

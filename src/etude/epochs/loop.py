@@ -100,10 +100,10 @@ async def submit_epoch(
             await member.rest_epoch(epoch, reason)
             continue
         job = await member.run_epoch(epoch, run_id)
-        if isinstance(job, Skipped):
-            await member.skip_epoch(epoch, job)
-        else:
+        if isinstance(job, TrainingJobRef):
             jobs.append((member, job))
+        else:
+            await member.skip_epoch(epoch, job or Skipped(reason="run_epoch returned None"))
     return jobs
 
 

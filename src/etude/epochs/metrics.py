@@ -49,7 +49,7 @@ def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str,
         **spread(rewards),
         **interval(rewards),
         "num_examples": len(rewards),
-        "num_unscored": len(items) - len(rewards),
+        "num_unscored": len(items) - len(rewards) + len(output.left_out),
         "failures": dict(output.failures),
     }
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.history import EpochEntry, History, ValidationEntry
+from etude.core.job import TrainingJobRef
 from etude.epochs.log import EpochLog
 from etude.epochs.metrics import finite
 from etude.runtime import Runtime
+from etude.store.plain import plain
 
 
 class Record:
@@ -20,6 +22,9 @@ class Record:
         self.history: History = self.log.history(runtime.run.name)
         self.target = target
         self._runtime = runtime
+        self._logged: dict[int, dict[str, Any]] = {}
+        """Metrics that came for epochs that are not recorded yet, or not with them."""
+        self._unwritten: set[int] = set()
 
     def is_done(self, epoch: int) -> bool:
         """Whether the epoch is recorded."""
@@ -29,12 +34,45 @@ class Record:
         """Whether the validation is recorded."""
         return any(entry.epoch == epoch for entry in self.history.validations)
 
+    def is_done_by(self, epoch: int, ref: TrainingJobRef) -> bool:
+        """Whether the epoch is recorded with that job."""
+        statuses = [entry.status for entry in self.history.epochs if entry.epoch == epoch]
+        return any(status is not None and status.run_id == ref.run_id for status in statuses)
+
     async def add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
-        """Record an epoch; `outcome` is the other fields of its entry."""
-        entry = EpochEntry(epoch=epoch, timestamp=_now(), metrics=finite(metrics), **outcome)
+        """Record an epoch, in place of what is recorded of it; `outcome` is the other fields of its entry."""
+        everything = finite({**metrics, **self._logged.pop(epoch, {})})
+        entry = EpochEntry(epoch=epoch, timestamp=_now(), metrics=everything, **outcome)
         await self.log.add_epoch(entry)
         self.history = self.history.with_epoch(entry)
+        await self.flush()
         return entry
+
+    def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
+        """Take up metrics of an epoch, in place of others of the same name; `flush` journals them.
+
+        Raises TypeError for values that are not JSON.
+        """
+        metrics = finite(plain(metrics))
+        for entry in self.history.epochs:
+            if entry.epoch == epoch:
+                if any(entry.metrics.get(key) != value for key, value in metrics.items()):
+                    both = {**entry.metrics, **metrics}
+                    self.history = self.history.with_epoch(entry.model_copy(update={"metrics": both}))
+                    self._unwritten.add(epoch)
+                return
+        self._logged[epoch] = {**self._logged.get(epoch, {}), **metrics}
+
+    async def flush(self) -> None:
+        """Journal the metrics that were taken up after their epoch was recorded."""
+        for entry in self.history.epochs:
+            if entry.epoch in self._unwritten:
+                await self.log.add_epoch(entry)
+                self._unwritten.discard(entry.epoch)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json` into the run folder."""
+        self._runtime.run.write_json("summary.json", summary)
 
     async def add_validation(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> ValidationEntry:
         """Record a validation; `outcome` is the other fields of its entry."""
@@ -45,13 +83,16 @@ class Record:
 
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
         """Write the metrics files: into the run folder (a target: into its own part), or `output_dir`."""
-        if self._runtime.report is None:
-            return
+        if self._runtime.report is not None:
+            self._runtime.report(self.history, self.folder(output_dir), final)
+
+    def folder(self, output_dir: str | None = None) -> Path:
+        """Where its files are written: the run folder or `output_dir`, of a target its own part of it."""
         folder = self._runtime.run.path if output_dir is None else Path(output_dir)
         if self.target is not None:
             folder = folder / "targets" / self.target
             folder.mkdir(parents=True, exist_ok=True)
-        self._runtime.report(self.history, folder, final)
+        return folder
 
     def with_name(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """The metrics with the target's name under `target`, where there are several."""

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from etude.core.errors import TrainingError
-from etude.core.job import ModelVersion
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
 
 def age_of(number: int, made: Sequence[int]) -> int:
     """How many of the versions that were made, by their numbers, are younger than version `number`."""
     return sum(one > number for one in made)
-
-
-def check_age(sampled_from: ModelVersion | None, made: Sequence[int], bound: int, epoch: int) -> None:
-    """Raise TrainingError when an epoch's episodes are of weights that are more than `bound` versions old."""
-    if sampled_from is not None and (age := age_of(sampled_from.number, made)) > bound:
-        raise TrainingError(
-            f"the episodes of epoch {epoch} were sampled from version {sampled_from.number}, {age} updates "
-            f"ago, and at most {bound} is allowed; were they collected with 'finetuning.collect_ahead'? Then "
-            "go on with it"
-        )
 
 
 def without_stale(

@@ -1,10 +1,7 @@
-"""Which versions of the model are worth keeping, and whether episodes came from the right one."""
+"""Which versions of the model are worth keeping."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from etude.core.errors import TrainingError
 from etude.core.history import History
 from etude.core.job import ModelVersion
 
@@ -50,17 +47,3 @@ def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
 def versions_made(history: History) -> list[int]:
     """The numbers of the versions that the epochs made, oldest first."""
     return [entry.version.number for entry in history.trained if entry.version is not None]
-
-
-def check_sampled_from(version: ModelVersion | None, calls: Mapping[str, int], epoch: int) -> None:
-    """Raise TrainingError unless all calls of an epoch were answered by `version`, the model's at its start.
-
-    `calls` counts them by version; empty when the builder does not tell.
-    """
-    others = {number: count for number, count in calls.items() if version and number != str(version.number)}
-    if version is not None and others:
-        found = ", ".join(f"{count} from version {number}" for number, count in sorted(others.items()))
-        raise TrainingError(
-            f"episodes of epoch {epoch} were not sampled from version {version.number}, which the model was "
-            f"at: {found} of {sum(calls.values())} calls"
-        )

@@ -32,7 +32,7 @@ class StoredEvaluation(EvaluationRun):
         self,
         examples: Sequence[Example],
         *,
-        phase: str,
+        phase: str = "",
         generations: int = 1,
         sampling: Mapping[str, Any] | None = None,
         on_episode: OnEpisode | None = None,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 
+from etude.adapters.pauses import pauses
 from etude.adapters.trainer_adapter import TrainerAdapter
-from etude.core.errors import TrainingError
+from etude.core.errors import JobStillRunning, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+
+_LOOKS = 12
+"""At a job that was cancelled: for about ten seconds."""
 
 
 async def wait_for(
@@ -14,7 +19,8 @@ async def wait_for(
 ) -> TrainingJobStatus:
     """The final status of a job.
 
-    Raises TrainingError when there is none after `seconds`; the job is cancelled then.
+    After `seconds` the backend is asked to cancel it. Raises TrainingError when it is cancelled then, and
+    JobStillRunning when the backend does not say so.
     """
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -22,16 +28,35 @@ async def wait_for(
     except TimeoutError as error:
         if not limit.expired():
             raise
-        await adapter.cancel(ref)
-        raise TrainingError(
-            f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s and was cancelled. Resume the "
-            "run to try again; a job that needs longer needs a larger 'job_timeout' in the trainer's config."
-        ) from error
+        return await _cancel(adapter, ref, seconds, error)
     if not status.status.is_final:
         raise TrainingError(
             f"job {ref.run_id} ({ref.backend}): wait_until_complete came back while it is '{status.status}'"
         )
     return status
+
+
+async def _cancel(
+    adapter: TrainerAdapter, ref: TrainingJobRef, seconds: float, cause: TimeoutError
+) -> TrainingJobStatus:
+    """Ask the backend to cancel a job, and believe what it then says of it."""
+    await adapter.cancel(ref)
+    status = await adapter.status(ref)
+    for pause in islice(pauses(1.0, 1.0), _LOOKS):
+        if status.status.is_final or type(adapter).cancel is TrainerAdapter.cancel:
+            break
+        await asyncio.sleep(pause)
+        status = await adapter.status(ref)
+    late = f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s"
+    longer = "a job that needs longer needs a larger 'job_timeout' in the trainer's config."
+    if status.status is TrainingStatusEnum.COMPLETED:
+        return status
+    if status.status.is_final:
+        raise TrainingError(f"{late} and was cancelled. Resume the run to try again; {longer}") from cause
+    raise JobStillRunning(
+        f"{late}. Its backend was asked to cancel it and says that it is '{status.status}': resume the run to "
+        f"wait for the same job again; {longer}"
+    ) from cause
 
 
 def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:

@@ -49,7 +49,7 @@ class EvaluationRun:
         self,
         examples: Sequence[Example],
         *,
-        phase: str,
+        phase: str = "eval",
         generations: int = 1,
         sampling: Mapping[str, Any] | None = None,
         on_episode: OnEpisode | None = None,

@@ -1,0 +1,173 @@
+"""Collections: the episodes that a run hands out, each time fresh and each time under a key of their own."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from etude.core.episode import EpisodeRecord
+from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.example import Example
+from etude.rewards.gathering import OnEpisode, OnScore
+
+Stage = Literal["train", "validation"]
+
+Observer = Callable[[int, EpisodeRecord], None]
+"""Called with the epoch (from 0) and each of its training episodes."""
+
+
+class Evaluation(Protocol):
+    """Runs and scores episodes. `EvaluationRun` is one."""
+
+    async def run(
+        self,
+        examples: Sequence[Example],
+        *,
+        phase: str = "eval",
+        generations: int = 1,
+        sampling: Mapping[str, Any] | None = None,
+        on_episode: OnEpisode | None = None,
+        on_score: OnScore | None = None,
+        keep_episodes: bool = True,
+    ) -> EvaluationRunOutput:
+        """Run `generations` episodes on each example; see `EvaluationRun.run`."""
+
+
+@dataclass(slots=True)
+class Collected:
+    """Figures of all episodes that were collected for one epoch."""
+
+    episodes: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
+    scores: dict[str, list[EvalOutputItem]] = field(default_factory=dict)
+    """By evaluator, those of failed episodes too."""
+    completion_tokens: int = 0
+    model_versions: Counter[int] = field(default_factory=Counter)
+    """Calls of the trained model by the version of the weights that answered them."""
+
+    def saw(self, episode: EpisodeRecord, model: str) -> None:
+        """Count an episode and its calls of `model`."""
+        self.episodes += 1
+        for call in episode.calls:
+            if call.completion is not None:
+                self.completion_tokens += call.completion.usage.completion_tokens
+                if call.model == model:
+                    self.model_versions[call.completion.model_version] += 1
+
+    def add(self, output: EvaluationRunOutput) -> None:
+        """Count the scores of a collection."""
+        self.failures.update(output.failures)
+        for name, scored in output.evaluation_results:
+            self.scores.setdefault(name, []).extend(scored.eval_output_items)
+
+
+class Collections:
+    """The evaluation run as the parts of one trainer see it.
+
+    Each call of `run` is a collection of its own. Its episodes are journalled under the epoch or validation
+    that it is made in and a number that counts the calls, so that the same call never gets episodes of
+    earlier weights, and a resumed run, which calls in the same order, gets those that it had.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        model: str,
+        epoch: Callable[[], int],
+        observer: Observer = lambda epoch, episode: None,
+    ) -> None:
+        """`model` is the entry of `llms` that is trained; `epoch` says which one is collected for where
+        `within` does not."""
+        self._evaluation = evaluation
+        self._model = model
+        self._epoch = epoch
+        self._observer = observer
+        self._calls: Counter[str] = Counter()
+        self._collected: dict[int, Collected] = {}
+
+    async def run(
+        self,
+        examples: Sequence[Example],
+        *,
+        phase: str = "",
+        generations: int = 1,
+        sampling: Mapping[str, Any] | None = None,
+        on_episode: OnEpisode | None = None,
+        on_score: OnScore | None = None,
+        keep_episodes: bool = True,
+    ) -> EvaluationRunOutput:
+        """Run `generations` episodes on each example; see `EvaluationRun.run`.
+
+        `phase` is part of the episodes' names and tells collections apart that are not the same kind;
+        leave it out where there is only one.
+        """
+        stage, number = _within.get() or ("train", self._epoch())
+        key = phase_name(stage, number, phase)
+        self._calls[key] += 1
+        collected = self._collected.setdefault(number, Collected()) if stage == "train" else None
+
+        def saw(episode: EpisodeRecord) -> None:
+            if collected is not None:
+                collected.saw(episode, self._model)
+                self._observer(number, episode)
+            if on_episode is not None:
+                on_episode(episode)
+
+        output = await self._evaluation.run(
+            examples,
+            phase=numbered(key, self._calls[key]),
+            generations=generations,
+            sampling=sampling,
+            on_episode=saw,
+            on_score=on_score,
+            keep_episodes=keep_episodes,
+        )
+        if collected is not None:
+            collected.add(output)
+        return output
+
+    def of(self, epoch: int) -> Collected:
+        """What was collected for an epoch so far, from 0."""
+        return self._collected.get(epoch, Collected())
+
+    def forget(self, epoch: int) -> None:
+        """Let go of an epoch's figures."""
+        self._collected.pop(epoch, None)
+
+
+_within: ContextVar[tuple[Stage, int] | None] = ContextVar("within", default=None)
+
+
+@contextmanager
+def within(stage: Stage, number: int) -> Iterator[None]:
+    """Collect for an epoch (from 0) or a validation here, and in tasks that are started here."""
+    token = _within.set((stage, number))
+    try:
+        yield
+    finally:
+        _within.reset(token)
+
+
+def worked_on(stage: Stage) -> int | None:
+    """The epoch or validation of that stage that is collected for here; None outside of one."""
+    inside = _within.get()
+    return inside[1] if inside is not None and inside[0] == stage else None
+
+
+def phase_name(stage: Stage, number: int, label: str = "") -> str:
+    """The phase of an epoch's (from 0) or a validation's episodes: `train/3`, with a label `train/3-k2`."""
+    name = f"{stage}/{number}"
+    if label in ("", name):
+        return name
+    return name + "-" + re.sub(r"[^\w.~-]+", "-", label)
+
+
+def numbered(phase: str, call: int) -> str:
+    """The phase of the `call`-th collection (from 1) of one kind: `train/3`, `train/3.2`, …"""
+    return phase if call == 1 else f"{phase}.{call}"
