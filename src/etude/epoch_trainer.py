@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from etude.config.finetuning import FinetuneConfig, TargetConfig
 from etude.config.registry import register_trainer
-from etude.core.errors import JobStillRunning, TrainingError
+from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import History
 from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.progress import Progress
@@ -50,6 +50,7 @@ class EpochTrainer(Trainer):
         """Keep the config. Nothing is started here."""
         super().__init__(trainer_config, **kwargs)
         self.config = trainer_config
+        self._own_ledger: Ledger | None = None
         self._prepared: dict[int, Prepared] = {}
         self._running: dict[int, Prepared] = {}
         self._refs: dict[int, TrainingJobRef] = {}
@@ -62,7 +63,14 @@ class EpochTrainer(Trainer):
     @property
     def history(self) -> History:
         """What the run has done so far."""
-        return History(run_id="") if self._ledger is None else self._ledger.record.history
+        return History(run_id="") if self._own_ledger is None else self._own_ledger.record.history
+
+    @property
+    def ledger(self) -> Ledger:
+        """What its parts go through. Raises EtudeError before `initialize`."""
+        if self._own_ledger is None:
+            raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
+        return self._own_ledger
 
     @property
     def record(self) -> Record:
@@ -80,7 +88,7 @@ class EpochTrainer(Trainer):
         return self.runtime.progress
 
     def _make_ledger(self, runtime: Runtime, run_config: FinetuneConfig) -> Ledger:
-        return Ledger(
+        self._own_ledger = Ledger(
             runtime,
             run_config,
             self.trajectory_builder,
@@ -88,6 +96,7 @@ class EpochTrainer(Trainer):
             target_name=self.target_name,
             target=self.target,
         )
+        return self._own_ledger
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the components, and take up the run where it was left."""

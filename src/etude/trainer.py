@@ -54,9 +54,10 @@ class Trainer(ABC):
         self._curriculum_state: dict[str, Any] | None = None
         self._curriculum_facts: dict[str, Any] = {}
         self._runtime: Runtime | None = None
-        self._ledger: Ledger | None = None
-        self._books: Bookkeeper | None = None
-        self._num_epochs = 0
+        # With two underscores: subclasses have attributes of their own.
+        self.__ledger: Ledger | None = None
+        self.__books: Bookkeeper | None = None
+        self.__num_epochs = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have every implementation called through this class."""
@@ -82,13 +83,6 @@ class Trainer(ABC):
         self.trajectory_builder = trajectory_builder
         self.trainer_adapter = trainer_adapter
 
-    @property
-    def ledger(self) -> Ledger:
-        """What the parts of the trainer go through. Raises EtudeError before `initialize`."""
-        if self._ledger is None:
-            raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
-        return self._ledger
-
     async def around_initialize(
         self, proceed: Callable[..., Awaitable[None]], run_config: FinetuneConfig
     ) -> None:
@@ -100,15 +94,15 @@ class Trainer(ABC):
         if self.trajectory_builder is None or self.trainer_adapter is None:
             await proceed(run_config)
             return
-        self._check_capabilities(run_config)
+        self.__check_capabilities(run_config)
         if self._runtime is None:
             await proceed(run_config)
             return
-        self._open_books(self._runtime, run_config)
+        ledger = self.__open_books(self._runtime, run_config)
         await proceed(run_config)
-        await self.ledger.take_up()
+        await ledger.take_up()
 
-    def _check_capabilities(self, run_config: FinetuneConfig) -> None:
+    def __check_capabilities(self, run_config: FinetuneConfig) -> None:
         builder, adapter = self.trajectory_builder, self.trainer_adapter
         capabilities = adapter.capabilities()
         for method in builder.methods:
@@ -120,18 +114,20 @@ class Trainer(ABC):
             if target in llm:
                 check_tokens(_type_of(adapter), capabilities, builder.methods, llm[target], target)
 
-    def _open_books(self, runtime: Runtime, run_config: FinetuneConfig) -> None:
+    def __open_books(self, runtime: Runtime, run_config: FinetuneConfig) -> Ledger:
         builder, adapter = self.trajectory_builder, self.trainer_adapter
-        self._ledger = self._make_ledger(runtime, run_config)
-        self._runtime = replace(runtime, evaluation=self._ledger.collections)
-        builder.bind_runtime(self._runtime, built=self._ledger.built)
+        ledger = self.__ledger = self._make_ledger(runtime, run_config)
+        self._runtime = replace(runtime, evaluation=ledger.collections)
+        builder.bind_runtime(self._runtime, built=ledger.built)
         if self.journals_epochs:
-            adapter.bind_jobs(self._ledger)
+            adapter.bind_jobs(ledger)
         else:
-            self._books = Bookkeeper(self._ledger, runtime.progress, self.get_curriculum_state)
-            adapter.bind_jobs(self._books)
+            self.__books = Bookkeeper(ledger, runtime.progress, self.get_curriculum_state)
+            adapter.bind_jobs(self.__books)
+        return ledger
 
     def _make_ledger(self, runtime: Runtime, run_config: FinetuneConfig) -> Ledger:
+        """What the parts of the trainer go through; of several targets, each has its own."""
         return Ledger(runtime, run_config, self.trajectory_builder, self.trainer_adapter)
 
     @through_base
@@ -162,13 +158,13 @@ class Trainer(ABC):
         run_id: str,
     ) -> TrainingJobRef | Skipped:
         """Called for `run_epoch` of every subclass: what is collected and submitted in it is the epoch's."""
-        if self._ledger is None:
+        if self.__ledger is None:
             return await proceed(epoch, run_id)
-        number = epoch if self._books is None else self._books.entered(epoch, self._num_epochs)
-        with self._ledger.working_on(number):
+        number = epoch if self.__books is None else self.__books.entered(epoch, self.__num_epochs)
+        with self.__ledger.working_on(number):
             outcome = await proceed(epoch, run_id)
-            if self._books is not None:
-                await self._books.left(number, outcome)
+            if self.__books is not None:
+                await self.__books.left(number, outcome)
         return outcome
 
     @abstractmethod
@@ -182,12 +178,12 @@ class Trainer(ABC):
         self, proceed: Callable[..., Awaitable[list[TrainingJobStatus]]], num_epochs: int
     ) -> list[TrainingJobStatus]:
         """Called for `run` of every subclass: report its beginning and its end."""
-        if self._books is None:
+        if self.__books is None or self.__ledger is None:
             return await proceed(num_epochs)
-        self._num_epochs = num_epochs
-        self.runtime.progress.run_started(self.runtime.run.name, num_epochs, self.ledger.describe())
+        self.__num_epochs = num_epochs
+        self.runtime.progress.run_started(self.runtime.run.name, num_epochs, self.__ledger.describe())
         statuses = await proceed(num_epochs)
-        await self._books.finish(statuses)
+        await self.__books.finish(statuses)
         return statuses
 
     @abstractmethod
@@ -210,22 +206,22 @@ class Trainer(ABC):
         output_dir: str | None = None,
     ) -> None:
         """Called for `log_progress` of every subclass: the metrics go into the run's files too."""
-        if self._ledger is not None:
-            self._ledger.record.add_metrics(epoch, metrics)
+        if self.__ledger is not None:
+            self.__ledger.record.add_metrics(epoch, metrics)
         proceed(epoch, metrics, output_dir=output_dir)
-        if self._books is not None:
-            self.ledger.record.report()
+        if self.__ledger is not None and self.__books is not None:
+            self.__ledger.record.report()
 
     async def around_run_validation_evaluation(
         self, proceed: Callable[..., Awaitable[dict[str, Any]]], epoch: int, run_id: str
     ) -> dict[str, Any]:
         """Called for `run_validation_evaluation` of every subclass: record what was measured."""
-        if self._books is None:
+        if self.__books is None:
             with within("validation", epoch):
                 return await proceed(epoch, run_id)
-        with within("validation", len(self.ledger.record.history.epochs)):
+        with within("validation", self.__books.epochs_done):
             metrics = await proceed(epoch, run_id)
-        await self._books.validated(metrics)
+        await self.__books.validated(metrics)
         return metrics
 
     @through_base

@@ -45,7 +45,7 @@ class TrainerAdapter(ABC):
         self.adapter_config = adapter_config
         self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
 
-    _jobs: Jobs | None = None
+    __jobs: Jobs | None = None  # With two underscores: subclasses have attributes of their own.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have every implementation called through the run's jobs."""
@@ -54,13 +54,13 @@ class TrainerAdapter(ABC):
 
     def bind_jobs(self, jobs: Jobs) -> None:
         """Hand over what checks, journals and follows the jobs of a run."""
-        self._jobs = jobs
+        self.__jobs = jobs
 
     async def around_submit(
         self, proceed: Callable[..., Awaitable[TrainingJobRef | Skipped]], trajectories: TrajectoryCollection
     ) -> TrainingJobRef | Skipped:
         """Called for `submit` of every subclass."""
-        return await (proceed if self._jobs is None else self._jobs.submit)(trajectories)
+        return await (proceed if self.__jobs is None else self.__jobs.submit)(trajectories)
 
     async def around_status(
         self, proceed: Callable[..., Awaitable[TrainingJobStatus]], ref: TrainingJobRef
@@ -80,7 +80,7 @@ class TrainerAdapter(ABC):
     async def _followed(
         self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
     ) -> TrainingJobStatus:
-        return await ask() if self._jobs is None else await self._jobs.followed(ref, ask)
+        return await ask() if self.__jobs is None else await self.__jobs.followed(ref, ask)
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the backend. Raises an EtudeError that says what to do when that cannot be done."""

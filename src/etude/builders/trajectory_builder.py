@@ -43,7 +43,7 @@ class TrajectoryBuilder(ABC):
         self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
         self._runtime: Runtime | None = None
 
-    _built: Built | None = None
+    __built: Built | None = None  # With two underscores: subclasses have attributes of their own.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have what every implementation of `finalize` returns noted by the run."""
@@ -58,8 +58,8 @@ class TrajectoryBuilder(ABC):
     ) -> TrajectoryCollection:
         """Called for `finalize` of every subclass."""
         collection = await proceed(run_id, meta=meta)
-        if self._built is not None:
-            self._built(collection, self.facts(run_id))
+        if self.__built is not None:
+            self.__built(collection, self.facts(run_id))
         return collection
 
     @property
@@ -75,7 +75,7 @@ class TrajectoryBuilder(ABC):
     def bind_runtime(self, runtime: Runtime, built: Built | None = None) -> None:
         """Hand over what is running. Called once before `initialize`, and again around a validation."""
         self._runtime = runtime
-        self._built = built or self._built
+        self.__built = built or self.__built
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Take the `finetuning` block, and its reward function into the own config."""

@@ -35,6 +35,7 @@ class Bookkeeper:
         """Of the jobs of this process, by name."""
         self._submitted_at: dict[str, float] = {}
         self._visited: set[int] = set()
+        self._over: set[int] = set()
         self._reasons: dict[int, str] = {}
         self.failure: EtudeError | None = None
         """Why weights could not be adopted, whatever the trainer made of that."""
@@ -60,6 +61,7 @@ class Bookkeeper:
         """
         recorded = self._record.log.status(ref)
         if recorded is not None:
+            self._over.add(self._epochs.get(ref.run_id, 0))
             return recorded
         status = await ask()
         if ref.run_id in self._epochs and status.status.is_final:
@@ -77,8 +79,11 @@ class Bookkeeper:
 
     async def left(self, epoch: int, outcome: object) -> None:
         """`run_epoch` is over; without a job there was nothing to train on."""
-        if epoch in self._epochs.values() or self._record.is_done(epoch):
+        if epoch in self._epochs.values():
             await self._record.flush()
+            return
+        self._over.add(epoch)
+        if self._record.is_done(epoch):
             return
         reason = outcome.reason if isinstance(outcome, Skipped) else self._reasons.get(epoch)
         metrics = await self._ledger.metrics(epoch)
@@ -96,9 +101,14 @@ class Bookkeeper:
         self._progress.skipped(epoch, reason)
         self._record.report()
 
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs are over, in the order in which the trainer comes to them."""
+        return len(self._over)
+
     async def validated(self, metrics: dict[str, Any]) -> None:
         """Record a validation of the weights as they are."""
-        epoch = len(self._record.history.epochs)
+        epoch = self.epochs_done
         if self._record.is_validated(epoch):
             return
         entry = await self._record.add_validation(epoch, metrics, version=self._ledger.line.version)
@@ -132,6 +142,7 @@ class Bookkeeper:
         if status.status is TrainingStatusEnum.NOT_FOUND:
             return
         epoch = self._epochs[ref.run_id]
+        self._over.add(epoch)
         if status.status is TrainingStatusEnum.COMPLETED and not self._record.is_done_by(epoch, ref):
             try:
                 await self._adopt(epoch, ref, status)

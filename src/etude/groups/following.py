@@ -54,8 +54,8 @@ async def _cancel(
     if status.status.is_final:
         raise TrainingError(f"{late} and was cancelled. Resume the run to try again; {longer}") from cause
     raise JobStillRunning(
-        f"{late}. Its backend was asked to cancel it and says that it is '{status.status}': resume the run to "
-        f"wait for the same job again; {longer}"
+        f"{late}. Its backend was asked to cancel it and says that it is '{status.status}': resume the run "
+        f"to wait for the same job again; {longer}"
     ) from cause
 
 
