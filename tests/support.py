@@ -38,6 +38,8 @@ class ScriptedEngine:
         """`log` gets a line with the key of each request that was sampled, readable after a kill -9.
         `slowly` gives other tasks a turn before each answer, in an order that depends on the key."""
         self.requests: list[ChatRequest] = []
+        self.answered: list[tuple[int, ChatRequest]] = []
+        """The same with the version of the weights."""
         self.version = 0
         self.closed = False
         self._script = script if callable(script) else _in_order(script)
@@ -46,6 +48,7 @@ class ScriptedEngine:
 
     async def complete(self, request: ChatRequest) -> Completion:
         self.requests.append(request)
+        self.answered.append((self.version, request))
         if self._slowly:
             for _ in range(request.key % 7):
                 await asyncio.sleep(0)

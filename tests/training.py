@@ -78,6 +78,9 @@ class FakeAdapter(TrainerAdapter):
         self.cancelled: list[str] = []
         self.kept: list[int] = []
         self.closed = False
+        self.after_submit: Callable[[str], None] = lambda name: None
+        """Called when a job is there and its submission not yet answered."""
+        self.before_status: Callable[[str], None] = lambda name: None
         self.cancels = True
         """Whether `cancel` has an effect."""
         self.slow: set[str] = set()
@@ -100,15 +103,18 @@ class FakeAdapter(TrainerAdapter):
         if not job.exists() or self._lose_jobs:
             made = version(self._version.number + 1)
             job.write_text(json.dumps(made.model_dump() | {"trajectories": len(trajectories)}))
+        self.after_submit(name)
         return TrainingJobRef(run_id=name, backend="fake")
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        self.before_status(ref.run_id)
         job = self.folder / f"{ref.run_id}.json"
         if not job.exists() or (self._lose_jobs and ref.run_id not in self.submitted):
             return TrainingJobStatus(run_id=ref.run_id, backend="fake", status=TrainingStatusEnum.NOT_FOUND)
         if ref.run_id in self.slow:
             return TrainingJobStatus(run_id=ref.run_id, backend="fake", status=TrainingStatusEnum.RUNNING)
         told = json.loads(job.read_text())
+        self._version = max(self._version, version(told["number"]), key=lambda made: made.number)
         metrics = {"loss": 1.0, "trajectories": told.pop("trajectories")}
         return TrainingJobStatus(
             run_id=ref.run_id,
@@ -204,6 +210,8 @@ class Run:
         self.evaluator: Callable[..., Any] = correct
         self.workflow: Callable[..., Any] = play
         self.trainer_type: type[EpochTrainer] = EpochTrainer
+        self.make_trainer: Callable[[], Any] | None = None
+        """For a trainer that is not an `EpochTrainer` of those settings."""
         # Without the plot: drawing takes longer than everything else in a test.
         self.report: Report = lambda history, folder, final: write_metrics_files(history, folder)
 
@@ -214,11 +222,15 @@ class Run:
             setattr(again, name, getattr(self, name))
         return again
 
-    async def start(self, num_epochs: int = 3) -> EpochTrainer:
+    async def start(self, num_epochs: int = 3) -> Any:
         folder = (
             RunFolder.open(self.path) if self.path.exists() else RunFolder.create(self.path.parent, "run")
         )
-        trainer = self.trainer_type(EpochTrainerConfig(**self.settings))
+        trainer = (
+            self.trainer_type(EpochTrainerConfig(**self.settings))
+            if self.make_trainer is None
+            else self.make_trainer()
+        )
         with folder:
             await trainer.bind_components(trajectory_builder=self.builder, trainer_adapter=self.adapter)
             trainer.bind_runtime(self._runtime(folder))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from etude.adapters.capabilities import ALL_METHODS, Capabilities, check_method
 from etude.adapters.pauses import pauses
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
-from etude.core.around import wrap_implementations
+from etude.core.around import is_entered, wrap_implementations
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
@@ -65,7 +65,9 @@ class TrainerAdapter(ABC):
     async def around_status(
         self, proceed: Callable[..., Awaitable[TrainingJobStatus]], ref: TrainingJobRef
     ) -> TrainingJobStatus:
-        """Called for `status` of every subclass."""
+        """Called for `status` of every subclass; not for what `wait_until_complete` asks itself."""
+        if is_entered(self, "wait_until_complete"):
+            return await proceed(ref)
         return await self._followed(ref, lambda: proceed(ref))
 
     async def around_wait_until_complete(

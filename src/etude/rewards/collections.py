@@ -43,13 +43,13 @@ class Collected:
     """Figures of all episodes that were collected for one epoch."""
 
     episodes: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
-    scores: dict[str, list[EvalOutputItem]] = field(default_factory=dict)
-    """By evaluator, those of failed episodes too."""
     completion_tokens: int = 0
     model_versions: Counter[int] = field(default_factory=Counter)
     """Calls of the trained model by the version of the weights that answered them."""
+    _parts: dict[tuple[str, int], tuple[Counter[str], dict[str, list[EvalOutputItem]]]] = field(
+        default_factory=dict
+    )
+    """Failures and scores of each collection, by its kind and number."""
 
     def saw(self, episode: EpisodeRecord, model: str) -> None:
         """Count an episode and its calls of `model`."""
@@ -60,11 +60,27 @@ class Collected:
                 if call.model == model:
                     self.model_versions[call.completion.model_version] += 1
 
-    def add(self, output: EvaluationRunOutput) -> None:
-        """Count the scores of a collection."""
-        self.failures.update(output.failures)
-        for name, scored in output.evaluation_results:
-            self.scores.setdefault(name, []).extend(scored.eval_output_items)
+    @property
+    def failures(self) -> Counter[str]:
+        """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
+        return sum((failures for failures, _ in self._in_order()), Counter())
+
+    @property
+    def scores(self) -> dict[str, list[EvalOutputItem]]:
+        """By evaluator, those of failed episodes too, in the order in which the collections were begun."""
+        everything: dict[str, list[EvalOutputItem]] = {}
+        for _, scores in self._in_order():
+            for name, items in scores.items():
+                everything.setdefault(name, []).extend(items)
+        return everything
+
+    def add(self, phase: str, call: int, output: EvaluationRunOutput) -> None:
+        """Count the failures and scores of a collection."""
+        scores = {name: scored.eval_output_items for name, scored in output.evaluation_results}
+        self._parts[phase, call] = (Counter(output.failures), scores)
+
+    def _in_order(self) -> list[tuple[Counter[str], dict[str, list[EvalOutputItem]]]]:
+        return [self._parts[key] for key in sorted(self._parts)]
 
 
 class Collections:
@@ -110,6 +126,7 @@ class Collections:
         stage, number = _within.get() or ("train", self._epoch())
         key = phase_name(stage, number, phase)
         self._calls[key] += 1
+        call = self._calls[key]
         collected = self._collected.setdefault(number, Collected()) if stage == "train" else None
 
         def saw(episode: EpisodeRecord) -> None:
@@ -121,7 +138,7 @@ class Collections:
 
         output = await self._evaluation.run(
             examples,
-            phase=numbered(key, self._calls[key]),
+            phase=numbered(key, call),
             generations=generations,
             sampling=sampling,
             on_episode=saw,
@@ -129,7 +146,7 @@ class Collections:
             keep_episodes=keep_episodes,
         )
         if collected is not None:
-            collected.add(output)
+            collected.add(key, call, output)
         return output
 
     def of(self, epoch: int) -> Collected:

@@ -1,0 +1,193 @@
+"""Parts as the toolkit's guide has its readers write them: they use the interfaces and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import etude
+from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
+from etude.core.job import TrainingStatusEnum
+from etude.epoch_trainer import EpochTrainer
+
+
+class GuideBuilderConfig(TrajectoryBuilderConfig, name="guide_builder"):
+    """Several evaluation runs at the same time, one for each generation."""
+
+    num_generations: int = 4
+
+
+class GuideBuilder(etude.TrajectoryBuilder):
+    """Each generation is a call of `run_eval`; trajectories are made of the calls' text and logprobs."""
+
+    def __init__(self, trajectory_builder_config: GuideBuilderConfig) -> None:
+        super().__init__(trajectory_builder_config)
+        self.generations = trajectory_builder_config.num_generations
+        self.evaluation_runs: dict[str, list[asyncio.Task[Any]]] = {}
+        self.collected: list[etude.TrajectoryCollection] = []
+
+    async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
+        self.evaluation_runs[run_id] = [asyncio.create_task(self.run_eval()) for _ in range(self.generations)]
+
+    async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> etude.TrajectoryCollection:
+        outputs = await asyncio.gather(*self.evaluation_runs.pop(run_id))
+        groups: dict[str, list[etude.Trajectory]] = {}
+        for output in outputs:
+            episodes = {item.id: item.episode for item in output.eval_input.eval_input_items}
+            for name, result in output.evaluation_results:
+                if name != self.run_config.reward_function.name:
+                    continue
+                for item in result.eval_output_items:
+                    reward = await self.compute_reward(item, meta)
+                    groups.setdefault(item.id, []).append(trajectory_of(episodes[item.id], reward))
+        collection = etude.TrajectoryCollection(trajectories=list(groups.values()), run_id=run_id)
+        self.collected.append(collection)
+        return collection
+
+    def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+        """Nothing to log."""
+
+
+def trajectory_of(episode: Any, reward: float) -> etude.Trajectory:
+    """An episode of one call: a question and an answer."""
+    call = episode.calls[0]
+    question = etude.EpisodeItem(role="user", content=str(call.request.messages[0]["content"]))
+    answer = etude.EpisodeItem(
+        role="assistant", content=str(call.completion.message["content"]), logprobs=call.completion.logprobs
+    )
+    return etude.Trajectory(episode=[question, answer], reward=reward)
+
+
+class OwnPhaseBuilder(GuideBuilder):
+    """Names its phase itself, the same in every epoch."""
+
+    async def run_eval(self) -> etude.EvaluationRunOutput:
+        return await self.runtime.evaluation.run(self.runtime.examples, phase="mine")
+
+
+class CachingBuilder(GuideBuilder):
+    """Collects in the first epoch alone, and gives the same out ever after."""
+
+    async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
+        if not self.collected:
+            await super().start_run(run_id, meta)
+
+    async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> etude.TrajectoryCollection:
+        return self.collected[0] if self.collected else await super().finalize(run_id, meta)
+
+
+class ReplayingBuilder(GuideBuilder):
+    """Collects in every epoch, and adds what it had in the first."""
+
+    async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> etude.TrajectoryCollection:
+        collection = await super().finalize(run_id, meta)
+        first = self.collected[0].trajectories if len(self.collected) > 1 else []
+        return etude.TrajectoryCollection(trajectories=[*collection.trajectories, *first], run_id=run_id)
+
+
+class GuideAdapterConfig(TrainerAdapterConfig, name="guide_adapter"):
+    """A backend that says nothing of its weights."""
+
+
+class GuideAdapter(etude.TrainerAdapter):
+    """Keeps its jobs in memory, and tells which data it was given."""
+
+    def __init__(self, adapter_config: GuideAdapterConfig, healthy: bool = True) -> None:
+        super().__init__(adapter_config)
+        self.healthy = healthy
+        self.jobs: dict[str, etude.TrajectoryCollection] = {}
+
+    async def is_healthy(self) -> bool:
+        return self.healthy
+
+    async def submit(self, trajectories: etude.TrajectoryCollection) -> etude.TrainingJobRef:
+        self.jobs[trajectories.run_id] = trajectories
+        return etude.TrainingJobRef(run_id=trajectories.run_id, backend="guide")
+
+    async def status(self, ref: etude.TrainingJobRef) -> etude.TrainingJobStatus:
+        known = ref.run_id in self.jobs
+        status = TrainingStatusEnum.COMPLETED if known else TrainingStatusEnum.NOT_FOUND
+        return etude.TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=status)
+
+    async def wait_until_complete(
+        self, ref: etude.TrainingJobRef, poll_interval: float = 10.0
+    ) -> etude.TrainingJobStatus:
+        return await self.status(ref)
+
+    def log_progress(
+        self, ref: etude.TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
+    ) -> None:
+        """Nothing to log."""
+
+
+class GuideTrainerConfig(TrainerConfig, name="guide_trainer"):
+    """Epoch after epoch."""
+
+
+class GuideTrainer(etude.Trainer):
+    """The abstract methods and nothing else; it calls every collection and every job by the same name."""
+
+    def __init__(self, trainer_config: GuideTrainerConfig) -> None:
+        super().__init__(trainer_config)
+        self.metrics: list[dict[str, Any]] = []
+
+    async def run_epoch(self, epoch: int, run_id: str) -> etude.TrainingJobRef:
+        await self.trajectory_builder.start_run(run_id, meta={"epoch": epoch})
+        collection = await self.trajectory_builder.finalize(run_id, meta={"epoch": epoch})
+        return await self.trainer_adapter.submit(self.apply_curriculum_learning(collection, epoch))
+
+    async def run(self, num_epochs: int) -> list[etude.TrainingJobStatus]:
+        statuses = []
+        for epoch in range(num_epochs):
+            ref = await self.run_epoch(epoch, "my-run")
+            statuses.append(await self.trainer_adapter.wait_until_complete(ref))
+            self.log_progress(epoch, {"my_figure": epoch + 0.5})
+        return statuses
+
+    async def get_metrics(self, run_id: str) -> dict[str, Any]:
+        return {"epochs": self.metrics}
+
+    def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+        self.metrics.append(metrics)
+
+    async def cleanup(self) -> None:
+        """Nothing to free."""
+
+
+class OneLoopTrainer(GuideTrainer):
+    """Does everything in `run`, and asks for the status."""
+
+    async def run(self, num_epochs: int) -> list[etude.TrainingJobStatus]:
+        statuses = []
+        for epoch in range(num_epochs):
+            name = f"collection-{epoch}"
+            await self.trajectory_builder.start_run(name)
+            ref = await self.trainer_adapter.submit(await self.trajectory_builder.finalize(name))
+            status = await self.trainer_adapter.status(ref)
+            while not status.status.is_final:
+                await asyncio.sleep(0)
+                status = await self.trainer_adapter.status(ref)
+            statuses.append(status)
+        return statuses
+
+
+class SameEpochTrainer(GuideTrainer):
+    """Says that every epoch is the first."""
+
+    async def run_epoch(self, epoch: int, run_id: str) -> etude.TrainingJobRef:
+        return await super().run_epoch(0, run_id)
+
+    async def run(self, num_epochs: int) -> list[etude.TrainingJobStatus]:
+        return [
+            await self.trainer_adapter.wait_until_complete(await self.run_epoch(0, "my-run"))
+            for _ in range(num_epochs)
+        ]
+
+
+class GuideEpochs(EpochTrainer):
+    """The shipped loop with an epoch of one's own."""
+
+    async def run_epoch(self, epoch: int, run_id: str) -> etude.TrainingJobRef:
+        await self.trajectory_builder.start_run(run_id, meta={"epoch": epoch})
+        collection = await self.trajectory_builder.finalize(run_id, meta={"epoch": epoch})
+        return await self.trainer_adapter.submit(collection)

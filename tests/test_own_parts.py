@@ -1,0 +1,357 @@
+"""Whoever wrote the parts: fresh episodes, checked data, journalled epochs, nothing done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from etude.builders.grpo import GrpoBuilder, GrpoBuilderConfig
+from etude.core.errors import RequestError, TrainingError
+from etude.core.job import TrainingStatusEnum
+from etude.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from tests import guide_parts as guide
+from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
+
+BUILDERS = {
+    "grpo": lambda: GrpoBuilder(GrpoBuilderConfig(num_generations=4)),
+    "guide": lambda: guide.GuideBuilder(guide.GuideBuilderConfig()),
+    "own phase": lambda: guide.OwnPhaseBuilder(guide.GuideBuilderConfig()),
+    "caching": lambda: guide.CachingBuilder(guide.GuideBuilderConfig()),
+    "replaying": lambda: guide.ReplayingBuilder(guide.GuideBuilderConfig()),
+}
+TRAINERS = {
+    "epochs": lambda: EpochTrainer(EpochTrainerConfig()),
+    "guide epochs": lambda: guide.GuideEpochs(EpochTrainerConfig()),
+    "guide": lambda: guide.GuideTrainer(guide.GuideTrainerConfig()),
+    "one loop": lambda: guide.OneLoopTrainer(guide.GuideTrainerConfig()),
+    "same epoch": lambda: guide.SameEpochTrainer(guide.GuideTrainerConfig()),
+}
+STALE = {"caching", "replaying"}
+OWN_TRAINERS = ["guide", "one loop", "same epoch"]
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path / "run")
+    made.examples = examples(3)
+    return made
+
+
+def use(run: Run, builder: str, trainer: str) -> Run:
+    run.builder = BUILDERS[builder]()
+    run.make_trainer = TRAINERS[trainer]
+    return run
+
+
+def requests_by_version(run: Run) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for version, request in run.engine.answered:
+        found.setdefault(version, []).append(request.key)
+    return found
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("adapter", ["versions", "silent"])
+async def test_every_combination_trains_on_fresh_episodes_or_is_refused(
+    run, tmp_path, builder, trainer, adapter
+):
+    use(run, builder, trainer)
+    if adapter == "silent":
+        run.adapter = guide.GuideAdapter(guide.GuideAdapterConfig())
+    if builder in STALE and adapter == "versions":
+        with pytest.raises(TrainingError, match="version"):
+            await run.start(num_epochs=3)
+        assert run.engine.version == 1
+        return
+    await run.start(num_epochs=3)
+    assert len(run.statuses) == 3
+    if builder not in STALE:
+        # As many calls as episodes, none of them with a key that was there before.
+        keys = [request.key for request in run.engine.requests]
+        assert len(keys) == len(set(keys)) == 3 * 4 * len(run.examples)
+    if adapter == "versions":
+        assert [len(keys) for keys in requests_by_version(run).values()] == [12, 12, 12]
+        assert run.engine.version == 3
+
+
+@pytest.mark.parametrize("builder", ["guide", "own phase"])
+async def test_no_two_generations_and_no_two_epochs_have_the_same_data(run, builder):
+    use(run, builder, "guide")
+    await run.start(num_epochs=3)
+    logprobs = [
+        tuple(trajectory.episode[-1].logprobs)
+        for collection in run.builder.collected
+        for group in collection.trajectories
+        for trajectory in group
+    ]
+    assert len(logprobs) == len(set(logprobs)) == 3 * 4 * 3
+
+
+@pytest.mark.parametrize("trainer", OWN_TRAINERS)
+async def test_the_epochs_of_an_own_trainer_are_journalled_reported_and_summed_up(run, trainer):
+    run.validation = examples(4, "v")
+    made = await use(run, "guide", trainer).start(num_epochs=3)
+    lines = [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 3
+    assert [line["model_version"] for line in lines] == [1, 2, 3]
+    assert all(line["episodes"] == 12 and line["reward_low"] < line["avg_reward"] for line in lines)
+    if trainer == "guide":
+        assert [line["my_figure"] for line in lines] == [0.5, 1.5, 2.5]
+        assert made.metrics == [{"my_figure": 0.5}, {"my_figure": 1.5}, {"my_figure": 2.5}]
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert (summary["epochs_trained"], summary["last_version"]["number"]) == (3, 3)
+    assert [event for event in run.watcher.events if event.startswith("trained")] == [
+        "trained 0",
+        "trained 1",
+        "trained 2",
+    ]
+
+
+@pytest.mark.parametrize("builder", ["grpo", "guide"])
+@pytest.mark.parametrize("trainer", [*OWN_TRAINERS, "guide epochs"])
+@pytest.mark.parametrize("place", ["submitting", "following", "collecting"])
+async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
+    run, tmp_path, builder, trainer, place
+):
+    (tmp_path / "other").mkdir()
+    whole = use(Run(tmp_path / "other" / "run"), builder, trainer)
+    whole.examples = run.examples
+    await whole.start(num_epochs=3)
+    use(run, builder, trainer)
+    if place == "following":
+        run.adapter.before_status = lambda name: interrupt(name) if name == "run-epoch-1" else None
+    elif place == "submitting":
+        run.adapter.after_submit = lambda name: interrupt(name) if name == "run-epoch-1" else None
+    else:
+        run.watcher.episode_finished = stop_after(17)
+    with pytest.raises(Interrupted):
+        await run.start(num_epochs=3)
+    again = use(run.restarted(), builder, trainer)
+    await again.start(num_epochs=3)
+    assert training_metrics(run) == training_metrics(whole)
+    assert len(run.engine.requests) + len(again.engine.requests) == len(whole.engine.requests)
+    jobs = [*run.adapter.submitted, *again.adapter.submitted]
+    assert sorted(set(jobs)) == whole.adapter.submitted
+    # A job whose submission was not acknowledged is asked for again by the same name, and not made twice.
+    assert len(jobs) == 4 if place == "submitting" else len(jobs) == 3
+    assert again.engine.version == whole.engine.version == 3
+
+
+def stop_after(count: int) -> Any:
+    seen = []
+
+    def episode_finished(episode):
+        seen.append(episode)
+        if len(seen) == count:
+            raise Interrupted
+
+    return episode_finished
+
+
+def training_metrics(run: Run) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
+    changing = ("timestamp", "collecting_seconds", "training_seconds")
+    return [{key: value for key, value in line.items() if key not in changing} for line in lines]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+async def test_an_unhealthy_backend_is_refused_before_the_first_token(run, trainer):
+    use(run, "guide", trainer)
+    run.adapter = guide.GuideAdapter(guide.GuideAdapterConfig(), healthy=False)
+    with pytest.raises(TrainingError, match="'guide_adapter' is not healthy"):
+        await run.start()
+    assert run.engine.requests == []
+
+
+async def test_health_is_asked_also_when_initialize_is_overridden_without_super(run):
+    class Own(guide.GuideTrainer):
+        async def initialize(self, run_config):
+            self.run_config = run_config
+            await self.trajectory_builder.initialize(run_config)
+            await self.trainer_adapter.initialize(run_config)
+
+    run.builder = BUILDERS["guide"]()
+    run.make_trainer = lambda: Own(guide.GuideTrainerConfig())
+    run.adapter = guide.GuideAdapter(guide.GuideAdapterConfig(), healthy=False)
+    with pytest.raises(TrainingError, match="not healthy"):
+        await run.start()
+
+
+async def test_failed_episodes_are_left_out_of_what_run_eval_gives(run):
+    def broken(example, output):
+        if example.id == "e1":
+            raise ZeroDivisionError("no")
+        return float(output == "yes")
+
+    run.evaluator = broken
+    run.finetuning.error_budget = 0.5
+    use(run, "guide", "guide")
+    await run.start(num_epochs=2)
+    assert all(len(collection.trajectories) == 2 for collection in run.builder.collected)
+    metrics = training_metrics(run)
+    assert [(line["episodes"], line["unscored"]) for line in metrics] == [(12, 4), (12, 4)]
+    assert metrics[0]["failures"] == {"score:correct": 4}
+
+
+async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_run(run):
+    use(run, "guide", "guide")
+    failed = {"status": TrainingStatusEnum.FAILED, "message": "out of memory"}
+    run.adapter.behave = lambda found: (
+        found.model_copy(update=failed) if found.run_id == "run-epoch-2" else found
+    )
+    await run.start(num_epochs=3)
+    assert [status.status for status in run.statuses] == ["completed", "completed", "failed"]
+    again = use(run.restarted(), "guide", "guide")
+    await again.start(num_epochs=3)
+    assert again.adapter.submitted == ["run-epoch-2-retry-1"]
+    assert [status.status for status in again.statuses] == ["completed"] * 3
+    assert again.engine.requests == []
+
+
+async def test_an_epoch_that_submits_nothing_is_skipped_with_the_reason(run):
+    class Lazy(guide.GuideTrainer):
+        async def run_epoch(self, epoch, run_id):
+            return None if epoch == 1 else await super().run_epoch(epoch, run_id)
+
+        async def run(self, num_epochs):
+            refs = [await self.run_epoch(epoch, "x") for epoch in range(num_epochs)]
+            return [await self.trainer_adapter.status(ref) for ref in refs if ref is not None]
+
+    run.builder = BUILDERS["guide"]()
+    run.make_trainer = lambda: Lazy(guide.GuideTrainerConfig())
+    run.adapter = guide.GuideAdapter(guide.GuideAdapterConfig())
+    await run.start(num_epochs=3)
+    assert "run_epoch submitted nothing" in training_metrics(run)[1]["skipped"]
+
+
+async def test_run_epoch_of_the_shipped_loop_may_return_none(run):
+    class Lazy(guide.GuideEpochs):
+        async def run_epoch(self, epoch, run_id):
+            return None if epoch == 0 else await super().run_epoch(epoch, run_id)
+
+    run.builder = BUILDERS["guide"]()
+    run.make_trainer = lambda: Lazy(EpochTrainerConfig())
+    trainer = await run.start(num_epochs=2)
+    assert [entry.skipped for entry in trainer.history.epochs] == ["run_epoch returned None", None]
+
+
+async def test_a_trainer_that_returns_while_its_job_runs_is_an_error(run):
+    class Hasty(guide.GuideTrainer):
+        async def run(self, num_epochs):
+            await self.run_epoch(0, "x")
+            return []
+
+    run.builder = BUILDERS["guide"]()
+    run.adapter.slow = {"run-epoch-0"}
+    run.make_trainer = lambda: Hasty(guide.GuideTrainerConfig())
+    with pytest.raises(TrainingError, match=r"returned while job run-epoch-0 is 'running'"):
+        await run.start()
+
+
+async def test_several_jobs_of_one_epoch_are_all_followed(run):
+    class Twice(guide.GuideTrainer):
+        async def run_epoch(self, epoch, run_id):
+            ref = await super().run_epoch(epoch, run_id)
+            await self.trainer_adapter.wait_until_complete(ref)
+            return await super().run_epoch(epoch, run_id)
+
+    run.builder = BUILDERS["guide"]()
+    run.make_trainer = lambda: Twice(guide.GuideTrainerConfig())
+    await run.start(num_epochs=2)
+    assert run.adapter.submitted == ["run-epoch-0", "run-epoch-0-job-2", "run-epoch-1", "run-epoch-1-job-2"]
+    assert run.engine.version == 4
+
+
+async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_were_measured(run):
+    class Validating(guide.GuideTrainer):
+        async def run(self, num_epochs):
+            await self.run_validation_evaluation(0, "x")
+            statuses = []
+            for epoch in range(num_epochs):
+                ref = await self.run_epoch(epoch, "x")
+                statuses.append(await self.trainer_adapter.wait_until_complete(ref))
+                await self.run_validation_evaluation(epoch, "x")
+            return statuses
+
+    run.validation = examples(10, "v")
+    run.builder = BUILDERS["guide"]()
+    run.make_trainer = lambda: Validating(guide.GuideTrainerConfig())
+    await run.start(num_epochs=2)
+    history = json.loads((run.path / "validation_history.json").read_text())
+    entries = history["validations"] if isinstance(history, dict) else history
+    assert [entry["epoch"] for entry in entries] == [0, 1, 2]
+    again = run.restarted()
+    again.builder = BUILDERS["guide"]()
+    again.make_trainer = run.make_trainer
+    await again.start(num_epochs=2)
+    assert again.engine.requests == []
+
+
+async def test_shaped_rewards_are_what_validation_shows_too(run):
+    class Shaped(GrpoBuilder):
+        async def compute_reward(self, output_item, meta=None):
+            return 100 + await super().compute_reward(output_item, meta)
+
+    run.validation = examples(5, "v")
+    run.builder = Shaped(GrpoBuilderConfig(num_generations=4))
+    trainer = await run.start(num_epochs=1)
+    assert trainer.history.epochs[0].metrics["avg_reward"] > 100
+    assert trainer.history.validations[0].metrics["avg_reward"] >= 100
+
+
+async def test_a_mistyped_target_function_is_an_error_after_a_few_episodes(run):
+    run.examples = examples(50)
+    run.finetuning = run.finetuning.model_copy(update={"target_functions": ["<workflw>"]})
+    with pytest.raises(RequestError, match=r"Did you mean 'finetuning.target_functions: \[<workflow>\]'"):
+        await run.start()
+    assert len(run.engine.requests) < 50
+
+
+async def test_a_target_function_that_does_not_call_the_model_is_said_early(run):
+    run.examples = examples(50)
+    run.finetuning = run.finetuning.model_copy(update={"target_functions": ["judge"]})
+    with pytest.raises(TrainingError, match="trained on nothing"):
+        await run.start(num_epochs=1)
+    assert "none of the first 8 episodes has a call to 'policy'" in run.watcher.warnings[0]
+
+
+async def test_metrics_given_to_log_progress_are_in_the_files(run):
+    class Logging(EpochTrainer):
+        async def finish_epoch(self, epoch, ref, status):
+            await super().finish_epoch(epoch, ref, status)
+            self.log_progress(epoch, {"mine": float(epoch)})
+
+    run.make_trainer = lambda: Logging(EpochTrainerConfig())
+    await run.start(num_epochs=2)
+    assert [line["mine"] for line in training_metrics(run)] == [0.0, 1.0]
+
+
+async def test_the_builders_and_the_adapters_progress_is_logged(run, monkeypatch):
+    logged = []
+    monkeypatch.setattr(
+        FakeAdapter, "log_progress", lambda self, ref, metrics, output_dir=None: logged.append(ref)
+    )
+    await run.start(num_epochs=2)
+    assert [ref.run_id for ref in logged] == ["run-epoch-0", "run-epoch-1"]
+    lines = (run.path / "trajectory_builder.jsonl").read_text().splitlines()
+    assert [json.loads(line)["run_id"] for line in lines] == ["run-epoch-0", "run-epoch-1"]
+
+
+async def test_the_guides_test_of_a_builder_works_on_a_shipped_one():
+    output = guide.etude.EvaluationRunOutput()
+
+    async def run_eval():
+        return output
+
+    builder = GrpoBuilder(GrpoBuilderConfig(num_generations=2))
+    builder.run_eval = run_eval
+    await builder.start_run("test-run")
+    assert "test-run" in builder.evaluation_runs
+    await asyncio.sleep(0)
+    output.evaluation_results.append(("correct", guide.etude.EvalOutput()))
+    result = await builder.finalize("test-run")
+    assert isinstance(result, guide.etude.TrajectoryCollection)
