@@ -181,6 +181,34 @@ async def test_health_is_asked_also_when_initialize_is_overridden_without_super(
         await run.start()
 
 
+async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same(run):
+    class Elsewhere(guide.GuideTrainer):
+        async def bind_components(self, trajectory_builder, trainer_adapter):
+            self.parts = (trajectory_builder, trainer_adapter)
+
+        async def initialize(self, run_config):
+            for part in self.parts:
+                await part.initialize(run_config)
+
+        async def run_epoch(self, epoch, run_id):
+            builder, adapter = self.parts
+            await builder.start_run(run_id)
+            return await adapter.submit(await builder.finalize(run_id))
+
+        async def run(self, num_epochs):
+            refs = [await self.run_epoch(0, "x")]
+            return [await self.parts[1].wait_until_complete(ref) for ref in refs]
+
+        async def cleanup(self):
+            pass
+
+    use(run, "caching", "guide")
+    run.make_trainer = lambda: Elsewhere(guide.GuideTrainerConfig())
+    await run.start(num_epochs=1)
+    assert run.engine.version == 1
+    assert training_metrics(run)[0]["episodes"] == 12
+
+
 async def test_failed_episodes_are_left_out_of_what_run_eval_gives(run):
     def broken(example, output):
         if example.id == "e1":

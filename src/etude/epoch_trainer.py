@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from etude.adapters.trainer_adapter import TrainerAdapter
+from etude.builders.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TargetConfig
 from etude.config.registry import register_trainer
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
@@ -87,14 +89,15 @@ class EpochTrainer(Trainer):
         """Who is told."""
         return self.runtime.progress
 
-    def _make_ledger(self, runtime: Runtime, run_config: FinetuneConfig) -> Ledger:
+    def _make_ledger(
+        self,
+        runtime: Runtime,
+        run_config: FinetuneConfig,
+        builder: TrajectoryBuilder,
+        adapter: TrainerAdapter,
+    ) -> Ledger:
         self._own_ledger = Ledger(
-            runtime,
-            run_config,
-            self.trajectory_builder,
-            self.trainer_adapter,
-            target_name=self.target_name,
-            target=self.target,
+            runtime, run_config, builder, adapter, target_name=self.target_name, target=self.target
         )
         return self._own_ledger
 

@@ -55,6 +55,7 @@ class Trainer(ABC):
         self._curriculum_facts: dict[str, Any] = {}
         self._runtime: Runtime | None = None
         # With two underscores: subclasses have attributes of their own.
+        self.__parts: tuple[TrajectoryBuilder, TrainerAdapter] | None = None
         self.__ledger: Ledger | None = None
         self.__books: Bookkeeper | None = None
         self.__num_epochs = 0
@@ -62,8 +63,15 @@ class Trainer(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have every implementation called through this class."""
         super().__init_subclass__(**kwargs)
-        methods = ("initialize", "run", "run_epoch", "run_validation_evaluation", "log_progress")
-        wrap_implementations(cls, *methods)
+        wrap_implementations(
+            cls,
+            "bind_components",
+            "initialize",
+            "run",
+            "run_epoch",
+            "run_validation_evaluation",
+            "log_progress",
+        )
 
     @property
     def runtime(self) -> Runtime:
@@ -76,6 +84,17 @@ class Trainer(ABC):
         """Hand over what is running, before `initialize`."""
         self._runtime = runtime
 
+    async def around_bind_components(
+        self,
+        proceed: Callable[..., Awaitable[None]],
+        trajectory_builder: TrajectoryBuilder,
+        trainer_adapter: TrainerAdapter,
+    ) -> None:
+        """Called for `bind_components` of every subclass, whatever it makes of the components."""
+        self.__parts = (trajectory_builder, trainer_adapter)
+        await proceed(trajectory_builder=trajectory_builder, trainer_adapter=trainer_adapter)
+
+    @through_base
     async def bind_components(
         self, trajectory_builder: TrajectoryBuilder, trainer_adapter: TrainerAdapter
     ) -> None:
@@ -91,19 +110,20 @@ class Trainer(ABC):
         Raises CapabilityError when the adapter cannot do what the builder makes data for, TrainingError when
         the backend is not healthy: nothing was sampled by then.
         """
-        if self.trajectory_builder is None or self.trainer_adapter is None:
+        if self.__parts is None:
             await proceed(run_config)
             return
-        self.__check_capabilities(run_config)
+        self.__check_capabilities(run_config, *self.__parts)
         if self._runtime is None:
             await proceed(run_config)
             return
-        ledger = self.__open_books(self._runtime, run_config)
+        ledger = self.__open_books(self._runtime, run_config, *self.__parts)
         await proceed(run_config)
         await ledger.take_up()
 
-    def __check_capabilities(self, run_config: FinetuneConfig) -> None:
-        builder, adapter = self.trajectory_builder, self.trainer_adapter
+    def __check_capabilities(
+        self, run_config: FinetuneConfig, builder: TrajectoryBuilder, adapter: TrainerAdapter
+    ) -> None:
         capabilities = adapter.capabilities()
         for method in builder.methods:
             check_method(_type_of(adapter), capabilities, method, _type_of(builder))
@@ -114,9 +134,14 @@ class Trainer(ABC):
             if target in llm:
                 check_tokens(_type_of(adapter), capabilities, builder.methods, llm[target], target)
 
-    def __open_books(self, runtime: Runtime, run_config: FinetuneConfig) -> Ledger:
-        builder, adapter = self.trajectory_builder, self.trainer_adapter
-        ledger = self.__ledger = self._make_ledger(runtime, run_config)
+    def __open_books(
+        self,
+        runtime: Runtime,
+        run_config: FinetuneConfig,
+        builder: TrajectoryBuilder,
+        adapter: TrainerAdapter,
+    ) -> Ledger:
+        ledger = self.__ledger = self._make_ledger(runtime, run_config, builder, adapter)
         self._runtime = replace(runtime, evaluation=ledger.collections)
         builder.bind_runtime(self._runtime, built=ledger.built)
         if self.journals_epochs:
@@ -126,9 +151,15 @@ class Trainer(ABC):
             adapter.bind_jobs(self.__books)
         return ledger
 
-    def _make_ledger(self, runtime: Runtime, run_config: FinetuneConfig) -> Ledger:
+    def _make_ledger(
+        self,
+        runtime: Runtime,
+        run_config: FinetuneConfig,
+        builder: TrajectoryBuilder,
+        adapter: TrainerAdapter,
+    ) -> Ledger:
         """What the parts of the trainer go through; of several targets, each has its own."""
-        return Ledger(runtime, run_config, self.trajectory_builder, self.trainer_adapter)
+        return Ledger(runtime, run_config, builder, adapter)
 
     @through_base
     async def initialize(self, run_config: FinetuneConfig) -> None:
