@@ -72,10 +72,13 @@ class TrajectoryBuilder(ABC):
             )
         return self._runtime
 
-    def bind_runtime(self, runtime: Runtime, built: Built | None = None) -> None:
+    def bind_runtime(self, runtime: Runtime) -> None:
         """Hand over what is running. Called once before `initialize`, and again around a validation."""
         self._runtime = runtime
-        self.__built = built or self.__built
+
+    def bind_built(self, built: Built) -> None:
+        """Hand over what is called with each finished collection."""
+        self.__built = built
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Take the `finetuning` block, and its reward function into the own config."""

@@ -6,6 +6,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from etude.adapters.trainer_adapter import TrainerAdapter
+from etude.builders.trajectory_builder import TrajectoryBuilder
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Progress
@@ -137,6 +139,13 @@ class Bookkeeper:
         self._record.write_summary(summary)
         self._record.report(final=True)
         self._progress.finished(summary)
+
+    async def close(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
+        """Free what the components hold; what one of them raises does not stop the other."""
+        try:
+            await builder.cleanup()
+        finally:
+            await adapter.cleanup()
 
     async def _settle(self, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         if status.status is TrainingStatusEnum.NOT_FOUND:

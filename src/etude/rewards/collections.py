@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,6 +107,7 @@ class Collections:
         self._observer = observer
         self._calls: Counter[str] = Counter()
         self._collected: dict[int, Collected] = {}
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def run(
         self,
@@ -136,15 +138,16 @@ class Collections:
             if on_episode is not None:
                 on_episode(episode)
 
-        output = await self._evaluation.run(
-            examples,
-            phase=numbered(key, call),
-            generations=generations,
-            sampling=sampling,
-            on_episode=saw,
-            on_score=on_score,
-            keep_episodes=keep_episodes,
-        )
+        with self._noted():
+            output = await self._evaluation.run(
+                examples,
+                phase=numbered(key, call),
+                generations=generations,
+                sampling=sampling,
+                on_episode=saw,
+                on_score=on_score,
+                keep_episodes=keep_episodes,
+            )
         if collected is not None:
             collected.add(key, call, output)
         return output
@@ -156,6 +159,24 @@ class Collections:
     def forget(self, epoch: int) -> None:
         """Let go of an epoch's figures."""
         self._collected.pop(epoch, None)
+
+    async def stop(self) -> None:
+        """Cancel collections that are still under way, and wait until they have stopped."""
+        tasks = self._running - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Know the task as one that collects."""
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
 
 
 _within: ContextVar[tuple[Stage, int] | None] = ContextVar("within", default=None)
