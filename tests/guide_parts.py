@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import etude
@@ -15,6 +16,7 @@ class GuideBuilderConfig(TrajectoryBuilderConfig, name="guide_builder"):
     """Several evaluation runs at the same time, one for each generation."""
 
     num_generations: int = 4
+    model: str | None = None
 
 
 class GuideBuilder(etude.TrajectoryBuilder):
@@ -25,6 +27,7 @@ class GuideBuilder(etude.TrajectoryBuilder):
         self.generations = trajectory_builder_config.num_generations
         self.evaluation_runs: dict[str, list[asyncio.Task[Any]]] = {}
         self.collected: list[etude.TrajectoryCollection] = []
+        self.model = trajectory_builder_config.model
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         self.evaluation_runs[run_id] = [asyncio.create_task(self.run_eval()) for _ in range(self.generations)]
@@ -39,7 +42,8 @@ class GuideBuilder(etude.TrajectoryBuilder):
                     continue
                 for item in result.eval_output_items:
                     reward = await self.compute_reward(item, meta)
-                    groups.setdefault(item.id, []).append(trajectory_of(episodes[item.id], reward))
+                    trajectory = trajectory_of(episodes[item.id], reward, self.model)
+                    groups.setdefault(item.id, []).append(trajectory)
         collection = etude.TrajectoryCollection(trajectories=list(groups.values()), run_id=run_id)
         self.collected.append(collection)
         return collection
@@ -48,14 +52,19 @@ class GuideBuilder(etude.TrajectoryBuilder):
         """Nothing to log."""
 
 
-def trajectory_of(episode: Any, reward: float) -> etude.Trajectory:
-    """An episode of one call: a question and an answer."""
-    call = episode.calls[0]
+def trajectory_of(episode: Any, reward: float, model: str | None) -> etude.Trajectory:
+    """The first call of the model: a question and an answer."""
+    call = next(call for call in episode.calls if model in (None, call.model))
     question = etude.EpisodeItem(role="user", content=str(call.request.messages[0]["content"]))
     answer = etude.EpisodeItem(
         role="assistant", content=str(call.completion.message["content"]), logprobs=call.completion.logprobs
     )
     return etude.Trajectory(episode=[question, answer], reward=reward)
+
+
+@etude.register_trajectory_builder(config_type=GuideBuilderConfig)
+async def guide_builder(config: GuideBuilderConfig, builder: etude.Builder) -> AsyncIterator[GuideBuilder]:
+    yield GuideBuilder(config)
 
 
 class OwnPhaseBuilder(GuideBuilder):

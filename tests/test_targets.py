@@ -10,7 +10,7 @@ from etude.core.job import TrainingStatusEnum
 from etude.epochs.log import histories
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
-from tests import several
+from tests import guide_parts, several  # noqa: F401  the guide's builder is registered by its import
 from tests.careless_trainer import CarelessTrainerConfig
 from tests.several import Several, config
 from tests.training import Interrupted
@@ -38,6 +38,29 @@ async def test_both_models_are_trained_on_one_set_of_episodes(run):
         "run-epoch-1.prover",
         "run-epoch-1.verifier",
     ]
+
+
+async def test_builders_of_the_guides_kind_share_the_episodes_of_an_epoch(run):
+    builders = {
+        name: {"_type": "guide_builder", "num_generations": 4, "model": name}
+        for name in ("prover", "verifier")
+    }
+    await run.start(
+        config(
+            num_epochs=2,
+            prover={"trajectory_builder": "prover"},
+            verifier={"trajectory_builder": "verifier"},
+            trajectory_builders=builders,
+        )
+    )
+    assert run.requests() == {"prover": 3 * 4 * 2, "verifier": 3 * 4 * 2}
+    assert [engine.version for engine in run.engines.values()] == [2, 2]
+    for name in ("prover", "verifier"):
+        assert [entry.metrics["episodes"] for entry in history_of(run, name).epochs] == [12, 12]
+        assert [entry.metrics["model_versions"] for entry in history_of(run, name).epochs] == [
+            {"0": 12},
+            {"1": 12},
+        ]
 
 
 async def test_each_model_has_its_own_reward_and_its_own_trajectories(run):

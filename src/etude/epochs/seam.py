@@ -178,7 +178,7 @@ class TrainerSeam(ABC):
             self.__ledger.record.report()
 
     async def around_cleanup(self, proceed: Callable[..., Awaitable[None]]) -> None:
-        """Called for `cleanup` of every subclass: nothing goes on collecting, and the components are freed."""
+        """Called for `cleanup` of every subclass: nobody goes on collecting, the components are freed."""
         try:
             await proceed()
         finally:

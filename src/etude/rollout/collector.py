@@ -125,11 +125,14 @@ class Collector:
         finally:
             for worker in workers:
                 worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-            watch.close()
-            self._collections -= 1
-            if not self._collections:
-                await self._server.close()
+            try:
+                await asyncio.gather(*workers, return_exceptions=True)
+            finally:
+                # Also when it is cancelled a second time, while the workers stop.
+                watch.close()
+                self._collections -= 1
+                if not self._collections:
+                    await self._server.close()
 
     async def run(self, job: EpisodeJob) -> EpisodeRecord:
         """The finished episode of a job: read back from the journal, or run and journalled.
