@@ -27,6 +27,7 @@ from etude.epochs.staleness import check_age, without_stale
 from etude.epochs.stopping import reason_to_stop
 from etude.epochs.summary import reason_for_skip, require_trained, summary_of
 from etude.epochs.versions import check_sampled_from, last_version, versions_made, versions_to_keep
+from etude.epochs.warnings import warn
 from etude.groups.line import LineRules, ModelLine
 from etude.trainer import Trainer
 
@@ -157,6 +158,7 @@ class EpochTrainer(Trainer):
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Tell who watches, and write the metrics files: into the run folder, or `output_dir`."""
         self.progress.trained(epoch, metrics)
+        warn(self.history.epochs, self.runtime.run.path, self.progress)
         self.record.report(output_dir=output_dir)
 
     def is_done(self, epoch: int) -> bool:
@@ -198,6 +200,7 @@ class EpochTrainer(Trainer):
         """Record that there was nothing to train on."""
         await self._add_epoch(epoch, self._current.metrics, skipped=skipped.reason)
         self.progress.skipped(epoch, self.record.by_name(skipped.reason))
+        warn(self.history.epochs, self.runtime.run.path, self.progress)
         self.record.report()
 
     async def rest_epoch(self, epoch: int, reason: str) -> None:
@@ -215,6 +218,7 @@ class EpochTrainer(Trainer):
         metrics = self.record.with_name(await self.run_validation_evaluation(epoch, self.history.run_id))
         entry = await self.record.add_validation(epoch, metrics, version=self.line.version)
         self.progress.validated(epoch, entry.metrics)
+        warn(self.history.validations, self.runtime.run.path, self.progress)
         self.record.report()
 
     async def prune(self) -> None:

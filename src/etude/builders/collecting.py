@@ -16,7 +16,7 @@ from pydantic import Field
 
 from etude.builders.branches import branches_of
 from etude.builders.plays import by_agent, without_retries
-from etude.builders.scored import Group, ScoredEpisode, Tally, rewards_of
+from etude.builders.scored import Group, ScoredEpisode, Tally, reward_groups, rewards_of
 from etude.builders.selection import examples_for_epoch
 from etude.builders.trajectory_builder import TrajectoryBuilder
 from etude.builders.transcript import require_tokens
@@ -141,9 +141,10 @@ class CollectingBuilder(TrajectoryBuilder):
             output = await self.evaluation_runs[run_id]
         finally:
             self.evaluation_runs.pop(run_id, None)
-        tally, epoch = Tally(failures=dict(output.failures)), (meta or {}).get("epoch") or 0
+        tally, epoch = _tally_of(output), (meta or {}).get("epoch") or 0
         told = {"run_id": run_id, **(meta or {})}
         groups: list[Group] = [*await self._scored_groups(output, tally, told)]
+        tally.reward_groups = reward_groups(map(rewards_of, groups))
         groups += await self.earlier_groups(epoch, told)
         built = self.build_all(groups, tally, epoch)
         self._facts = {run_id: tally.facts()}
@@ -270,6 +271,16 @@ class CollectingBuilder(TrajectoryBuilder):
                 "no reward function: name an evaluator under 'finetuning.reward_function.name'"
             )
         return self.run_config.reward_function.name
+
+
+def _tally_of(output: EvaluationRunOutput) -> Tally:
+    """What an evaluation run says of all its episodes, whatever is built of them."""
+    return Tally(
+        failures=dict(output.failures),
+        causes=[cause.model_dump() for cause in output.causes],
+        calls=dict(output.calls),
+        scores=output.scores(),
+    )
 
 
 def with_group_rewards(trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[Trajectory]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,12 @@ class Tally:
     episodes: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
+    causes: list[dict[str, Any]] = field(default_factory=list)
+    """The most frequent causes of failures: `kind`, `reason`, `count` and the first `episode`."""
+    calls: dict[str, int] = field(default_factory=dict)
+    """Model calls of all episodes: `answers`, of them `cut_off`, `failed` ones and `retries`."""
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    """By evaluator, of every episode that it scored."""
     rewards: list[float] = field(default_factory=list)
     """Of every scored episode, whether or not it is trained on."""
     unscored: int = 0
@@ -51,6 +57,8 @@ class Tally:
     """Calls by the version of the weights that answered them, of the calls that are trained on."""
     retried: int = 0
     """Answers in a protocol that could not be used and were asked for again; they are not trained on."""
+    reward_groups: dict[str, int] = field(default_factory=dict)
+    """Examples whose episodes are `compared`, and of them the `flat` ones, where all have one reward."""
     left_out: Counter[str] = field(default_factory=Counter)
     """What the algorithm left out, by reason."""
 
@@ -59,6 +67,9 @@ class Tally:
         return {
             "episodes": self.episodes,
             "failures": dict(self.failures),
+            "failure_causes": list(self.causes),
+            "calls": dict(self.calls),
+            "scores": {name: list(scores) for name, scores in self.scores.items()},
             "rewards": list(self.rewards),
             "unscored": self.unscored,
             "untargeted": self.untargeted,
@@ -69,7 +80,14 @@ class Tally:
             "completion_tokens": self.completion_tokens,
             "model_versions": {str(version): count for version, count in self.model_versions.items()},
             "left_out": dict(self.left_out),
+            "reward_groups": dict(self.reward_groups),
         }
+
+
+def reward_groups(groups: Iterable[Sequence[float]]) -> dict[str, int]:
+    """In how many groups rewards can be `compared`, and in how many they are all equal: `flat`."""
+    compared = [rewards for rewards in groups if len(rewards) > 1]
+    return {"compared": len(compared), "flat": sum(min(one) == max(one) for one in compared)}
 
 
 def rewards_of(group: Group) -> list[float]:
