@@ -78,10 +78,11 @@ def cause(reason, count=3, kind="call_failed", episode="train/0/a/1"):
 
 def test_causes_of_failures_are_told_with_an_episode_and_the_command_that_shows_it():
     causes = [cause("HTTP 401: wrong key", 12), cause("KeyError: 'q'", 4, "raised", "train/0/b/0")]
-    (text,) = new_warnings([epoch(0, None, skipped="nothing", failure_causes=causes)], RUN)
+    metrics = {"failures": {"call_failed": 12, "raised": 4, "score:brief": 2}, "failure_causes": causes}
+    (text,) = new_warnings([epoch(0, None, skipped="nothing", **metrics)], RUN)
     assert text == (
-        "epoch 1: failed: 12 × call_failed: HTTP 401: wrong key; 4 × raised: KeyError: 'q'. One of them: "
-        "etude transcripts runs/r --episode train/0/a/1"
+        "epoch 1: 16 episodes and 2 scores failed: 12 × call_failed: HTTP 401: wrong key; "
+        "4 × raised: KeyError: 'q'. One of them: etude transcripts runs/r --episode train/0/a/1"
     )
 
 

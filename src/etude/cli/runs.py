@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _CAUSES = 5
 """Causes of failures that are shown."""
+_OF_VALIDATION = (("before", "before"), ("after", "after"))
 _OF_EPOCHS = (("in the first epoch", "first_epoch"), ("in the last epoch", "last_epoch"))
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
@@ -48,7 +49,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         (one.name, one.kind, _state(one), _epochs(one), *_ends(one), _when(run.changed))
         for one, run in zip(facts, there, strict=True)
     ]
-    table(("run", "kind", "state", "epochs", "before", "after", "changed"), rows)
+    table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
     next_step(f"etude runs show {path_shown(facts[0].path)}")
 
 
@@ -157,7 +158,7 @@ def _show_summary(target: str | None, summary: Mapping[str, Any]) -> None:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
-    from etude.epochs.metrics import drift_of
+    from etude.epochs.metrics import drift_of, failed_counts
     from etude.epochs.warnings import causes_in
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
@@ -166,7 +167,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
             entry.epoch + 1,
             entry.metrics.get("avg_reward"),
             entry.metrics.get("episodes"),
-            sum((entry.metrics.get("failures") or {}).values()),
+            failed_counts(entry.metrics)[0],
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
             (validations.get(entry.epoch + 1) or {}).get("avg_reward"),
@@ -220,20 +221,23 @@ def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
 
 
 def _columns(facts: RunFacts) -> dict[str, str]:
-    from etude.report.figure_lines import shown_score
+    from etude.report.figure_lines import shown_figure, shown_score
 
-    before, after = _ends(facts)
-    column = {"before": before or "–", "after": after or "–"}
     if facts.kind == "evaluate":
-        scores = (facts.result or {}).get("scores") or {}
-        return column | {f"{name} after": shown_score(one) for name, one in scores.items()}
+        result = facts.result or {}
+        scores = dict(result.get("scores") or {})
+        if result.get("reward") in scores:
+            scores = {"reward": scores[result["reward"]], **scores}
+        return {f"{name} after": shown_score(one) for name, one in scores.items()}
+    column = {}
     for target, summary in (facts.summary.get("targets") or {None: facts.summary}).items():
         whose = "" if target is None else f"{target} "
-        for when, key in (("before", "before"), ("after", "after"), *_OF_EPOCHS):
-            if (summary["before"] or summary["after"]) and key.endswith("epoch"):
-                continue  # Validations say more.
-            for name, score in ((summary[key] or {}).get("evaluators") or {}).items():
-                column[f"{whose}{name} {when}"] = shown_score(score)
+        is_validated = summary["before"] or summary["after"]
+        for when, key in _OF_VALIDATION if is_validated else _OF_EPOCHS:
+            if summary[key] is not None:
+                column[f"{whose}reward {when}"] = shown_figure(summary[key])
+                for name, score in summary[key]["evaluators"].items():
+                    column[f"{whose}{name} {when}"] = shown_score(score)
     return column
 
 
@@ -250,9 +254,9 @@ def _epochs(facts: RunFacts) -> str | None:
 
 
 def _ends(facts: RunFacts) -> tuple[str | None, str | None]:
-    """The reward before and after training; of an evaluation only after.
+    """The first and the last reward: of validations, or else of epochs, which say that they are.
 
-    Without validations the training episodes of the first and the last epoch, which say that they are.
+    Of an evaluation only the last.
     """
     if facts.kind == "evaluate":
         result = facts.result or {}

@@ -98,6 +98,13 @@ def interval(rewards: Sequence[float]) -> dict[str, float | None]:
     return {"reward_low": found["low"], "reward_high": found["high"]}
 
 
+def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
+    """How many episodes failed, and how many scores of episodes that did not."""
+    failures: Mapping[str, int] = metrics.get("failures") or {}
+    scores = sum(count for kind, count in failures.items() if kind.startswith("score:"))
+    return sum(failures.values()) - scores, scores
+
+
 def drift_of(history: History) -> Counter[str]:
     """Branches of all epochs that began because a template wrote something differently, by what that was."""
     return sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())

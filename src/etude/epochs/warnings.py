@@ -11,6 +11,7 @@ from etude.core.history import History, ValidationEntry
 from etude.core.progress import Progress
 from etude.core.stats import shown_mean
 from etude.epochs.figures import Entry, measured, version_of, with_rewards
+from etude.epochs.metrics import failed_counts
 from etude.rewards.failures import without_numbers
 
 CUT_OFF_SHARE = 0.2
@@ -42,7 +43,9 @@ def new_warnings(entries: Sequence[Entry], run: Path) -> list[str]:
     known = {_cause(one) for one in causes_in(earlier[-1:])}
     causes = causes_in([entry])
     if any(_cause(one) not in known for one in causes):
-        texts.append(f"{_name(entry)}: {_failures(causes)}. One of them: {show_command(run, causes[0])}")
+        texts.append(
+            f"{_name(entry)}: {_failures(entry, causes)}. One of them: {show_command(run, causes[0])}"
+        )
     return texts
 
 
@@ -102,10 +105,12 @@ def shown_cause(cause: Mapping[str, Any]) -> str:
     return f"{cause['count']} × {cause['kind']}: {cause['reason']}"
 
 
-def _failures(causes: Sequence[Mapping[str, Any]]) -> str:
+def _failures(entry: Entry, causes: Sequence[Mapping[str, Any]]) -> str:
+    episodes, scores = failed_counts(entry.metrics)
+    counts = [f"{episodes} episodes"] * bool(episodes) + [f"{scores} scores"] * bool(scores)
     more = sum(cause["count"] for cause in causes[SHOWN_CAUSES:])
     shown = "; ".join(map(shown_cause, causes[:SHOWN_CAUSES])) + (f"; {more} of other causes" if more else "")
-    return f"failed: {shown}"
+    return f"{' and '.join(counts)} failed: {shown}"
 
 
 def _flat(entry: Entry) -> str | None:

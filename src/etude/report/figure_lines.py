@@ -58,7 +58,8 @@ def _versions(summary: Mapping[str, Any], validated: bool) -> Iterator[tuple[str
         untrained = "" if best["number"] else ", the base model: no trained version has done better"
         yield "best version", f"v{best['number']}{untrained or _location(best)}"
     if last is not None:
-        yield "last version", f"v{last['number']}{_location(last)}"
+        base = "" if last["number"] else ", the base model: nothing was trained"
+        yield "last version", f"v{last['number']}{base or _location(last)}"
     if not summary["is_measured"]:
         of = "" if last is None else f" of v{last['number']}"
         how = "" if validated else f"; held-out examples under {VALIDATION_KEY} would be"

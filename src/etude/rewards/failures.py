@@ -26,7 +26,7 @@ class FailureTally:
     examples: dict[str, list[str]] = field(default_factory=dict)
     _causes: Counter[tuple[str, str]] = field(default_factory=Counter)
     _first: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """The first message and episode of each cause."""
+    """By cause: of the episode that comes first by its id, the message and the id."""
 
     def add(self, kind: str, where: str, reason: str) -> None:
         """Count a failure of the episode `where`."""
@@ -37,14 +37,18 @@ class FailureTally:
         line = first_line(reason)
         cause = kind, without_numbers(line)
         self._causes[cause] += 1
-        self._first.setdefault(cause, (line, where))
+        # Not the first one in time, which would be another one each time that the run is made.
+        earlier = self._first.get(cause)
+        if earlier is None or where < earlier[1]:
+            self._first[cause] = line, where
 
     def causes(self) -> list[FailureCause]:
         """The most frequent causes, the most frequent first."""
+        ranked = sorted(self._causes.items(), key=lambda item: (-item[1], item[0]))[:_CAUSES]
         return [
-            FailureCause(kind=cause[0], count=count, reason=line, episode=where)
-            for cause, count in self._causes.most_common(_CAUSES)
-            for line, where in [self._first[cause]]
+            FailureCause(kind=cause[0], reason=reason, count=count, episode=episode)
+            for cause, count in ranked
+            for reason, episode in [self._first[cause]]
         ]
 
     def describe(self) -> str:
