@@ -19,6 +19,7 @@ from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
     from etude.core.history import History
+    from etude.epochs.figures import Entry
     from etude.stored.facts import RunFacts
 
 _CAUSES = 5
@@ -181,7 +182,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     _show_evaluators(history)
     for fault, count in drift_of(history).most_common():
         say(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
-    entries = [*history.validations, *history.epochs]
+    entries: list[Entry] = [*history.validations, *history.epochs]
     retries = sum((entry.metrics.get("calls") or {}).get("retries", 0) for entry in entries)
     if retries:
         say(f"retries         {retries} model calls were tried again")
@@ -193,7 +194,8 @@ def _show_evaluators(history: History) -> None:
     from etude.epochs.figures import figure_of
     from etude.report.figure_lines import evaluators_in, shown_score
 
-    entries = [*history.validations, *(entry for entry in history.epochs if entry.resting is None)]
+    measured = (entry for entry in history.epochs if entry.resting is None)
+    entries: list[Entry] = [*history.validations, *measured]
     figures = [figure_of(entry) for entry in entries]
     names = evaluators_in(figures)
     if names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _versions(summary, validated)
 
 
-def evaluators_in(figures: list[Mapping[str, Any]]) -> list[str]:
+def evaluators_in(figures: Sequence[Mapping[str, Any]]) -> list[str]:
     """The evaluators of the figures; none where there is only the one that is the reward."""
     names = list(dict.fromkeys(name for figure in figures for name in figure["evaluators"]))
     if len(names) == 1 and all(_is_reward(figure, names[0]) for figure in figures):
