@@ -13,7 +13,7 @@ from etude.store.run_folder import RunFolder
 from tests import guide_parts, several  # noqa: F401  the guide's builder is registered by its import
 from tests.careless_trainer import CarelessTrainerConfig
 from tests.several import Several, config
-from tests.training import Interrupted
+from tests.training import Interrupted, Watcher
 
 VALIDATED = {"run_configuration": {"validation_dataset": {"_type": "test_counted", "prefix": "v"}}}
 
@@ -70,6 +70,36 @@ async def test_each_model_has_its_own_reward_and_its_own_trajectories(run):
     assert prover["avg_reward"] != verifier["avg_reward"]
     assert prover["episodes"] == verifier["episodes"] == 12
     assert prover["model_versions"] == verifier["model_versions"] == {"0": 12}
+
+
+class Counting(Watcher):
+    """Counts the episodes that are announced and those that come."""
+
+    def __init__(self):
+        super().__init__()
+        self.announced = self.ended = self.scores = 0
+
+    def phase(self, name, total=None):
+        super().phase(name, total)
+        self.announced += total or 0
+
+    def episode_finished(self, episode):
+        self.ended += 1
+
+    def scored(self, item):
+        self.scores += 1
+
+
+async def test_all_episodes_are_counted_where_targets_collect_differently(run):
+    run.watcher = Counting()
+    builders = {
+        "few": {"_type": "grpo", "num_generations": 4},
+        "many": {"_type": "grpo", "num_generations": 6},
+    }
+    targets = {"prover": {"trajectory_builder": "few"}, "verifier": {"trajectory_builder": "many"}}
+    await run.start(config(num_epochs=2, trajectory_builders=builders, **targets))
+    assert run.requests()["verifier"] == 3 * 6 * 2
+    assert run.watcher.announced == run.watcher.ended == run.watcher.scores == 3 * 6 * 2
 
 
 async def test_everybody_collects_before_anybody_is_trained_and_is_trained_before_anybody_adopts(
@@ -248,7 +278,9 @@ async def test_a_run_in_which_nothing_was_trained_fails_and_says_why(run):
 async def test_a_target_that_was_never_trained_is_pointed_out(run):
     run.engines["verifier"] = several.ScriptedEngine(lambda request: "no")
     await run.start(config(num_epochs=1))
-    assert run.watcher.warnings == ["verifier: was never trained in this run"]
+    flat, untrained = run.watcher.warnings
+    assert flat.startswith("verifier: epoch 1: within each of the 3 groups all rewards are equal")
+    assert untrained == "verifier: was never trained in this run"
 
 
 async def test_what_a_targets_backend_cannot_do_is_refused_before_anything_is_sampled(run):

@@ -29,6 +29,7 @@ from etude.epochs.staleness import without_stale
 from etude.epochs.stopping import reason_to_stop
 from etude.epochs.summary import reason_for_skip, require_trained, summary_of
 from etude.epochs.versions import versions_made, versions_to_keep
+from etude.epochs.warnings import warn
 from etude.groups.line import ModelLine
 from etude.runtime import Runtime
 from etude.trainer import Trainer
@@ -160,6 +161,7 @@ class EpochTrainer(Trainer):
         The builder and the adapter log the same, about the epoch's collection and job.
         """
         self.progress.trained(epoch, metrics)
+        warn(self.history.epochs, self.runtime.run.path, self.progress)
         self.record.report(output_dir=output_dir)
         folder = self.record.folder(output_dir)
         ref = self._refs.get(epoch)
@@ -208,6 +210,7 @@ class EpochTrainer(Trainer):
         work = await self._work_of(epoch)
         await self._add_epoch(epoch, work.metrics, skipped=skipped.reason)
         self.progress.skipped(epoch, self.record.by_name(skipped.reason))
+        warn(self.history.epochs, self.runtime.run.path, self.progress)
         self.record.report()
 
     async def rest_epoch(self, epoch: int, reason: str) -> None:
@@ -225,6 +228,7 @@ class EpochTrainer(Trainer):
         metrics = self.record.with_name(await self.run_validation_evaluation(epoch, self.history.run_id))
         entry = await self.record.add_validation(epoch, metrics, version=self.line.version)
         self.progress.validated(epoch, entry.metrics)
+        warn(self.history.validations, self.runtime.run.path, self.progress)
         self.record.report()
 
     async def prune(self) -> None:

@@ -26,8 +26,13 @@ def test_the_best_version_has_the_highest_validation_reward_and_the_latest_wins_
     assert best_version(history([0.0] * 3, {0: 0.1, 1: 0.9, 2: 0.9, 3: 0.2})).number == 2
 
 
-def test_without_validation_the_last_version_is_the_best_guess():
-    assert best_version(history([0.9, 0.1])).number == 2
+def test_what_was_not_measured_after_training_is_not_called_best():
+    assert best_version(history([0.9, 0.1])) is None
+    assert best_version(history([0.9, 0.1], {0: 0.5})) is None
+
+
+def test_the_base_model_is_the_best_where_training_made_it_worse():
+    assert best_version(history([0.4], {0: 0.4, 1: 0.0})).number == 0
 
 
 def test_nothing_trained_has_no_versions():

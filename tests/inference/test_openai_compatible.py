@@ -27,6 +27,7 @@ from etude.inference.openai_compatible import OpenAiEngine, openai_llm
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.inference.openai_failures import Disturbed, Refused, failure_of
 from etude.inference.openai_wire import parse_completion, request_fields
+from etude.inference.retries import counting_retries
 
 SECRET = "sk-do-not-show-me"
 LOGPROBS = (-0.25, -1.5, -0.0078125)
@@ -304,9 +305,11 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
 async def test_a_disturbance_is_retried(remote: Remote, fault: Any) -> None:
     remote.script = [fault]
-    completion = await outcome(remote, request_timeout=0.3 if fault == "hang" else 5)
+    with counting_retries() as count:
+        completion = await outcome(remote, request_timeout=0.3 if fault == "hang" else 5)
     assert completion.logprobs == LOGPROBS
     assert len(remote.requests) == 2
+    assert count.retries == 1
 
 
 async def test_retry_after_is_obeyed(remote: Remote) -> None:
@@ -333,8 +336,9 @@ def test_retry_after_may_be_a_date() -> None:
 
 async def test_when_the_retries_are_spent_the_error_says_what_where_and_how_often(remote: Remote) -> None:
     remote.script = [FAULTS["500"]] * 3
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(EngineError) as caught, counting_retries() as count:
         await outcome(remote, max_retries=2)
+    assert count.retries == 2
     assert str(caught.value) == (
         f"model 'tiny' at {remote.base_url}: HTTP 500: CUDA error (internal) (attempt 3, the last)"
     )

@@ -40,7 +40,9 @@ def test_a_skipped_epoch_says_why(tmp_path):
 
 
 def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path):
-    rewards = {"min_reward": 0.0, "max_reward": 1.0, "reward_low": 0.4, "reward_high": 0.6}
+    rewards: dict[str, object] = {"min_reward": 0.0, "max_reward": 1.0, "reward_low": 0.4, "reward_high": 0.6}
+    rewards["num_scored"] = 9
+    rewards["evaluators"] = {"brief": {"mean": 0.25, "low": 0.1, "high": 0.4, "n": 9}}
     write_metrics_files(
         History(
             run_id="run",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import ErrorBudgetExceeded, RequestError, StoreError
+from etude.core.errors import EngineError, ErrorBudgetExceeded, RequestError, StoreError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
+from etude.inference.retries import note_retry
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rewards.evaluator import Evaluator, scored
 from etude.rewards.function_evaluator import FunctionEvaluator
@@ -428,3 +430,40 @@ async def test_a_journal_that_cannot_be_written_is_raised_as_it_is(journal: Jour
 
     with pytest.raises(StoreError, match="closed"):
         await evaluation(journal, {"closes": closes}).run(EXAMPLES, phase="eval")
+
+
+async def test_the_causes_of_failures_are_counted_with_an_episode_of_each(journal: Journal) -> None:
+    """Messages that differ in numbers alone have one cause."""
+
+    async def fails(example: Example, episode: Any) -> str:
+        if example.id == "q3":
+            return "fine"
+        raise ValueError(f"no answer after {episode.generation + 30} s\nand more about it")
+
+    def picky(example: Example, output: str) -> float:
+        raise KeyError("verdict")
+
+    run = evaluation(journal, {"even": even, "picky": picky}, workflow=fails, error_budget=1.0)
+    output = await run.run(EXAMPLES, phase="eval", generations=2)
+    first, second = output.causes
+    assert (first.kind, first.count, first.episode) == ("raised", 6, "eval/q0/0")
+    assert first.reason.endswith("ValueError: no answer after 30 s")
+    assert (second.kind, second.count, second.episode) == ("score:picky", 2, "eval/q3/0")
+    assert "KeyError: 'verdict'" in second.reason
+    assert output.scores() == {"even": [0.0, 0.0], "picky": []}
+
+
+async def test_model_calls_are_counted_with_those_cut_off_and_those_tried_again(journal: Journal) -> None:
+    class Tired(ScriptedEngine):
+        async def complete(self, request: Any) -> Any:
+            note_retry()
+            if "q0" in str(request.messages):
+                raise EngineError("no answer")
+            completion = await super().complete(request)
+            return replace(completion, finish_reason="length" if "q1" in str(request.messages) else "stop")
+
+    run = evaluation(journal, {"even": even}, engine=Tired(lambda request: "x"), error_budget=1.0)
+    output = await run.run(EXAMPLES, phase="eval")
+    assert output.calls == {"answers": 3, "cut_off": 1, "failed": 1, "retries": 4}
+    again = evaluation(journal, {"even": even}, engine=Tired(lambda request: "x"), error_budget=1.0)
+    assert (await again.run(EXAMPLES, phase="eval")).calls == output.calls, "as it is in the journal"

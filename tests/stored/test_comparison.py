@@ -33,13 +33,15 @@ async def run_with(
 
 
 async def test_the_difference_is_paired_by_example(tmp_path):
-    """Examples of very different difficulty, and the same gain on each: the difference is certain."""
-    first = await run_with(tmp_path, "a", {"eval": {"easy": [0.9], "hard": [0.1], "mid": [0.5]}})
-    second = await run_with(tmp_path, "b", {"eval": {"easy": [1.0], "hard": [0.2], "mid": [0.6]}})
+    """Examples of very different difficulty, and the same gain on each: there is a difference."""
+    rewards = {str(n): n / 20 for n in range(18)}
+    first = await run_with(tmp_path, "a", {"eval": {name: [one] for name, one in rewards.items()}})
+    second = await run_with(tmp_path, "b", {"eval": {name: [one + 0.1] for name, one in rewards.items()}})
     found = paired_difference(first, second)
     assert found is not None
-    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert found.n == 3
+    assert found.mean == pytest.approx(0.1)
+    assert 0 < found.low < 0.1 < found.high
+    assert found.n == 18
 
 
 async def test_a_difference_of_noughts_and_ones_is_no_proportion(tmp_path):
@@ -48,7 +50,15 @@ async def test_a_difference_of_noughts_and_ones_is_no_proportion(tmp_path):
     found = paired_difference(first, second)
     assert found is not None
     assert found.mean == 0.75
-    assert found.high > 1, "a normal interval is not cut off"
+    assert -1 <= found.low < 0.3 and 0.9 < found.high <= 1
+
+
+async def test_the_difference_of_shaped_rewards_is_not_bounded(tmp_path):
+    first = await run_with(tmp_path, "a", {"eval": {name: [0.0] for name in "abcd"}})
+    second = await run_with(tmp_path, "b", {"eval": {"a": [90.0], "b": [10.0], "c": [50.0], "d": [70.0]}})
+    found = paired_difference(first, second)
+    assert found is not None
+    assert (found.mean, found.low, found.high) == pytest.approx((55.0, 0.665, 109.335), abs=0.1)
 
 
 async def test_only_examples_that_both_have_count(tmp_path):

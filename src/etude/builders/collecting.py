@@ -17,7 +17,7 @@ from pydantic import Field
 
 from etude.builders.branches import branches_of
 from etude.builders.plays import by_agent, without_retries
-from etude.builders.scored import Group, ScoredEpisode, Tally, rewards_of
+from etude.builders.scored import Group, ScoredEpisode, Tally, reward_groups, rewards_of
 from etude.builders.selection import examples_for_epoch
 from etude.builders.trajectory_builder import TrajectoryBuilder
 from etude.builders.transcript import require_tokens
@@ -154,6 +154,7 @@ class CollectingBuilder(TrajectoryBuilder):
         tally, epoch = Tally(failures=dict(output.failures)), self.epoch_of(meta)
         told = {"run_id": run_id, **(meta or {})}
         groups: list[Group] = [*await self._scored_groups(output, tally, told)]
+        tally.reward_groups = reward_groups(map(rewards_of, groups))
         groups += await self.earlier_groups(epoch, told)
         built = self.build_all(groups, tally, epoch)
         self._facts = {run_id: tally.facts()}

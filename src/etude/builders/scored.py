@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,8 @@ class Tally:
     completion_tokens: int = 0
     retried: int = 0
     """Answers in a protocol that could not be used and were asked for again; they are not trained on."""
+    reward_groups: dict[str, int] = field(default_factory=dict)
+    """Examples whose episodes are `compared`, and of them the `flat` ones, where all have one reward."""
     left_out: Counter[str] = field(default_factory=Counter)
     """What the algorithm left out, by reason."""
 
@@ -66,7 +68,14 @@ class Tally:
             "retried": self.retried,
             "completion_tokens": self.completion_tokens,
             "left_out": dict(self.left_out),
+            "reward_groups": dict(self.reward_groups),
         }
+
+
+def reward_groups(groups: Iterable[Sequence[float]]) -> dict[str, int]:
+    """In how many groups rewards can be `compared`, and in how many they are all equal: `flat`."""
+    compared = [rewards for rewards in groups if len(rewards) > 1]
+    return {"compared": len(compared), "flat": sum(min(one) == max(one) for one in compared)}
 
 
 def rewards_of(group: Group) -> list[float]:

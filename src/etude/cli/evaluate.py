@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.cli.console import emit, next_step, path_shown, say, table, warn
 from etude.cli.errors import then
 from etude.cli.options import RUNS, AsJson, OutputDir, Overrides
 from etude.cli.running import run as run_async
@@ -103,6 +103,7 @@ def evaluate_in(
 
 def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
     """The scores as a table, or as a JSON object."""
+    from etude.epochs.warnings import cut_off_in, show_command, shown_cause
     from etude.evaluation.result import item_rows
 
     if as_json:
@@ -114,7 +115,7 @@ def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_ex
         (
             name + (" (reward)" if name == evaluation.reward else ""),
             scores["mean"],
-            None if scores["mean"] is None else f"{scores['low']:.3f} … {scores['high']:.3f}",
+            None if scores["low"] is None else f"{scores['low']:.3f} … {scores['high']:.3f}",
             scores["n"],
             scores["scored"],
             scores["unscored"],
@@ -124,8 +125,14 @@ def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_ex
     how = "greedy" if evaluation.greedy else "sampled"
     title = f"{evaluation.model}, {how}, {evaluation.repeat} × {evaluation.examples} examples"
     table(("evaluator", "mean", "95 % interval", "examples", "scored", "unscored"), rows, title=title)
-    for kind, count in evaluation.output.failures.items():
-        say(f"failed          {count} × {kind}")
+    cut_off = cut_off_in(evaluation.output.calls)
+    if cut_off is not None:
+        say(f"warning         {cut_off}")
+    run = facts.get("run")
+    for cause in evaluation.as_json()["causes"]:
+        say(f"failed          {shown_cause(cause)}")
+        if run is not None:
+            say(f"                {show_command(path_shown(Path(run)), cause)}")
 
 
 def _show_examples(evaluation: Evaluation) -> None:
@@ -170,6 +177,8 @@ def _requested(
     if model is None:
         return settings, EvaluationRequest(repeat=repeat, greedy=greedy)
     wanted = run_version(model, root)
+    if wanted is not None and wanted.choice:
+        warn(f"model {wanted}: {wanted.choice}")
     changed = load_config(config, [*overrides, *model_overrides(settings, model, wanted)])
     if wanted is None:
         return changed, EvaluationRequest(repeat=repeat, greedy=greedy)

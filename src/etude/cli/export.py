@@ -33,7 +33,13 @@ class Method(StrEnum):
 
 def export(
     run: Run,
-    version: Annotated[str, typer.Option(help="best, last, base, or a number such as v3.")] = "best",
+    version: Annotated[
+        str,
+        typer.Option(
+            help="best, last, base, or a number such as v3; by default the best one where validations "
+            "measured any, else the last."
+        ),
+    ] = "",
     lora: Annotated[
         bool, typer.Option("--lora/--merged", help="LoRA weights alone, or the whole model.")
     ] = False,
@@ -64,6 +70,8 @@ def export(
 
 
 def _export_model(run: Path, version: str, out: Path | None, lora: bool, as_json: bool) -> None:
+    from etude.epochs.warnings import collapse_in
+    from etude.stored.facts import histories_of
     from etude.stored.versions import choose_version
 
     wanted = choose_version(run, version)
@@ -71,10 +79,22 @@ def _export_model(run: Path, version: str, out: Path | None, lora: bool, as_json
 
     folder = (out or run / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
     done = export_model(wanted, folder, lora_only=lora)
+    warning = collapse_in(histories_of(run)[wanted.target])
     if as_json:
-        emit({"folder": str(folder), "version": done.version, "lora_only": lora, "files": list(done.files)})
+        emit(
+            {
+                "folder": str(folder),
+                "version": done.version,
+                "choice": wanted.choice or None,
+                "lora_only": lora,
+                "files": list(done.files),
+                "warning": warning,
+            }
+        )
         return
-    say(f"exported        {wanted}")
+    say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
+    if warning is not None:
+        say(f"warning         {warning}")
     say(f"to              {path_shown(folder)}")
     say(f"files           {', '.join(done.files)}")
     next_step(f"etude evaluate config.yml --model {path_shown(folder)}")

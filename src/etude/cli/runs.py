@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from etude.cli.console import emit, next_step, path_shown, say, table
 from etude.cli.errors import reported
+from etude.cli.figures import show_figures
 from etude.cli.hints import after_training
 from etude.cli.options import RUNS, AsJson, OutputDir, Run
+from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
     from etude.core.history import History
+    from etude.epochs.figures import Entry
     from etude.stored.facts import RunFacts
+
+_CAUSES = 5
+"""Causes of failures that are shown."""
+_OF_VALIDATION = (("before", "before"), ("after", "after"))
+_OF_EPOCHS = (("in the first epoch", "first_epoch"), ("in the last epoch", "last_epoch"))
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -40,7 +50,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         (one.name, one.kind, _state(one), _epochs(one), *_ends(one), _when(run.changed))
         for one, run in zip(facts, there, strict=True)
     ]
-    table(("run", "kind", "state", "epochs", "before", "after", "changed"), rows)
+    table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
     next_step(f"etude runs show {path_shown(facts[0].path)}")
 
 
@@ -60,7 +70,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
         return
     _show_facts(facts)
     for name, history in histories.items():
-        _show_history(name, history)
+        _show_history(name, history, path)
     shown = path_shown(path)
     if facts.state == "unfinished":
         next_step(f"etude resume {shown}")
@@ -79,7 +89,7 @@ def compare(
 ) -> None:
     """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
     from etude.core.errors import RequestError
-    from etude.stored.comparison import differing_settings, paired_difference
+    from etude.stored.comparison import differing_settings, paired_difference, paired_differences
     from etude.stored.facts import facts_of, histories_of
     from etude.stored.find import find_run
 
@@ -90,39 +100,47 @@ def compare(
         histories_of(path)  # What cannot be read is an error here.
     facts, settings = [facts_of(path) for path in paths], differing_settings(paths)
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
+    others = [paired_differences(paths[0], path) for path in paths[1:]]
     if as_json:
-        told = [
-            None if one is None else {"mean": one.mean, "low": one.low, "high": one.high, "n": one.n}
-            for one in differences
-        ]
-        emit({"runs": [one.as_json() for one in facts], "settings": settings, "differences": told})
+        emit(
+            {
+                "runs": [one.as_json() for one in facts],
+                "settings": settings,
+                "differences": [None if one is None else asdict(one) for one in differences],
+                "evaluator_differences": [
+                    {name: asdict(one) for name, one in found.items()} for found in others
+                ],
+            }
+        )
         return
-    rows: list[tuple[Any, ...]] = [
-        ("state", *map(_state, facts)),
-        ("epochs", *map(_epochs, facts)),
-        ("before", *(_ends(one)[0] for one in facts)),
-        ("after", *(_ends(one)[1] for one in facts)),
-    ]
+    rows: list[tuple[Any, ...]] = [("state", *map(_state, facts)), ("epochs", *map(_epochs, facts))]
+    rows += side_by_side(facts)
     rows += [(key, *(_setting(value) for value in values)) for key, values in settings.items()]
     table(("", *(one.name for one in facts)), rows)
-    for one, difference in zip(facts[1:], differences, strict=True):
+    for one, difference, by_evaluator in zip(facts[1:], differences, others, strict=True):
         if difference is None:
             say(f"{one.name}: measured on no examples that {facts[0].name} was measured on")
         else:
-            better = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-            say(f"{one.name} against {facts[0].name}: {better} on {difference.n} common examples")
+            say(f"{one.name} against {facts[0].name}: {_difference(difference)}")
+        for name, found in by_evaluator.items():
+            say(f"{one.name} against {facts[0].name}, {name}: {_difference(found)}")
     next_step(f"etude runs show {path_shown(paths[-1])}")
 
 
 def _show_facts(facts: RunFacts) -> None:
+    from etude.report.figure_lines import shown_score
+
     say(f"run             {path_shown(facts.path)}")
     say(f"state           {_state(facts)}")
-    for label, value in (("base model", facts.base), ("method", facts.method), ("backend", facts.backend)):
+    model = ("model", facts.model) if facts.kind == "evaluate" else ("base model", facts.base)
+    for label, value in (model, ("method", facts.method), ("backend", facts.backend)):
         if value is not None:
             say(f"{label:<15} {value}")
     if facts.kind == "evaluate":
         for name, scores in ((facts.result or {}).get("scores") or {}).items():
-            say(f"{name:<15} {_interval(scores['mean'], scores['low'], scores['high'])}  n={scores['n']}")
+            examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
+            say(f"{name:<15} {shown_score(scores)}{examples}")
+        _show_causes(facts.path, (facts.result or {}).get("causes") or [])
         return
     say(f"epochs          {_epochs(facts)}")
     for name, summary in (facts.summary.get("targets") or {None: facts.summary}).items():
@@ -135,17 +153,14 @@ def _show_facts(facts: RunFacts) -> None:
 def _show_summary(target: str | None, summary: Mapping[str, Any]) -> None:
     if target is not None:
         say(f"target          {target}")
-    before, after = (_reward(summary.get(key)) for key in ("before", "after"))
-    say(f"before          {before or '–'}  ({summary.get('measured_on')})")
-    say(f"after           {after or '–'}")
-    for key in ("best_version", "last_version"):
-        version = summary.get(key)
-        if version:
-            say(f"{key.replace('_', ' '):<15} v{version['number']}  {version['location']}")
+    show_figures(summary)
+    for text in summary["warnings"]:
+        say(f"warning         {text}")
 
 
-def _show_history(target: str | None, history: History) -> None:
-    from etude.epochs.metrics import drift_of
+def _show_history(target: str | None, history: History, run: Path) -> None:
+    from etude.epochs.metrics import drift_of, failed_counts
+    from etude.epochs.warnings import causes_in
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     rows = [
@@ -153,7 +168,7 @@ def _show_history(target: str | None, history: History) -> None:
             entry.epoch + 1,
             entry.metrics.get("avg_reward"),
             entry.metrics.get("episodes"),
-            sum((entry.metrics.get("failures") or {}).values()),
+            failed_counts(entry.metrics)[0],
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
             (validations.get(entry.epoch + 1) or {}).get("avg_reward"),
@@ -164,8 +179,68 @@ def _show_history(target: str | None, history: History) -> None:
     if rows:
         columns = ("epoch", "reward", "episodes", "failed", "trained on", "version", "validation", "skipped")
         table(columns, rows, title=target)
+    _show_evaluators(history)
     for fault, count in drift_of(history).most_common():
         say(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
+    entries: list[Entry] = [*history.validations, *history.epochs]
+    retries = sum((entry.metrics.get("calls") or {}).get("retries", 0) for entry in entries)
+    if retries:
+        say(f"retries         {retries} model calls were tried again")
+    _show_causes(run, causes_in(entries))
+
+
+def _show_evaluators(history: History) -> None:
+    """A row for everything that was measured, with the mean of each evaluator and its interval."""
+    from etude.epochs.figures import figure_of
+    from etude.report.figure_lines import evaluators_in, shown_score
+
+    measured = (entry for entry in history.epochs if entry.resting is None)
+    entries: list[Entry] = [*history.validations, *measured]
+    figures = [figure_of(entry) for entry in entries]
+    names = evaluators_in(figures)
+    if names:
+        rows = [
+            (figure["measured"], *(shown_score(figure["evaluators"].get(name)) for name in names))
+            for figure in figures
+        ]
+        table(("measured on", *names), rows)
+
+
+def _show_causes(run: Path, causes: list[dict[str, Any]]) -> None:
+    """Why episodes and scores failed, how often, and the command that shows one of them."""
+    from etude.epochs.warnings import show_command, shown_cause
+
+    for cause in causes[:_CAUSES]:
+        say(f"failed          {shown_cause(cause)}")
+        say(f"                {show_command(path_shown(run), cause)}")
+
+
+def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
+    """Rows of what was measured in the runs: before and after training, the reward and each evaluator."""
+    columns = [_columns(one) for one in facts]
+    labels = list(dict.fromkeys(label for column in columns for label in column))
+    return [(label, *(column.get(label) for column in columns)) for label in labels]
+
+
+def _columns(facts: RunFacts) -> dict[str, str]:
+    from etude.report.figure_lines import shown_figure, shown_score
+
+    if facts.kind == "evaluate":
+        result = facts.result or {}
+        scores = dict(result.get("scores") or {})
+        if result.get("reward") in scores:
+            scores = {"reward": scores[result["reward"]], **scores}
+        return {f"{name} after": shown_score(one) for name, one in scores.items()}
+    column = {}
+    for target, summary in (facts.summary.get("targets") or {None: facts.summary}).items():
+        whose = "" if target is None else f"{target} "
+        is_validated = summary["before"] or summary["after"]
+        for when, key in _OF_VALIDATION if is_validated else _OF_EPOCHS:
+            if summary[key] is not None:
+                column[f"{whose}reward {when}"] = shown_figure(summary[key])
+                for name, score in summary[key]["evaluators"].items():
+                    column[f"{whose}{name} {when}"] = shown_score(score)
+    return column
 
 
 def _state(facts: RunFacts) -> str:
@@ -181,35 +256,39 @@ def _epochs(facts: RunFacts) -> str | None:
 
 
 def _ends(facts: RunFacts) -> tuple[str | None, str | None]:
-    """The reward before and after; of an evaluation only after."""
+    """The first and the last reward: of validations, or else of epochs, which say that they are.
+
+    Of an evaluation only the last.
+    """
     if facts.kind == "evaluate":
         result = facts.result or {}
         scores = (result.get("scores") or {}).get(result.get("reward")) or {}
         return None, _interval(scores.get("mean"), scores.get("low"), scores.get("high"))
     targets = facts.summary.get("targets")
     if not targets:
-        return _reward(facts.summary.get("before")), _reward(facts.summary.get("after"))
+        return _end(facts.summary, "before", "first_epoch"), _end(facts.summary, "after", "last_epoch")
     before, after = (
-        ", ".join(f"{name} {_mean(summary.get(key))}" for name, summary in targets.items())
-        for key in ("before", "after")
+        ", ".join(f"{name} {_end(summary, *keys, short=True) or '–'}" for name, summary in targets.items())
+        for keys in (("before", "first_epoch"), ("after", "last_epoch"))
     )
     return before, after
 
 
-def _mean(end: Mapping[str, Any] | None) -> str:
-    reward = (end or {}).get("avg_reward")
-    return "–" if reward is None else f"{reward:.3f}"
-
-
-def _reward(end: Mapping[str, Any] | None) -> str | None:
-    end = end or {}
-    return _interval(end.get("avg_reward"), end.get("reward_low"), end.get("reward_high"))
+def _end(summary: Mapping[str, Any], key: str, epoch_key: str, *, short: bool = False) -> str | None:
+    """The figure of a validation, or else of an epoch's episodes, as text."""
+    is_validated = summary.get("before") or summary.get("after")
+    figure = (summary.get(key) if is_validated else summary.get(epoch_key)) or {}
+    low, high = (None, None) if short else (figure.get("reward_low"), figure.get("reward_high"))
+    shown = _interval(figure.get("avg_reward"), low, high)
+    return shown if shown is None or is_validated else f"{shown} in epoch {figure['epoch'] + 1}"
 
 
 def _interval(mean: float | None, low: float | None, high: float | None) -> str | None:
-    if mean is None:
-        return None
-    return f"{mean:.3f}" if low is None or high is None else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+    return None if mean is None else shown_mean(mean, low, high)
+
+
+def _difference(found: Estimate) -> str:
+    return f"{shown_mean(found.mean, found.low, found.high, sign='+')} on {found.n} common examples"
 
 
 def _setting(value: Any) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from etude.cli.console import next_step, path_shown, say
 from etude.cli.errors import then
+from etude.cli.figures import show_figures
 from etude.cli.hints import after_training
 from etude.cli.options import AsJson, ConfigFile, Overrides
 from etude.cli.running import run as run_async
@@ -82,23 +83,17 @@ def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> dict[str, An
 
 
 def _tell(summary: dict[str, Any], run: RunFolder) -> None:
-    from etude.core.job import ModelVersion
     from etude.report.run_report import PLOT
-    from etude.report.state import shown_reward
-    from etude.stored.versions import is_hosted
 
-    before, after = summary["before"], summary["after"]
     say()
-    if before and after:
-        say(f"reward before   {shown_reward(before)}  n={before['n']}  ({summary['measured_on']})")
-        say(f"reward after    {shown_reward(after)}  n={after['n']}")
+    for target, own in (summary.get("targets") or {None: summary}).items():
+        if target is not None:
+            say(f"target          {target}")
+        show_figures(own)
     trained, skipped = summary["epochs_trained"], summary["epochs_skipped"]
     say(f"epochs          {trained} trained" + (f", {skipped} skipped" if skipped else ""))
-    for key in ("best_version", "last_version"):
-        if summary[key]:
-            version = ModelVersion.model_validate(summary[key])
-            where = f"  {version.location}" if is_hosted(run.path, version) else ""
-            say(f"{key.replace('_', ' '):<15} v{version.number}{where}")
+    for text in summary["warnings"]:
+        say(f"warning         {text}")
     if (run.path / PLOT).exists():
         say(f"plot            {path_shown(run.path / PLOT)}")
     say(f"run             {path_shown(run.path)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,6 +19,18 @@ class Format(StrEnum):
     JSON = "json"
 
 
+def _printed(format: Format, as_json: bool) -> Literal["yaml", "json"]:
+    return "json" if as_json else format.value
+
+
+def _refuse_with_episode(**given: object) -> None:
+    from etude.core.errors import RequestError
+
+    for name, value in given.items():
+        if value is not None:
+            raise RequestError(f"--{name} has no meaning with --episode, which prints one episode")
+
+
 def transcripts(
     run: Run,
     phase: Annotated[
@@ -27,16 +39,25 @@ def transcripts(
     out: Annotated[Path | None, typer.Option(help="The folder to write; by default in the run.")] = None,
     format: Annotated[Format, typer.Option(help="Of the files.")] = Format.YAML,
     limit: Annotated[int | None, typer.Option(min=1, help="Write the first episodes only.")] = None,
+    episode: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Print this episode, such as train/0/EXAMPLE/3, and write nothing."),
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Show answers as the models wrote them.")] = False,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Write what was said in the episodes of a run, a file for each."""
+    """Write what was said in the episodes of a run, a file for each; or print one of them."""
     from etude.store.run_folder import RunFolder
     from etude.stored.find import find_run
-    from etude.stored.transcripts import write_transcripts
+    from etude.stored.transcripts import episode_transcript, write_transcripts
 
     path = find_run(run, output_dir)
+    if episode is not None:
+        _refuse_with_episode(phase=phase, out=out, limit=limit)
+        with RunFolder.read(path) as folder:
+            print(episode_transcript(folder, episode, format=_printed(format, as_json), raw=raw), end="")
+        return
     with RunFolder.read(path) as folder:
         written = write_transcripts(folder, phase, folder=out, format=format.value, limit=limit, raw=raw)
     if as_json:

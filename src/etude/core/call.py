@@ -86,6 +86,8 @@ class Call:
     completion: Completion | None = None
     error: str | None = None
     """Why there is no completion, for a call that failed for good."""
+    retries: int = 0
+    """Attempts after the first, because the model gave no usable answer."""
 
 
 def continues(messages: Sequence[Message], earlier: Call) -> bool:

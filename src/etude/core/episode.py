@@ -5,6 +5,7 @@ This is the finished value. The live object that a workflow is handed is `etude.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,3 +50,16 @@ class EpisodeRecord:
     failure: Failure | None = None
     seconds: float = 0.0
     """Wall time of the episode."""
+
+
+def call_counts(record: EpisodeRecord) -> Counter[str]:
+    """The model calls of an episode: `answers`, of them `cut_off` ones, `failed` ones and `retries`."""
+    counts = Counter(answers=0, cut_off=0, failed=0, retries=0)
+    for call in record.calls:
+        counts["retries"] += call.retries
+        if call.completion is None:
+            counts["failed"] += 1
+        else:
+            counts["answers"] += 1
+            counts["cut_off"] += call.completion.finish_reason == "length"
+    return counts

@@ -59,6 +59,20 @@ class EvalOutput(BaseModel):
     eval_output_items: list[EvalOutputItem] = Field(default_factory=list)
 
 
+class FailureCause(BaseModel):
+    """One cause of failures: how often it was met, and where first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+    """The kind of a failed episode, or `score:<evaluator>`."""
+    reason: str
+    """The first line of the message, as it was the first time; alike but for numbers in the others."""
+    count: int
+    episode: str
+    """The first episode that it was met in."""
+
+
 class EvaluationRunOutput(BaseModel):
     """What an evaluation run gives back."""
 
@@ -68,6 +82,10 @@ class EvaluationRunOutput(BaseModel):
     """True when at least one episode failed."""
     failures: dict[str, int] = Field(default_factory=dict)
     """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
+    causes: list[FailureCause] = Field(default_factory=list)
+    """The most frequent causes of failures, the most frequent first."""
+    calls: dict[str, int] = Field(default_factory=dict)
+    """Model calls: `answers`, of them `cut_off` at the limit of tokens, `failed` ones and `retries`."""
     left_out: list[EvalOutputItem] = Field(default_factory=list)
     """Why there is no reward, of each episode that `scored_by` has taken out."""
 
@@ -104,3 +122,12 @@ class EvaluationRunOutput(BaseModel):
             if name == evaluator:
                 return output.eval_output_items
         raise KeyError(evaluator)
+
+    def scores(self) -> dict[str, list[float]]:
+        """The scores of each evaluator; of items that have none, nothing."""
+        return {
+            name: [
+                item.score for item in output.eval_output_items if item.is_scored and item.score is not None
+            ]
+            for name, output in self.evaluation_results
+        }

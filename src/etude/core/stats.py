@@ -1,4 +1,8 @@
-"""Means with honest intervals."""
+"""Means with their 95 % intervals. All intervals that are printed or stored are made here.
+
+Values in [0, 1], as most rewards are: Wilson's score interval, for values between 0 and 1 too. It
+never leaves [0, 1]. Differences of such values: the same on [-1, 1]. All other values: Student's t.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +11,138 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _Z95 = 1.959964
+_PRIOR = 2.0
+"""Values that are added to those that were observed, in judging how far they spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and its 95 % confidence interval."""
+    """A mean and its 95 % confidence interval, which is infinite where the values do not tell one."""
 
     mean: float
     low: float
     high: float
     n: int
+    """How many values."""
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] n={self.n}"
+        return f"{shown_mean(self.mean, self.low, self.high)} n={self.n}"
+
+
+def shown_mean(mean: float, low: float | None, high: float | None, *, sign: str = "") -> str:
+    """A mean with its interval as text; without the interval where it is not known.
+
+    `sign` is `+` for numbers that begin with their sign.
+    """
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return _shown(mean, sign)
+    return f"{_shown(mean, sign)} [{_shown(low, sign)}, {_shown(high, sign)}]"
+
+
+def _shown(value: float, sign: str) -> str:
+    return f"{value:{sign}.3f}" if abs(value) < 1e6 else f"{value:{sign}.4g}"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and 95 % interval of independent values.
+    """Mean and 95 % interval of independent values. Raises ValueError for no values.
 
-    For values in {0, 1} the Wilson score interval, otherwise the normal interval of the mean.
-    Raises ValueError for no values.
+    One value outside of [0, 1], or several that are all equal, tell nothing about how far values
+    spread: the interval is infinite then.
     """
+    mean, n = _mean(values), len(values)
+    if all(0.0 <= value <= 1.0 for value in values):
+        return _within(mean, _spread(values, mean) ** 2 / n, n, 0.0, 1.0)
+    return _student(values, mean)
+
+
+def estimate_difference(before: Sequence[float], after: Sequence[float]) -> Estimate:
+    """By how much `after` is greater on average, pair by pair: mean and 95 % interval.
+
+    Raises ValueError for no pairs.
+    """
+    differences = [new - old for old, new in zip(before, after, strict=True)]
+    mean, n = _mean(differences), len(differences)
+    if all(0.0 <= value <= 1.0 for value in (*before, *after)):
+        apart = math.fsum(_spread(values, _mean(values)) ** 2 for values in (before, after))
+        return _within(mean, _spread(differences, mean) ** 2 / n, n, -1.0, 1.0, prior=apart or None)
+    return _student(differences, mean)
+
+
+def estimate_ratio(parts: Sequence[tuple[float, float]], lowest: float, highest: float) -> Estimate:
+    """The ratio of two sums over (part, whole) pairs, and its 95 % interval within [lowest, highest].
+
+    The variance is that of a ratio of sums by linearisation (Cochran, 1977, section 6.4). Raises
+    ValueError when the wholes add up to 0.
+    """
+    n, total = len(parts), math.fsum(whole for _, whole in parts)
+    if total == 0:
+        raise ValueError("the ratio of a sum to nothing is not known")
+    ratio = math.fsum(part for part, _ in parts) / total
+    ratio = min(max(ratio, lowest), highest)
+    squares = math.fsum((part - ratio * whole) ** 2 for part, whole in parts)
+    return _within(ratio, squares / total**2, n, lowest, highest)
+
+
+def _within(
+    mean: float, variance: float, n: int, lowest: float, highest: float, *, prior: float | None = None
+) -> Estimate:
+    """Wilson's interval (1927), of a mean of `n` values in [lowest, highest] that has a `variance`.
+
+    A proportion p has the variance p (1 - p) / n. A mean with half of that counts as a proportion of
+    twice as many values. So that a few values that are alike by chance do not promise too much, two
+    with the variance `prior` are thought to be among them: by default that of a proportion, the
+    greatest there is. For zeros and ones this is Wilson's own.
+    """
+    width = highest - lowest
+    p = min(max((mean - lowest) / width, 0.0), 1.0)
+    most = p * (1 - p) * width**2
+    of_one = (n * variance * n + _PRIOR * (most if prior is None else prior)) / (n + _PRIOR)
+    count = n * most / of_one if most > 0 else n
+    z2 = _Z95**2
+    centre = (p + z2 / (2 * count)) / (1 + z2 / count)
+    half = _Z95 * math.sqrt(p * (1 - p) / count + z2 / (4 * count * count)) / (1 + z2 / count)
+    # The mean is within by algebra, and by a rounding error it would not be.
+    low = min(max(0.0, centre - half), p) * width + lowest
+    high = max(min(1.0, centre + half), p) * width + lowest
+    return Estimate(mean, min(low, mean), max(high, mean), n)
+
+
+def _student(values: Sequence[float], mean: float) -> Estimate:
+    """Student's t interval of a mean; infinite for one value, and for values that are all equal."""
     n = len(values)
-    if n == 0:
-        raise ValueError("cannot estimate the mean of no values")
-    mean = math.fsum(values) / n
-    if all(value in (0.0, 1.0) for value in values):
-        return _wilson(mean, n)
-    variance = math.fsum((value - mean) ** 2 for value in values) / max(n - 1, 1)
-    half = _Z95 * math.sqrt(variance / n)
+    if n == 1 or min(values) == max(values):
+        return Estimate(mean, -math.inf, math.inf, n)
+    half = t95(n - 1) * _spread(values, mean) / math.sqrt(n - 1)
     return Estimate(mean, mean - half, mean + half, n)
 
 
-def _wilson(p: float, n: int) -> Estimate:
-    """Wilson, E. B. (1927): an interval for a proportion that holds near 0 and 1 too."""
-    z2 = _Z95**2
-    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    return Estimate(p, max(0.0, centre - half), min(1.0, centre + half), n)
+def t95(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t with so many degrees of freedom, right to a thousandth.
+
+    Fisher and Cornish's expansion (1960); exact for 1 and 2.
+    """
+    if freedom <= 2:
+        return (12.706205, 4.302653)[freedom - 1]
+    z, v = _Z95, float(freedom)
+    return (
+        z
+        + (z**3 + z) / (4 * v)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4)
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean, also of values whose sum is too great for a float."""
+    if not values:
+        raise ValueError("cannot estimate the mean of no values")
+    n = len(values)
+    mean = math.fsum(values) / n if max(map(abs, values)) < 1e300 else math.fsum(v / n for v in values)
+    # Rounding must not put it outside of what was observed.
+    return min(max(mean, min(values)), max(values))
+
+
+def _spread(values: Sequence[float], mean: float) -> float:
+    """The standard deviation of the values themselves (divided by n), also of very great ones."""
+    return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))

@@ -9,12 +9,14 @@ from typing import Any
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.builders.trajectory_builder import TrajectoryBuilder
 from etude.core.errors import EtudeError, TrainingError
+from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Progress
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 from etude.epochs.ledger import Ledger
 from etude.epochs.summary import reason_for_skip, summary_of
+from etude.epochs.warnings import warn
 from etude.groups.following import require_completed
 
 
@@ -101,6 +103,7 @@ class Bookkeeper:
         )
         self._ledger.finished(epoch)
         self._progress.skipped(epoch, reason)
+        self._warn(self._record.history.epochs)
         self._record.report()
 
     @property
@@ -115,6 +118,7 @@ class Bookkeeper:
             return
         entry = await self._record.add_validation(epoch, metrics, version=self._ledger.line.version)
         self._progress.validated(epoch, entry.metrics)
+        self._warn(self._record.history.validations)
         self._record.report()
 
     async def finish(self, statuses: Sequence[TrainingJobStatus]) -> None:
@@ -139,6 +143,9 @@ class Bookkeeper:
         self._record.write_summary(summary)
         self._record.report(final=True)
         self._progress.finished(summary)
+
+    def _warn(self, entries: Sequence[EpochEntry] | Sequence[ValidationEntry]) -> None:
+        warn(entries, self._ledger.runtime.run.path, self._progress)
 
     async def close(self, builder: TrajectoryBuilder, adapter: TrainerAdapter) -> None:
         """Free what the components hold; what one of them raises does not stop the other."""
@@ -180,4 +187,5 @@ class Bookkeeper:
         )
         self._ledger.finished(epoch)
         self._progress.trained(epoch, metrics)
+        self._warn(self._record.history.epochs)
         self._record.report()

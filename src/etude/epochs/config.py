@@ -23,7 +23,8 @@ class EpochTrainerConfig(TrainerConfig, name="epochs"):
     )
     keep_checkpoints: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         default=3,
-        description="How many of the best versions to keep, or `all`; the last one is always kept too.",
+        description="How many versions to keep, or `all`: those with the best validation or, without "
+        "validations, whose training episodes had the best reward. The last one is always kept too.",
     )
     job_timeout: float = Field(
         default=86400.0, gt=0, description="Seconds that a training job may take before it counts as stuck."

@@ -195,6 +195,8 @@ class Ledger:
         counted = {
             "episodes": seen.episodes,
             "failures": dict(seen.failures),
+            "failure_causes": [cause.model_dump() for cause in seen.causes],
+            "calls": dict(seen.calls),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
             "model_versions": {str(version): count for version, count in seen.model_versions.items()},

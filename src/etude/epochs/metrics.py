@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etude.builders.scored import reward_groups
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.stats import estimate
@@ -16,19 +17,24 @@ from etude.core.trajectory import Trajectory, TrajectoryCollection
 def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) -> dict[str, Any]:
     """What was collected.
 
-    `avg_reward`, `min_reward` and `max_reward` are over all scored episodes where the builder's facts
-    tell their `rewards`, and over the trajectories otherwise; None when there are none. The interval of
-    the average is `reward_low` to `reward_high`, 95 %.
+    `avg_reward`, `min_reward` and `max_reward` are over all scored episodes where `facts` has their
+    `rewards`, and over the trajectories otherwise; None when there are none. `num_scored` is how many
+    rewards those are, and their 95 % interval is `reward_low` to `reward_high`. `evaluators` has the
+    mean of each evaluator's `scores`. `reward_groups` counts the groups of episodes that are `compared`
+    with each other and, of those, the `flat` ones, whose rewards are all equal.
     """
     told = facts.get("rewards")
     rewards = list(told) if told is not None else _rewards(collection)
-    counts = {key: value for key, value in facts.items() if key != "rewards"}
+    counts = {key: value for key, value in facts.items() if key not in ("rewards", "scores")}
     return {
         **spread(rewards),
         **interval(rewards),
+        "num_scored": len(rewards),
+        "evaluators": evaluator_metrics(facts.get("scores") or {}),
         "num_trajectories": len(collection),
         "num_groups": len(collection.trajectories),
         **counts,
+        **({} if collection.method == "supervised" else {"reward_groups": _compared(collection, facts)}),
     }
 
 
@@ -43,15 +49,36 @@ def selection_metrics(selected: TrajectoryCollection) -> dict[str, Any]:
 
 def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str, Any]:
     """Rewards on the validation examples. Items without a score are excluded and counted, never zero."""
-    items = output.results_of(evaluator)
-    rewards = [item.score for item in items if item.is_scored and item.score is not None]
+    items, scores = output.results_of(evaluator), output.scores()
+    rewards = scores[evaluator]
     return {
         **spread(rewards),
         **interval(rewards),
         "num_examples": len(rewards),
+        "num_scored": len(rewards),
         "num_unscored": len(items) - len(rewards) + len(output.left_out),
+        "evaluators": evaluator_metrics(scores),
         "failures": dict(output.failures),
+        "failure_causes": [cause.model_dump() for cause in output.causes],
+        "calls": dict(output.calls),
     }
+
+
+def evaluator_metrics(scores: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """By evaluator: the `mean` of its scores, the 95 % interval `low` to `high`, and `n`, how many there are.
+
+    The mean is None where nothing was scored, and the interval where the scores do not tell one.
+    """
+    return {name: measured_scores(values) for name, values in scores.items()}
+
+
+def measured_scores(values: Sequence[float]) -> dict[str, Any]:
+    """`mean`, `low`, `high` and `n` of scores, as JSON."""
+    if not values:
+        return {"mean": None, "low": None, "high": None, "n": 0}
+    found = estimate(values)
+    low, high = (bound if math.isfinite(bound) else None for bound in (found.low, found.high))
+    return {"mean": found.mean, "low": low, "high": high, "n": found.n}
 
 
 def spread(rewards: Sequence[float]) -> dict[str, float | None]:
@@ -66,11 +93,16 @@ def spread(rewards: Sequence[float]) -> dict[str, float | None]:
 
 
 def interval(rewards: Sequence[float]) -> dict[str, float | None]:
-    """The 95 % interval of the average."""
-    if not rewards:
-        return {"reward_low": None, "reward_high": None}
-    found = estimate(rewards)
-    return {"reward_low": found.low, "reward_high": found.high}
+    """The 95 % interval of the average; None where the rewards do not tell one."""
+    found = measured_scores(rewards)
+    return {"reward_low": found["low"], "reward_high": found["high"]}
+
+
+def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
+    """How many episodes failed, and how many scores of episodes that did not."""
+    failures: Mapping[str, int] = metrics.get("failures") or {}
+    scores = sum(count for kind, count in failures.items() if kind.startswith("score:"))
+    return sum(failures.values()) - scores, scores
 
 
 def drift_of(history: History) -> Counter[str]:
@@ -89,6 +121,17 @@ def finite(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted((finite(one) for one in value), key=str)
     return value
+
+
+def _compared(collection: TrajectoryCollection, facts: Mapping[str, Any]) -> dict[str, int]:
+    """Of what is trained on, where there is any: step rewards can differ where rewards are equal."""
+    if not len(collection) and "reward_groups" in facts:
+        return dict(facts["reward_groups"])
+    shaped = [
+        [*_group_rewards(group), *(reward for one in group for reward in one.shaped_rewards or ())]
+        for group in collection.trajectories
+    ]
+    return reward_groups(shaped)
 
 
 def _rewards(collection: TrajectoryCollection) -> list[float]:

@@ -21,11 +21,12 @@ def reason_to_stop(history: History, patience: int | None, target_reward: float 
     scores = scores_of(history)
     if not scores:
         return None
+    what = "validation" if history.validations else "training-episode"
     if target_reward is not None and scores[-1] >= target_reward:
-        return f"the reward {scores[-1]:.3f} has reached the target {target_reward:g}"
+        return f"the {what} reward {scores[-1]:.3f} has reached the target {target_reward:g}"
     if patience is None or len(scores) <= patience:
         return None
     best = max(scores[:-patience])
     if max(scores[-patience:]) > best:
         return None
-    return f"the last {patience} rewards have not beaten {best:.3f}"
+    return f"the last {patience} {what} rewards have not beaten {best:.3f}"

@@ -26,11 +26,13 @@ def last_version(history: History) -> ModelVersion | None:
 
 
 def best_version(history: History) -> ModelVersion | None:
-    """The version with the highest validation reward, the latest of equals; the last one when nothing was
-    validated, because nobody has sampled from it yet."""
+    """The version with the highest validation reward, the latest of equals; the base model may be it.
+
+    None where no version was measured after it was trained: nobody knows which is best then.
+    """
     measured = measured_versions(history) if history.validations else []
-    if not measured:
-        return last_version(history)
+    if all(version.number == 0 for version, _ in measured):
+        return None
     return max(measured, key=lambda pair: (pair[1], pair[0].number))[0]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
-from etude.core.stats import estimate
+from etude.epochs.metrics import measured_scores
 
 
 @dataclass(slots=True)
@@ -62,6 +62,8 @@ class Evaluation:
             "reward": self.reward,
             "scores": self.scores(),
             "failures": dict(self.output.failures),
+            "causes": [cause.model_dump() for cause in self.output.causes],
+            "model_calls": dict(self.output.calls),
             "episodes": self.usage.episodes,
             "calls": self.usage.calls,
             "prompt_tokens": self.usage.prompt_tokens,
@@ -81,10 +83,7 @@ def scores_of(items: Sequence[EvalOutputItem]) -> dict[str, Any]:
             by_example[item.id].append(item.score)
     scored = sum(map(len, by_example.values()))
     counts = {"n": len(by_example), "scored": scored, "unscored": len(items) - scored}
-    if not by_example:
-        return {"mean": None, "low": None, "high": None, **counts}
-    found = estimate([math.fsum(scores) / len(scores) for scores in by_example.values()])
-    return {"mean": found.mean, "low": found.low, "high": found.high, **counts}
+    return measured_scores([math.fsum(scores) / len(scores) for scores in by_example.values()]) | counts
 
 
 def item_rows(output: EvaluationRunOutput) -> list[dict[str, Any]]:

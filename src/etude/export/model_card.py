@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from etude.core.history import History, ValidationEntry
+from etude.core.history import History
+from etude.epochs.figures import Entry, figure_of, version_of, with_rewards
+from etude.epochs.warnings import collapse_in
+from etude.report.figure_lines import evaluators_in, shown_score
 from etude.stored.facts import facts_of, histories_of
 from etude.stored.stored_config import CONFIG, stored_data, trained_parts
 from etude.stored.versions import RunVersion
@@ -67,39 +70,39 @@ def _parts(wanted: RunVersion) -> dict[str, Any]:
 
 def _results(history: History, wanted: RunVersion) -> Iterator[str]:
     yield "## Results\n"
-    entries: list[Any] = [*history.validations] or [*history.epochs]
-    if not entries:
+    entries: list[Entry] = [*history.validations] or [*history.epochs]
+    if not with_rewards(entries):
         yield "Nothing was measured.\n"
         return
-    validated = isinstance(entries[0], ValidationEntry)
-    after = [one for one in entries if _number(one) == wanted.number]
-    rows = [_result("before training", entries[0])]
-    if after and wanted.number:
-        rows.append(_result(f"this model (version {wanted.number})", after[-1]))
-    yield from _table(("", "reward", "95 % interval", "n"), rows)
+    of_this = [entry for entry in entries if wanted.number and version_of(entry) == wanted.number]
+    figures = [("before training" if version_of(entries[0]) in (0, None) else "first", figure_of(entries[0]))]
+    if of_this:
+        figures.append((f"this model (version {wanted.number})", figure_of(of_this[-1])))
+    yield from _table(("", "reward", "95 % interval", "n"), [_result(*figure) for figure in figures])
+    names = evaluators_in([figure for _, figure in figures])
+    if names:
+        rows = [
+            (label, *(shown_score(figure["evaluators"].get(name)) for name in names))
+            for label, figure in figures
+        ]
+        yield from _table(("", *names), rows)
     yield (
         "Measured on the validation examples, one episode each. The version with the best validation is "
         "chosen by the same numbers, so that they flatter it a little.\n"
-        if validated
+        if history.validations
         else "Measured on the episodes that the run collected for training: there was no validation set.\n"
     )
-    if not after:
+    if not of_this and wanted.number:
         yield "This version was not measured.\n"
+    collapse = collapse_in(history)
+    if collapse is not None:
+        yield f"Warning: {collapse}.\n"
 
 
-def _number(entry: Any) -> int:
-    """The version that an entry measured."""
-    version = entry.version if isinstance(entry, ValidationEntry) else entry.sampled_from
-    return 0 if version is None else int(version.number)
-
-
-def _result(label: str, entry: Any) -> tuple[Any, ...]:
-    metrics: Mapping[str, Any] = entry.metrics
-    low, high = metrics.get("reward_low"), metrics.get("reward_high")
+def _result(label: str, figure: dict[str, Any]) -> tuple[Any, ...]:
+    low, high, reward = (figure[key] for key in ("reward_low", "reward_high", "avg_reward"))
     interval = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-    reward = metrics.get("avg_reward")
-    count = metrics.get("num_examples", metrics.get("episodes"))
-    return label, "none" if reward is None else f"{reward:.3f}", interval, count
+    return label, "none" if reward is None else f"{reward:.3f}", interval, figure["n"]
 
 
 def _use(lora_only: bool) -> Iterator[str]:

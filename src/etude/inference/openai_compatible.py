@@ -20,6 +20,7 @@ from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.openai_failures import Disturbed, Refused, failure_of
 from etude.inference.openai_wire import encode, parse_completion, request_fields
 from etude.inference.providers import NOT_FOR_REASONING
+from etude.inference.retries import note_retry
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -60,6 +61,8 @@ class OpenAiEngine:
         fields |= self._fixed_fields
         try:
             async for attempt in self._attempts(request.key):
+                if attempt.num > 1:
+                    note_retry()
                 with attempt:
                     return await self._attempt(fields)
         except Refused as error:

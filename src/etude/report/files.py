@@ -1,8 +1,8 @@
 """The metrics files of a run, written anew from its history, so that no line is there twice.
 
 training_metrics.jsonl   every number of every epoch, a line each
-reward_history.json      the rewards of the epochs' episodes
-validation_history.json  the rewards on the validation examples
+reward_history.json      the rewards of the epochs' episodes, and what each evaluator gave
+validation_history.json  the same on the validation examples
 curriculum_state.json    the curriculum after the last epoch, when there is one
 """
 
@@ -17,7 +17,15 @@ from etude.core.history import EpochEntry, History
 from etude.epochs.metrics import finite
 from etude.store.files import write_atomically
 
-_REWARDS = ("avg_reward", "min_reward", "max_reward", "reward_low", "reward_high")
+_REWARDS = (
+    "avg_reward",
+    "min_reward",
+    "max_reward",
+    "reward_low",
+    "reward_high",
+    "num_scored",
+    "evaluators",
+)
 
 
 def write_metrics_files(history: History, folder: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from etude.core.episode import EpisodeRecord
+from etude.epochs.metrics import failed_counts
 from etude.report.state import RunState, of_target, shown_reward, shown_time
 
 
@@ -53,12 +54,13 @@ class LineProgress(RunState):
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """One line for the epoch."""
         super().trained(epoch, metrics)
-        failed = sum((metrics.get("failures") or {}).values())
+        failed, unscored = failed_counts(metrics)
         drifted = f", {metrics['drifted']} branches by drift" if metrics.get("drifted") else ""
         self._say(
             f"epoch {epoch + 1}/{self.num_epochs}{of_target(metrics)}: reward {shown_reward(metrics)}, "
             f"{metrics.get('filtered_trajectories', 0)} trajectories"
             + (f", {failed} failed" if failed else "")
+            + (f", {unscored} scores failed" if unscored else "")
             + drifted
             + f", {shown_time(self.elapsed)} elapsed"
         )

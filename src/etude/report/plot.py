@@ -9,8 +9,11 @@ from typing import Any
 
 from etude.core.errors import StoreError
 from etude.core.history import History
+from etude.report.glyphs import label
 
 _INK, _MUTED, _GRID = "#22262e", "#7a8290", "#e6e8ec"
+_HEIGHT, _HEIGHT_BELOW = 5.6, 1.7
+"""Inches of the plot of the rewards, and of one of an evaluator below it."""
 _TRAIN, _VALIDATION, _FILTERED, _CURRICULUM = "#4c78a8", "#e4572e", "#59a14f", "#b07aa1"
 
 Points = list[tuple[float, float]]
@@ -32,14 +35,21 @@ def write_reward_plot(history: History, path: Path) -> None:
 
 
 def render_reward_plot(history: History) -> bytes:
-    """The plot as the bytes of a PNG, 1500 by 840 pixels."""
+    """The plot as the bytes of a PNG, 1500 by 840 pixels.
+
+    Below the rewards, the means of the evaluators have a smaller plot each, where there are several; the
+    picture is higher for those.
+    """
     # Imported here, because drawing is the only thing that needs it; no pyplot, so no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 5.6), dpi=150, layout="constrained", facecolor="white")
+    names = evaluators_of(history)
+    below = names if len(names) > 1 else []
+    heights = [_HEIGHT, *([_HEIGHT_BELOW] * len(below))]
+    figure = Figure(figsize=(10, sum(heights)), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    axes, *others = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     _frame(axes, history)
     _draw_curriculum(axes, history)
     _draw_training(axes, history)
@@ -48,17 +58,24 @@ def render_reward_plot(history: History) -> bytes:
         axes.legend(loc="best", frameon=False, labelcolor=_INK, fontsize=9.5)
     else:
         axes.text(0.5, 0.5, "no rewards yet", transform=axes.transAxes, ha="center", color=_MUTED)
+    for name, panel in zip(below, others, strict=True):
+        _draw_evaluator(panel, history, name)
+    (others[-1] if others else axes).set_xlabel("epochs trained", color=_MUTED)
     buffer = BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
 def _frame(axes: Any, history: History) -> None:
+    title = axes.set_title("", loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
+    title.set(**label(_title(history)))
+    axes.set_ylabel("reward", color=_MUTED)
+    _style(axes)
+
+
+def _style(axes: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(_title(history), loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
-    axes.set_xlabel("epochs trained", color=_MUTED)
-    axes.set_ylabel("reward", color=_MUTED)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color=_GRID, linewidth=0.9)
     axes.set_axisbelow(True)
@@ -105,7 +122,8 @@ def _draw_validation(axes: Any, history: History) -> None:
     points = _points(history.validations, "avg_reward")
     if not points:
         return
-    low, high = _points(history.validations, "reward_low"), _points(history.validations, "reward_high")
+    known = [entry for entry in history.validations if entry.metrics.get("avg_reward") is not None]
+    low, high = _points(known, "reward_low"), _points(known, "reward_high")
     ends = [bounds for bounds in (low, high) if len(bounds) == len(points)]
     lengths = [
         [abs(bound - value) for (_, bound), (_, value) in zip(bounds, points, strict=True)] for bounds in ends
@@ -125,6 +143,34 @@ def _draw_validation(axes: Any, history: History) -> None:
     )
     for point in {points[0], points[-1]}:
         _label(axes, point)
+
+
+def evaluators_of(history: History) -> list[str]:
+    """The evaluators that have measured anything, in the order in which they are first seen."""
+    entries: list[Any] = [*history.validations, *history.epochs]
+    return list(dict.fromkeys(name for entry in entries for name in entry.metrics.get("evaluators") or {}))
+
+
+def _draw_evaluator(axes: Any, history: History, name: str) -> None:
+    """The means of one evaluator with their intervals, in training and in validation."""
+    _style(axes)
+    axes.set_ylabel("", color=_MUTED).set(**label(name))
+    for entries, colour in ((history.epochs, _TRAIN), (history.validations, _VALIDATION)):
+        scores = [(entry.epoch, (entry.metrics.get("evaluators") or {}).get(name)) for entry in entries]
+        known = [(epoch, one) for epoch, one in scores if one and one["mean"] is not None]
+        if not known:
+            continue
+        places, means = [epoch for epoch, _ in known], [one["mean"] for _, one in known]
+        bounded = [(epoch, one) for epoch, one in known if one["low"] is not None and one["high"] is not None]
+        axes.plot(places, means, color=colour, linewidth=1.2, marker="o", markersize=3.2)
+        axes.vlines(
+            [epoch for epoch, _ in bounded],
+            [one["low"] for _, one in bounded],
+            [one["high"] for _, one in bounded],
+            color=colour,
+            alpha=0.4,
+            linewidth=1.6,
+        )
 
 
 def _label(axes: Any, point: tuple[float, float]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.progress import Silent
+from etude.core.stats import shown_mean
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -122,9 +123,7 @@ def sparkline(values: list[float], width: int = 24) -> str:
 def shown_reward(metrics: Mapping[str, Any]) -> str:
     """A reward with its interval, as text."""
     reward, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
-    if reward is None:
-        return "none"
-    return f"{reward:.3f}" + ("" if low is None or high is None else f" [{low:.3f}, {high:.3f}]")
+    return "none" if reward is None else shown_mean(reward, low, high)
 
 
 def shown_time(seconds: float) -> str:

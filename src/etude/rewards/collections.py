@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from etude.core.episode import EpisodeRecord
-from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput, FailureCause
 from etude.core.example import Example
+from etude.rewards.failures import merge_causes
 from etude.rewards.gathering import OnEpisode, OnScore
 
 Stage = Literal["train", "validation"]
@@ -47,10 +48,8 @@ class Collected:
     completion_tokens: int = 0
     model_versions: Counter[int] = field(default_factory=Counter)
     """Calls of the trained model by the version of the weights that answered them."""
-    _parts: dict[tuple[str, int], tuple[Counter[str], dict[str, list[EvalOutputItem]]]] = field(
-        default_factory=dict
-    )
-    """Failures and scores of each collection, by its kind and number."""
+    _outputs: dict[tuple[str, int], EvaluationRunOutput] = field(default_factory=dict)
+    """What each collection gave, by its kind and number, without the episodes."""
 
     def saw(self, episode: EpisodeRecord, model: str) -> None:
         """Count an episode and its calls of `model`."""
@@ -64,24 +63,36 @@ class Collected:
     @property
     def failures(self) -> Counter[str]:
         """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
-        return sum((failures for failures, _ in self._in_order()), Counter())
+        return sum((Counter(output.failures) for output in self._in_order()), Counter())
+
+    @property
+    def causes(self) -> list[FailureCause]:
+        """Why episodes and scores failed, the most frequent causes first."""
+        return merge_causes(cause for output in self._in_order() for cause in output.causes)
+
+    @property
+    def calls(self) -> Counter[str]:
+        """Model calls: see `EvaluationRunOutput.calls`."""
+        totals: Counter[str] = Counter()
+        for output in self._in_order():
+            totals.update(output.calls)
+        return totals
 
     @property
     def scores(self) -> dict[str, list[EvalOutputItem]]:
         """By evaluator, those of failed episodes too, in the order in which the collections were begun."""
         everything: dict[str, list[EvalOutputItem]] = {}
-        for _, scores in self._in_order():
-            for name, items in scores.items():
-                everything.setdefault(name, []).extend(items)
+        for output in self._in_order():
+            for name, result in output.evaluation_results:
+                everything.setdefault(name, []).extend(result.eval_output_items)
         return everything
 
     def add(self, phase: str, call: int, output: EvaluationRunOutput) -> None:
         """Count the failures and scores of a collection."""
-        scores = {name: scored.eval_output_items for name, scored in output.evaluation_results}
-        self._parts[phase, call] = (Counter(output.failures), scores)
+        self._outputs[phase, call] = output.model_copy(update={"eval_input": EvalInput()})
 
-    def _in_order(self) -> list[tuple[Counter[str], dict[str, list[EvalOutputItem]]]]:
-        return [self._parts[key] for key in sorted(self._parts)]
+    def _in_order(self) -> list[EvaluationRunOutput]:
+        return [self._outputs[key] for key in sorted(self._outputs)]
 
 
 class Collections:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from etude.core.errors import ErrorBudgetExceeded
+from etude.core.evaluation import FailureCause
 
 _EXAMPLES = 3
+_CAUSES = 5
+"""Causes that are told apart in metrics; the others are counted by kind only."""
+_LONGEST = 200
+"""Characters of a cause."""
+_VARYING = re.compile(r"[0-9a-f]{8,}|[0-9]+", re.IGNORECASE)
+"""What differs from message to message of one cause: numbers, ids, digests."""
 
 
 @dataclass(slots=True)
@@ -16,6 +25,9 @@ class FailureTally:
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    _causes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _first: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    """By cause: of the episode that comes first by its id, the message and the id."""
 
     def add(self, kind: str, where: str, reason: str) -> None:
         """Count a failure of the episode `where`."""
@@ -23,6 +35,22 @@ class FailureTally:
         shown = self.examples.setdefault(kind, [])
         if len(shown) < _EXAMPLES:
             shown.append(f"{where}: {reason}")
+        line = first_line(reason)
+        cause = kind, without_numbers(line)
+        self._causes[cause] += 1
+        # Not the first one in time, which would be another one each time that the run is made.
+        earlier = self._first.get(cause)
+        if earlier is None or where < earlier[1]:
+            self._first[cause] = line, where
+
+    def causes(self) -> list[FailureCause]:
+        """The most frequent causes, the most frequent first."""
+        ranked = sorted(self._causes.items(), key=lambda item: (-item[1], item[0]))[:_CAUSES]
+        return [
+            FailureCause(kind=cause[0], reason=reason, count=count, episode=episode)
+            for cause, count in ranked
+            for reason, episode in [self._first[cause]]
+        ]
 
     def describe(self) -> str:
         """Each kind with its count and its first examples, a line each; the most frequent first."""
@@ -74,3 +102,25 @@ class ErrorBudget:
             f"{what}, more than the error budget of {100 * self.share:g} % allows:\n{self.tally.describe()}\n"
             "All other episodes and scores are kept. Mend the cause and resume the run, or raise the budget."
         )
+
+
+def merge_causes(causes: Iterable[FailureCause]) -> list[FailureCause]:
+    """The causes of several runs together: the most frequent, the most frequent first."""
+    merged: dict[tuple[str, str], FailureCause] = {}
+    for cause in causes:
+        key = cause.kind, without_numbers(cause.reason)
+        first = min(merged.get(key, cause), cause, key=lambda each: each.episode)
+        count = cause.count + (merged[key].count if key in merged else 0)
+        merged[key] = first.model_copy(update={"count": count})
+    return sorted(merged.values(), key=lambda cause: (-cause.count, cause.kind, cause.reason))[:_CAUSES]
+
+
+def without_numbers(line: str) -> str:
+    """A message without what differs between messages of one cause: numbers, ids, digests."""
+    return _VARYING.sub("#", line)
+
+
+def first_line(text: str) -> str:
+    """The first line of a message that has anything on it, cut to a readable length."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeAlias
 
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, call_counts
 from etude.core.evaluation import (
     EvalInput,
     EvalInputItem,
@@ -49,6 +49,7 @@ class Gathering:
         self._on_score = on_score
         self._waiting: dict[str, list[tuple[EvalInputItem, Scores]]] = {}
         self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
+        self._calls: Counter[str] = Counter()
 
     async def take(self, record: EpisodeRecord) -> None:
         """Score an episode, and with it its example's others when it is the last of them.
@@ -57,6 +58,7 @@ class Gathering:
         """
         if self._on_episode is not None:
             self._on_episode(record)
+        self._calls.update(call_counts(record))
         item = item_of(record)
         scores: Scores = {}
         if record.failure is None:
@@ -80,6 +82,8 @@ class Gathering:
             ],
             workflow_interrupted=self._budget.failed_episodes > 0,
             failures=dict(self._budget.tally.counts),
+            causes=self._budget.tally.causes(),
+            calls=dict(self._calls),
         )
 
     async def _finish_group(self, group: list[tuple[EvalInputItem, Scores]]) -> None:

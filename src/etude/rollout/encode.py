@@ -47,6 +47,8 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
         data["tools"] = tools
     if call.error is not None:
         data["error"] = call.error
+    if call.retries:
+        data["retries"] = call.retries
     if call.completion is not None:
         data["completion"] = _encode_completion(call.completion, parent[1] if parent else None)
     return data
@@ -68,6 +70,7 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
         request=request,
         completion=None if completion is None else _decode_completion(completion, parent),
         error=data.get("error"),
+        retries=data.get("retries", 0),
     )
 
 

@@ -13,6 +13,7 @@ from etude.core.call import Call, ChatRequest, Sampling
 from etude.core.errors import EpisodeError, EtudeError, StoreError
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
+from etude.inference.retries import counting_retries
 from etude.inference.sampling import change_sampling
 from etude.rollout.archive import CallReader, call_key
 from etude.rollout.encode import encode_call, shared_messages
@@ -159,24 +160,26 @@ class Recorder:
                 if call is not None and call.completion is not None and call.model == question.model
             )
             completion = await engine.complete(replace(request, earlier=earlier) if earlier else request)
-            return replace(asked, completion=completion)
+            return replace(asked, completion=completion, retries=count.retries)
 
         def encode(call: Call) -> Json:
             return encode_call(call, self._parent(call))
 
         def decode(data: Json) -> Call:
-            return replace(asked, completion=self._reader.decode(name, data).completion)
+            stored = self._reader.decode(name, data)
+            return replace(asked, completion=stored.completion, retries=stored.retries)
 
         try:
-            call = await self._journal.step(
-                call_key(self.episode_id, name), sample, encode=encode, decode=decode
-            )
+            with counting_retries() as count:
+                call = await self._journal.step(
+                    call_key(self.episode_id, name), sample, encode=encode, decode=decode
+                )
         except StoreError as error:
             self.fatal = error
             raise
         except BaseException as error:
             if not self._closed:
-                self._calls[index] = replace(asked, error=_reason(error))
+                self._calls[index] = replace(asked, error=_reason(error), retries=count.retries)
             raise
         self._reader.add(name, call)
         return call

@@ -9,23 +9,52 @@ from pathlib import Path
 from typing import Any
 
 from etude.config.document import KeyPath, dotted
-from etude.core.stats import Estimate
+from etude.core.stats import Estimate, estimate_difference
 from etude.rollout.encode import is_episode
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
 from etude.stored.phases import phases_of
-from etude.stored.stored_config import CONFIG, stored_data
+from etude.stored.request import evaluated_model, read_request
+from etude.stored.stored_config import CONFIG, stored_data, trained_parts
 
 _PLACES = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
 """Keys that say where things are, and not what is done."""
 
 
 def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
-    """The keys in which the runs' configs differ, with the value in each; None where a config lacks it."""
-    settings = [dict(_leaves(stored_data(run))) if (run / CONFIG).is_file() else {} for run in runs]
+    """The keys in which the runs' configs differ, with the value in each; None where a config lacks it.
+
+    Of evaluations also what `etude evaluate` was asked for, under `evaluate`: the model, how many episodes
+    for each example, and whether it was greedy.
+    """
+    settings = [dict(_leaves(_settings_of(run))) for run in runs]
     keys = dict.fromkeys(key for one in settings for key in one)
     values = {key: [one.get(key) for one in settings] for key in keys if key not in _PLACES}
     return {dotted(key): found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _settings_of(run: Path) -> dict[str, Any]:
+    data = stored_data(run) if (run / CONFIG).is_file() else {}
+    request = read_request(run)
+    if request is None:
+        return data
+    asked = {
+        "model": evaluated_model(request, trained_parts(data)["base"]),
+        "repeat": request.repeat,
+        "greedy": request.greedy,
+    }
+    return {"evaluate": asked, **data}
+
+
+def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
+    """By how much the second run's scores are higher, for each evaluator that is not the reward.
+
+    As `paired_difference`; without the evaluators that the runs do not both have.
+    """
+    rewards = {reward_name(first), reward_name(second)}
+    common = [name for name in evaluators_of(first) if name in evaluators_of(second) and name not in rewards]
+    found = {name: _paired(measured(first, name), measured(second, name)) for name in common}
+    return {name: difference for name, difference in found.items() if difference is not None}
 
 
 def paired_difference(first: Path, second: Path) -> Estimate | None:
@@ -34,30 +63,27 @@ def paired_difference(first: Path, second: Path) -> Estimate | None:
     Taken from each run's evaluation, or else its last validation. Paired by example, so that the
     examples' difficulty cancels out. None when the runs have fewer than two examples in common.
     """
-    before, after = measured(first), measured(second)
+    return _paired(measured(first), measured(second))
+
+
+def _paired(before: Mapping[str, float], after: Mapping[str, float]) -> Estimate | None:
     common = [name for name in before if name in after]
     if len(common) < 2:
         return None
-    return _mean_of([after[name] - before[name] for name in common])
+    return estimate_difference([before[name] for name in common], [after[name] for name in common])
 
 
-def measured(run: Path) -> dict[str, float]:
-    """The mean reward of each example in a run's evaluation, or else its last validation."""
-    reward = reward_name(run)
+def measured(run: Path, evaluator: str | None = None) -> dict[str, float]:
+    """The mean score of each example in a run's evaluation, or else its last validation.
+
+    Of an evaluator, by default the one that is the reward.
+    """
+    reward = evaluator or reward_name(run)
     with RunFolder.read(run) as folder:
         phases = [phase for phase in phases_of(folder.journal) if not phase.startswith("train/")]
         if reward is None or not phases:
             return {}
         return _means(folder.journal, phases[0], reward)
-
-
-def _mean_of(differences: Sequence[float]) -> Estimate:
-    """Mean and normal 95 % interval. `stats.estimate` would take differences of 0 and 1 for a proportion."""
-    n = len(differences)
-    mean = math.fsum(differences) / n
-    variance = math.fsum((one - mean) ** 2 for one in differences) / (n - 1)
-    half = 1.959964 * math.sqrt(variance / n)
-    return Estimate(mean, mean - half, mean + half, n)
 
 
 def _means(journal: Journal, phase: str, reward: str) -> dict[str, float]:
@@ -68,6 +94,12 @@ def _means(journal: Journal, phase: str, reward: str) -> dict[str, float]:
             if told.get("score") is not None:
                 scores[value["example"]["id"]].append(float(told["score"]))
     return {name: math.fsum(values) / len(values) for name, values in scores.items()}
+
+
+def evaluators_of(run: Path) -> list[str]:
+    """The evaluators of a run, by their names in its config."""
+    data = stored_data(run) if (run / CONFIG).is_file() else {}
+    return list((data.get("eval") or {}).get("evaluators") or {})
 
 
 def reward_name(run: Path) -> str | None:

@@ -13,7 +13,7 @@ from etude.epochs.log import EpochLog, histories
 from etude.epochs.summary import summary_in
 from etude.store.lock import locked_by
 from etude.store.run_folder import LOCK, RunFolder
-from etude.stored.request import RESULT, read_request
+from etude.stored.request import RESULT, evaluated_model, read_request
 from etude.stored.stored_config import CONFIG, stored_data, trained_parts
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
@@ -41,7 +41,9 @@ class RunFacts:
     backend: str | None = None
     """`_type` of the trainer adapter."""
     base: str | None = None
-    """The model that was trained, as the config names it."""
+    """The model that training began with, as the config names it."""
+    model: str | None = None
+    """Of an evaluation: the model that was evaluated, a version of a run as `run:v3`."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Of a training run: see `etude.epochs.summary.summary_in`."""
     result: Mapping[str, Any] | None = None
@@ -80,6 +82,7 @@ def facts_of(path: Path) -> RunFacts:
     except EtudeError as error:
         return RunFacts(path.name, path, "train", "unreadable", problem=str(error))
     finetuning = settings.get("finetuning") or {}
+    parts = trained_parts(settings)
     in_use_by = locked_by(path / LOCK)
     if request is not None:
         is_over = result is not None
@@ -91,7 +94,8 @@ def facts_of(path: Path) -> RunFacts:
         state=state,
         in_use_by=in_use_by,
         num_epochs=finetuning.get("num_epochs"),
-        **trained_parts(settings),
+        **parts,
+        model=None if request is None else evaluated_model(request, parts["base"]),
         summary=summary,
         result=result,
     )

@@ -45,3 +45,11 @@ def read_request(folder: Path) -> EvaluationRequest | None:
         return None
     except (OSError, ValidationError) as error:
         raise StoreError(f"{path} cannot be read: {error}; start the evaluation anew") from error
+
+
+def evaluated_model(request: EvaluationRequest, base: str | None) -> str | None:
+    """The model that an evaluation is of: `run:v3`, or `base`, the model that its config names."""
+    if request.run is None:
+        return base
+    whose = "" if request.target is None else f"{request.target}:"
+    return f"{Path(request.run).name}:{whose}{f'v{request.version}' if request.version else 'base'}"

@@ -11,9 +11,10 @@ from typing import Any, Literal, TypeAlias
 
 from etude.builders.plays import is_play
 from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
 from etude.core.keys import content_hash
 from etude.protocols.transcripts import as_json, as_yaml, transcript
-from etude.rollout.archive import iter_episodes
+from etude.rollout.archive import iter_episodes, read_episode
 from etude.store.files import write_atomically
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
@@ -67,6 +68,17 @@ def write_transcripts(
         write_atomically(place / files[-1], _FORMATS[format](shown))
         failed += record.failure is not None
     return Written(place, chosen, tuple(files), failed)
+
+
+def episode_transcript(run: RunFolder, episode: str, *, format: Format = "yaml", raw: bool = False) -> str:
+    """The transcript of one episode, by its id. Raises RequestError when the run has no such episode."""
+    record = read_episode(run.journal, episode)
+    if record is None:
+        raise RequestError(
+            f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
+            f"generation. `etude transcripts {run.path}` writes those of a phase"
+        )
+    return _FORMATS[format](_shown(record, raw) | _scores(run.journal, record.id, reward_name(run.path)))
 
 
 def _episodes(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:

@@ -6,8 +6,8 @@ Of a run that trains several models also which of those: `RUN:verifier`, `RUN:ve
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.core.errors import RequestError
@@ -31,6 +31,8 @@ class RunVersion:
     """None for the base model."""
     target: str | None = None
     """Whose version it is, in a run that trains several models."""
+    choice: str = field(default="", compare=False)
+    """Why it is this one, where nobody named a version."""
 
     @property
     def number(self) -> int:
@@ -51,14 +53,16 @@ def run_version(text: str, root: Path) -> RunVersion | None:
     for count in range(len(parts), 0, -1):
         name, wish = ":".join(parts[:count]), ":".join(parts[count:])
         if is_run(Path(name)) or is_run(root / name):
-            return choose_version(find_run(name, root), wish or BEST)
+            return choose_version(find_run(name, root), wish)
     return None
 
 
-def choose_version(run: Path, wish: str = BEST) -> RunVersion:
-    """`best` is the one with the best validation, or the last one without validations.
+def choose_version(run: Path, wish: str = "") -> RunVersion:
+    """The version of a run that is wished for.
 
-    Raises RequestError when there is no such version, or its weights were deleted.
+    `best` is the one with the best validation. Without a wish it is that one too where any version was
+    measured after it was trained, and the last one elsewhere. Raises RequestError when there is no such
+    version, or its weights were deleted.
     """
     histories = histories_of(run)
     target, wish = _target_in(wish, run, histories)
@@ -70,8 +74,9 @@ def choose_version(run: Path, wish: str = BEST) -> RunVersion:
     }
     if wish in (BASE, "v0", "0"):
         return RunVersion(run, None, target)
-    if wish in (BEST, LAST):
-        return RunVersion(run, _best_or_last(wish, history, run), target)
+    if wish in (BEST, LAST, ""):
+        version, choice = _best_or_last(wish, history, run, target)
+        return RunVersion(run, version, target, choice)
     match = _NUMBER.fullmatch(wish)
     number = int(match[1]) if match else None
     if number is None:
@@ -84,17 +89,19 @@ def choose_version(run: Path, wish: str = BEST) -> RunVersion:
     return RunVersion(run, known[number], target)
 
 
-def _target_in(wish: str, run: Path, histories: Iterable[str | None]) -> tuple[str | None, str]:
+def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) -> tuple[str | None, str]:
     """The target that a wish names, and the rest of it."""
     targets = [name for name in histories if name is not None]
     if not targets:
         return None, wish
     name, _, rest = wish.partition(":")
     if name in targets:
-        return name, rest or BEST
+        return name, rest
     raise RequestError(
         f"run {run.name} trains several models; say which and what version: "
-        + ", ".join(f"{target}:{BEST}" for target in targets)
+        + ", ".join(
+            f"{target}:{LAST if best_version(histories[target]) is None else BEST}" for target in targets
+        )
     )
 
 
@@ -123,17 +130,34 @@ def is_hosted(run: Path, version: ModelVersion | None) -> bool:
     return version is not None and version.number > 0 and stored_at(run, version) is None
 
 
-def _best_or_last(wish: str, history: History, run: Path) -> ModelVersion | None:
-    version = best_version(history) if wish == BEST else last_version(history)
-    if version is None:
+def _best_or_last(
+    wish: str, history: History, run: Path, target: str | None
+) -> tuple[ModelVersion | None, str]:
+    """The version, None for the base model, and why it is that one."""
+    best, last = best_version(history), last_version(history)
+    whose = run.name if target is None else f"{run.name}:{target}"
+    if last is None:
         raise RequestError(
-            f"run {run.name} has no trained version yet; `etude resume {run}` goes on with it, and "
-            f"{run.name}:{BASE} is the model that it started from"
+            f"run {whose} has no trained version yet; `etude resume {run}` goes on with it, and "
+            f"{whose}:{BASE} is the model that it started from"
         )
-    if version.number:
-        require_kept(run, version)
-        return version
-    return None
+    if wish == BEST and best is None:
+        raise RequestError(
+            f"run {whose} has not measured any version after training it, so none is known to be the best; "
+            f"{whose}:{LAST} is the last one, v{last.number}. Runs with held-out examples under "
+            "'finetuning.run_configuration.validation_dataset' measure them"
+        )
+    chosen = last if wish == LAST or best is None else best
+    if wish == LAST:
+        choice = "the last version"
+    elif best is None:
+        choice = "the last version; none was measured after it was trained"
+    else:
+        choice = "the version with the best validation"
+    if not chosen.number:
+        return None, f"{choice}, which is the base model: no trained version has done better"
+    require_kept(run, chosen)
+    return chosen, choice
 
 
 def _listed(numbers: Iterable[int]) -> str:

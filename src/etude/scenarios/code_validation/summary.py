@@ -9,14 +9,12 @@ from typing import Any
 
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
-from etude.core.stats import Estimate, estimate
+from etude.core.stats import Estimate, estimate, estimate_ratio
 from etude.protocols.decision import ACCEPT, NEITHER, REJECT, UNDECIDED, Verdict
 from etude.protocols.tree import EpisodeTree
 from etude.rollout.archive import iter_episodes
 from etude.scenarios.code_validation.measures import Conduct, conduct, endings
 from etude.store.journal import Journal
-
-_Z95 = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,21 +167,9 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def _ratio(parts: Sequence[tuple[float, float]], lowest: float, highest: float) -> Estimate | None:
-    """The ratio of two sums over examples; None when the second is 0.
-
-    With one observation for each example that is a mean. Otherwise the interval is that of a ratio of
-    sums by linearisation (Cochran, 1977, section 6.4), within [lowest, highest].
-    """
+    """The ratio of two sums over examples, in [lowest, highest]; None when the second is 0."""
     seen = [(part, whole) for part, whole in parts if whole > 0]
-    if not seen:
-        return None
-    if all(whole == 1 for _, whole in seen):
-        return estimate([part for part, _ in seen])
-    n, total = len(seen), math.fsum(whole for _, whole in seen)
-    mean = math.fsum(part for part, _ in seen) / total
-    squares = math.fsum((part - mean * whole) ** 2 for part, whole in seen)
-    half = _Z95 * math.sqrt(squares * n / max(n - 1, 1)) / total
-    return Estimate(mean, max(lowest, mean - half), min(highest, mean + half), n)
+    return estimate_ratio(seen, lowest, highest) if seen else None
 
 
 def _entropy(examples: Sequence[_OfExample]) -> float:
@@ -198,4 +184,6 @@ def _entropy(examples: Sequence[_OfExample]) -> float:
 def _to_json(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return {key: _to_json(one) for key, one in value.items()} if isinstance(value, Mapping) else value

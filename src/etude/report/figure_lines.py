@@ -1,0 +1,72 @@
+"""The figures of a run as lines: what was measured before and after, and what is known of its versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etude.core.stats import shown_mean
+
+VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
+
+
+def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Labels and texts of one model's summary (`etude.epochs.summary.summary_of`): its rewards, the other
+    evaluators, and its best and last version."""
+    validated = summary["measured_on"] == "validation"
+    keys = ("before", "after") if validated else ("first_epoch", "last_epoch")
+    figures = [summary[key] for key in keys if summary[key] is not None]
+    for figure, when in zip(figures, (" before", " after") if summary["before"] else ("", ""), strict=False):
+        yield f"reward{when if validated else ''}", f"{shown_figure(figure)}  ({figure['measured']})"
+    for name in evaluators_in(figures):
+        yield name, " → ".join(shown_score(figure["evaluators"].get(name)) for figure in figures)
+    yield from _versions(summary, validated)
+
+
+def evaluators_in(figures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The evaluators of the figures; none where there is only the one that is the reward."""
+    names = list(dict.fromkeys(name for figure in figures for name in figure["evaluators"]))
+    if len(names) == 1 and all(_is_reward(figure, names[0]) for figure in figures):
+        return []
+    return names
+
+
+def shown_figure(figure: Mapping[str, Any]) -> str:
+    """A reward with its interval and how many rewards there are, as text."""
+    if figure["avg_reward"] is None:
+        return "none  n=0"
+    shown = shown_mean(figure["avg_reward"], figure["reward_low"], figure["reward_high"])
+    return f"{shown}  n={figure['n']}"
+
+
+def shown_score(score: Mapping[str, Any] | None) -> str:
+    """The mean of an evaluator with its interval and `n`, as text."""
+    if score is None or score["mean"] is None:
+        return "none"
+    return f"{shown_mean(score['mean'], score['low'], score['high'])}  n={score['n']}"
+
+
+def _is_reward(figure: Mapping[str, Any], name: str) -> bool:
+    score = figure["evaluators"].get(name)
+    return score is not None and score["mean"] == figure["avg_reward"]
+
+
+def _versions(summary: Mapping[str, Any], validated: bool) -> Iterator[tuple[str, str]]:
+    best, last = summary["best_version"], summary["last_version"]
+    if best is not None:
+        untrained = "" if best["number"] else ", the base model: no trained version has done better"
+        yield "best version", f"v{best['number']}{untrained or _location(best)}"
+    if last is not None:
+        base = "" if last["number"] else ", the base model: nothing was trained"
+        yield "last version", f"v{last['number']}{base or _location(last)}"
+    if not summary["is_measured"]:
+        of = "" if last is None else f" of v{last['number']}"
+        how = "" if validated else f"; held-out examples under {VALIDATION_KEY} would be"
+        yield "not measured", f"nothing was measured after the last update{of}{how}"
+
+
+def _location(version: Mapping[str, Any]) -> str:
+    """The name that a backend has for a version; nothing for one whose weights are in the run folder."""
+    location = str(version["location"])
+    return "" if "checkpoints" in Path(location).parts or not version["number"] else f"  {location}"

@@ -1,0 +1,131 @@
+"""Intervals: within their bounds, as wide as they should be, and Wilson's where Wilson's is meant."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.core.stats import estimate, estimate_difference, estimate_ratio, shown_mean, t95
+
+unit = st.floats(0, 1)
+
+
+@given(st.lists(unit, min_size=1, max_size=40))
+def test_the_interval_of_bounded_values_is_bounded_and_holds_the_mean(values):
+    found = estimate(values)
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+    assert found.n == len(values)
+    assert found.low < found.high, "a few values never make it certain"
+
+
+@given(st.lists(st.tuples(unit, unit), min_size=1, max_size=40))
+def test_the_interval_of_a_difference_is_bounded_and_holds_it(pairs):
+    found = estimate_difference([old for old, _ in pairs], [new for _, new in pairs])
+    assert -1 <= found.low <= found.mean <= found.high <= 1
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
+def test_any_finite_values_have_an_estimate(values):
+    found = estimate(values)
+    assert min(values) <= found.mean <= max(values)
+    assert found.low <= found.mean <= found.high
+
+
+def test_zeros_and_ones_have_wilsons_interval():
+    """Brown, Cai and DasGupta (2001) and Newcombe (1998, method 3): 81 of 263 is 0.2553 to 0.3662."""
+    found = estimate([1.0] * 81 + [0.0] * 182)
+    assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    none = estimate([0.0] * 20)
+    assert (none.low, none.high) == pytest.approx((0.0, 0.1611), abs=5e-5)
+
+
+DRAWS: dict[str, tuple[Callable[[random.Random], float], float]] = {
+    "right or wrong, hard": (lambda r: float(r.random() < 0.1), 0.1),
+    "right or wrong, even": (lambda r: float(r.random() < 0.5), 0.5),
+    "any share": (lambda r: r.random(), 0.5),
+    "mostly nothing": (lambda r: r.random() if r.random() < 0.3 else 0.0, 0.15),
+    "near nothing": (lambda r: r.betavariate(1, 9), 0.1),
+    "all or nothing, nearly": (lambda r: r.betavariate(0.3, 0.3), 0.5),
+    "mean of four": (lambda r: sum(r.random() < 0.9 for _ in range(4)) / 4, 0.9),
+    "narrow": (lambda r: r.betavariate(50, 50), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("n", [10, 50])
+def test_the_interval_holds_the_true_mean_as_often_as_it_says(name, n):
+    draw, mean = DRAWS[name]
+    random_ = random.Random(n)
+    found = [estimate([draw(random_) for _ in range(n)]) for _ in range(1000)]
+    assert sum(one.low <= mean <= one.high for one in found) / 1000 >= 0.92
+
+
+@pytest.mark.parametrize("n", [3, 10, 50])
+def test_unbounded_values_have_students_interval(n):
+    random_ = random.Random(n)
+    found = [estimate([random_.gauss(5, 3) for _ in range(n)]) for _ in range(1000)]
+    share = sum(one.low <= 5 <= one.high for one in found) / 1000
+    assert 0.93 <= share <= 0.97
+
+
+def test_a_difference_between_runs_that_vary_alike_is_narrower_than_their_means():
+    """Paired by example, what examples have of difficulty cancels out."""
+    random_ = random.Random(0)
+    before = [random_.random() * 0.9 for _ in range(200)]
+    found = estimate_difference(before, [value + 0.05 * random_.random() for value in before])
+    alone = estimate(before)
+    assert 0.015 < found.low < 0.025 < found.high < 0.035
+    assert found.high - found.low < (alone.high - alone.low) / 3
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+@pytest.mark.parametrize("n", [20, 60])
+def test_the_interval_of_a_difference_holds_the_true_one_as_often_as_it_says(share, n):
+    """Both runs are right or wrong about an example, mostly alike; the second is right a bit more often."""
+    random_ = random.Random(n)
+
+    def pair() -> tuple[float, float]:
+        old = float(random_.random() < 0.5)
+        changed = random_.random() < share
+        return old, (float(random_.random() < 0.8) if changed else old)
+
+    held = 0
+    for _ in range(1000):
+        pairs = [pair() for _ in range(n)]
+        found = estimate_difference([old for old, _ in pairs], [new for _, new in pairs])
+        held += found.low <= 0.3 * share <= found.high
+    assert held / 1000 >= 0.92
+
+
+def test_what_one_value_cannot_tell_is_not_told():
+    assert (estimate([7.0]).low, estimate([7.0]).high) == (-math.inf, math.inf)
+    assert math.isinf(estimate([-1.0] * 8).high), "equal values tell nothing of how far they spread"
+    assert str(estimate([7.0])) == "7.000 n=1"
+    one = estimate([0.5])
+    assert one.low < 0.1 and one.high > 0.9
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (30, 2.0423)]
+)
+def test_students_quantile(freedom, quantile):
+    assert t95(freedom) == pytest.approx(quantile, rel=2e-3)
+
+
+def test_a_ratio_of_single_observations_is_their_mean():
+    values = [1.0, 0.0, 0.5, 1.0]
+    assert estimate_ratio([(value, 1.0) for value in values], 0.0, 1.0) == estimate(values)
+    weighted = estimate_ratio([(2.0, 2.0), (0.0, 1.0), (1.0, 2.0)], 0.0, 1.0)
+    assert 0 <= weighted.low < weighted.mean == 0.6 < weighted.high <= 1
+    with pytest.raises(ValueError, match="not known"):
+        estimate_ratio([(0.0, 0.0)], 0.0, 1.0)
+
+
+def test_numbers_as_they_are_shown():
+    assert shown_mean(0.5, 0.25, 0.75) == "0.500 [0.250, 0.750]"
+    assert shown_mean(0.5, -0.25, 0.75, sign="+") == "+0.500 [-0.250, +0.750]"
+    assert shown_mean(0.5, None, None) == "0.500"
+    assert shown_mean(1e308, None, None) == "1e+308"
