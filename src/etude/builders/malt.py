@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from etude.builders.expert_iteration import SelectionConfig, imitations
 from etude.builders.plays import by_agent
 from etude.builders.protocol_checks import require_branching, require_guesses
 from etude.builders.scored import Group, Tally
+from etude.config.references import RefersToAgent
 from etude.config.registry import register_trajectory_builder
 from etude.core.keys import fold
 from etude.core.trajectory import Method, Trajectory
@@ -42,7 +43,7 @@ class MaltBuilderConfig(CollectingConfig, name="malt"):
     credit: Literal["episode", "agent"] = Field(
         default="agent", description="Always `agent`: answers are worth what their agent earned."
     )
-    num_responses: int | list[int] | dict[str, int | list[int]] | None = Field(
+    num_responses: int | list[int] | Annotated[dict[str, int | list[int]], RefersToAgent()] | None = Field(
         default=2,
         description="Answers for each turn: a number, a list by round, or these by agent. Left empty: as the "
         "workflow has it.",

@@ -16,7 +16,7 @@ def answer_for(scenario: Scenario, turn: Turn, verdict: Verdict) -> str | None:
     word = turn.scale.strongest(verdict)
     # A scenario need not inherit from the base class.
     written = getattr(scenario, "write_decision", None)
-    own = [] if written is None else [written(verdict, turn)]
+    own: list[str] = [] if written is None else [written(verdict, turn)]
     for text in (*own, f"Decision: {word}", word):
         try:
             act = scenario.parse(text, turn)

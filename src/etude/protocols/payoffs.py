@@ -117,7 +117,7 @@ class ProofPayoff:
         """What each agent earns with a round."""
         earned = {self.verifier: self._of_verifier(outcome)}
         for prover, stance in self.stances:
-            argued: Verdict = outcome.stance if stance == "example" else stance
+            argued = _side(prover, stance, outcome)
             earned[prover] = self._of_prover(prover, argued, outcome, earned[self.verifier])
         return earned
 
@@ -140,3 +140,14 @@ class ProofPayoff:
         if outcome.decision is None:
             return 0.0
         return terms.prover_reward * (1 + outcome.decision * sign(stance)) / 2
+
+
+def _side(agent: str, stance: Stance, outcome: Outcome) -> Verdict:
+    """What an agent with that stance argues for in a play."""
+    match stance:
+        case "example":
+            return outcome.stance
+        case "drawn" | "opposed":
+            return outcome.sides[agent]
+        case own:
+            return own

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.config.nearest import alternatives
-from etude.core.errors import RequestError
+from etude.core.errors import EtudeError, RequestError
 from etude.protocols.named import PROTOCOLS
 from etude.protocols.protocol import Protocol
 from etude.protocols.scenario import Scenario
@@ -83,7 +83,9 @@ def _made(name: str, found: Any, arguments: Mapping[str, Any]) -> Any:
         ) from error
     try:
         return found(**arguments)
-    except TypeError as error:
+    except EtudeError:
+        raise
+    except Exception as error:
         raise RequestError(
             f"'{name}' cannot be made with {dict(arguments)}: {where_raised(error)}"
         ) from error

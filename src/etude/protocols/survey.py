@@ -47,7 +47,7 @@ class _Watched(PlayLog):
     looked_at = False
 
     @property
-    def utterances(self) -> tuple[Utterance, ...]:  # type: ignore[override]  # a field that is watched
+    def utterances(self) -> tuple[Utterance, ...]:
         object.__setattr__(self, "looked_at", True)
         found: tuple[Utterance, ...] = vars(self)["_hidden"]
         return found
