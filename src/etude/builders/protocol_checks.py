@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from etude.builders.branches import EVERY_FUNCTION
+from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
 from etude.protocols.decision import VERDICTS, WORDS
 from etude.protocols.guess import answer_for
@@ -31,13 +32,7 @@ async def require_branching(builder: Builder, widths: Widths | None, what: str, 
     played = await played_by(builder)
     if played is None:
         return
-    finetuning = builder.config.finetuning
-    functions = set(finetuning.target_functions)
-    trained = [
-        agent
-        for agent, model in played.models.items()
-        if functions & {agent, EVERY_FUNCTION} and model in (None, finetuning.target_model)
-    ]
+    trained = _trained(played, builder.config.finetuning)
     if trained and not branches(played.protocol, widths or Widths.of(played.widths), trained):
         names = " and ".join(f"'{agent}'" for agent in trained)
         raise RequestError(
@@ -47,15 +42,27 @@ async def require_branching(builder: Builder, widths: Widths | None, what: str, 
 
 
 async def require_guesses(builder: Builder) -> None:
-    """Raises RequestError when the scenario reads no answer as a verdict in a turn that may decide."""
+    """Raises RequestError when the scenario reads no answer of a trained agent as one of the verdicts."""
     played = await played_by(builder)
     if played is None:
         return
-    for turn in played.protocol.turns:
-        for verdict in VERDICTS if turn.decide != "no" else ():
+    trained = _trained(played, builder.config.finetuning)
+    deciding = [turn for turn in played.protocol.turns if turn.agent in trained and turn.decide != "no"]
+    for turn in dict.fromkeys(deciding):
+        for verdict in VERDICTS:
             if answer_for(played.scenario, turn, verdict) is None:
                 raise RequestError(
                     f"guess_replacement: the scenario {type(played.scenario).__name__} reads no answer of "
                     f"'{turn.agent}' as {WORDS[verdict]}; give it a `write_decision(verdict, turn)` whose "
                     "text its `parse` reads"
                 )
+
+
+def _trained(played: ProtocolWorkflow, finetuning: FinetuneConfig) -> list[str]:
+    """The agents whose answers are trained on: of the target's model, and by its functions."""
+    functions = set(finetuning.target_functions)
+    return [
+        agent
+        for agent, model in played.models.items()
+        if functions & {agent, EVERY_FUNCTION} and model in (None, finetuning.target_model)
+    ]
