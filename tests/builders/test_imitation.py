@@ -1,24 +1,25 @@
 """Which episodes are imitated, and decisions that are put right before that."""
 
+import json
 import math
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from etude.builders import imitation
 from etude.builders.expert_iteration import SelectionConfig, imitations
 from etude.builders.imitation import GuessReplacementConfig, WeightingConfig, draw, guess_of
 from etude.builders.scored import Tally
+from etude.core.errors import RequestError
 from etude.core.keys import generator
 from etude.core.trajectory import TrajectoryCollection
 from etude.learner.collate import supervised_batch
-from etude.protocols import adp, nip
+from etude.protocols import SCALES, Act, adp, nip, parse_answer
 from tests.builders.plays import part_of, played, scored
 from tests.builders.scripted_episodes import group
-from tests.protocols.games import example
+from tests.protocols.games import Labelled, example
 from tests.support import END
 
 rewards = st.lists(st.floats(-2, 2), max_size=12)
@@ -83,11 +84,6 @@ def test_the_share_of_replaced_guesses_is_annealed(annealing, expected):
     assert [config.share(epoch) for epoch in range(4)] == pytest.approx(expected)
 
 
-def test_a_scale_of_decisions_must_be_known():
-    with pytest.raises(ValidationError, match="there is no decision scale 'likert'"):
-        GuessReplacementConfig(scale="likert")
-
-
 ASK, WRONG, RIGHT = "show me", "Decision: accept", "Decision: reject"
 
 
@@ -130,9 +126,61 @@ async def test_the_backend_makes_the_tokens_of_what_was_not_sampled(fooled):
     assert trained == ASK.encode() + bytes([END]) + RIGHT.encode() + bytes([END])
 
 
-async def test_the_words_of_the_truth_can_be_set(fooled):
-    (row,) = verifier_rows(fooled, proportion=1.0, scale="likert_scale_5", text="My verdict: {decision}.")
-    assert row.episode[-1].content == "My verdict: strongly disagree."
+@pytest.mark.parametrize("scale", [*SCALES])
+@pytest.mark.parametrize("truth", [0, 1])
+async def test_a_replaced_guess_is_one_that_the_protocols_own_scale_reads(tmp_path, scale, truth):
+    protocol = adp(verifier_decision_spectrum=scale)
+    wrong = f"Decision: {SCALES[scale].strongest(1 - truth)}"
+    record = await played(tmp_path, protocol, ["trust me", wrong], about=example(truth))
+    (row,) = verifier_rows(record, proportion=1.0)
+    (turn,) = protocol.rounds(0)[1]
+    act = parse_answer(row.episode[-1].content, turn)
+    assert act.decision == (1.0 if truth else -1.0)
+
+
+class BareVerdicts(Labelled):
+    """Reads the verdict alone, without `Decision:` before it."""
+
+    def parse(self, text, turn):
+        value = turn.scale.read(text) if turn.decide == "must" else None
+        return Act(dict.fromkeys(turn.writes, text)) if value is None else Act(decision=value)
+
+
+class JsonVerdicts(Labelled):
+    """Reads a verdict in a format of its own, and raises on any other text."""
+
+    def parse(self, text, turn):
+        if turn.decide == "no":
+            return Act(dict.fromkeys(turn.writes, text))
+        return Act(decision=2.0 * json.loads(text)["right"] - 1)
+
+    def write_decision(self, verdict, turn):
+        return json.dumps({"right": verdict})
+
+
+@pytest.mark.parametrize(
+    ("scenario", "wrong", "right"),
+    [(BareVerdicts, "accept", "reject"), (JsonVerdicts, '{"right": 1}', '{"right": 0}')],
+)
+async def test_a_replaced_guess_is_written_as_the_scenario_reads_it(tmp_path, scenario, wrong, right):
+    record = await played(tmp_path, adp(), ["trust me", wrong], about=example(0), scenario=scenario())
+    (row,) = verifier_rows(record, proportion=1.0)
+    assert row.episode[-1].content == right
+
+
+class Unwritable(JsonVerdicts):
+    """Says nothing of how a verdict is written."""
+
+    def write_decision(self, verdict, turn):
+        return "yes" if verdict else "no"
+
+
+async def test_a_guess_that_cannot_be_written_is_no_row_but_an_error(tmp_path):
+    answers = ["trust me", '{"right": 1}']
+    record = await played(tmp_path, adp(), answers, about=example(0), scenario=Unwritable())
+    assert verifier_rows(record) == []
+    with pytest.raises(RequestError, match=r"'train/0/e/0'.*answer of 'verifier'.*write_decision"):
+        verifier_rows(record, proportion=1.0)
 
 
 async def test_only_a_decision_is_replaced(tmp_path, fooled):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def wordgame(tmp_path: Path) -> None:
     make_importable(tmp_path)
 
 
-def config(**workflow: Any) -> Any:
+def config(agents: Sequence[str] = ("verifier", "prover"), **workflow: Any) -> Any:
     return parse_config(
         {
             "llms": {
@@ -73,12 +74,9 @@ def config(**workflow: Any) -> Any:
             "workflow": {**WORKFLOW, **workflow},
             "eval": {
                 "general": {"max_calls": 60},
-                "evaluators": {
-                    "verifier": {"_type": "protocol_reward", "agent": "verifier"},
-                    "prover": {"_type": "protocol_reward", "agent": "prover"},
-                },
+                "evaluators": {name: {"_type": "protocol_reward", "agent": name} for name in agents},
             },
-            "finetuning": {"seed": 3, "target_model": "weak", "reward_function": {"name": "verifier"}},
+            "finetuning": {"seed": 3, "target_model": "weak", "reward_function": {"name": agents[0]}},
         }
     )
 
@@ -126,6 +124,12 @@ async def test_one_model_can_play_all_agents(journal: Journal, policy: str | Non
         ({"widths": 0}, "workflow.widths"),
         ({"retries": -1}, "workflow.retries"),
         ({"scenarios": "x"}, "did you mean 'scenario'"),
+        (
+            {"policies": {"provr": "weak"}},
+            "workflow.policies.provr: the workflow has no agent 'provr'; did you mean 'prover'",
+        ),
+        ({"sampling": {"provr": {}}}, "workflow.sampling.provr: the workflow has no agent 'provr'"),
+        ({"widths": {"provr": 2}}, "workflow.widths.provr: the workflow has no agent 'provr'"),
     ],
 )
 def test_what_a_config_cannot_say_is_told_when_it_is_read(keys: dict[str, Any], message: str) -> None:
@@ -145,10 +149,7 @@ def test_what_a_config_cannot_say_is_told_when_it_is_read(keys: dict[str, Any], 
         ({"scenario": "wordgame:Half"}, "has no method 'parse'; it needs render, parse, truth, stance"),
         ({"scenario": "wordgame:missing"}, "wordgame"),
         ({"policies": {"prover": "weak"}}, "no model for the agent 'verifier'"),
-        ({"policies": {"provr": "weak"}}, "'adp' has no agent 'provr'; did you mean 'prover'"),
-        ({"sampling": {"provr": {}}}, "sampling: protocol 'adp' has no agent 'provr'"),
         ({"sampling": {"prover": {"temprature": 1}}}, "'temprature' is not a sampling parameter"),
-        ({"widths": {"provr": 2}}, "widths: there is no agent 'provr'"),
         ({"widths": 10}, "can take 110 calls, and eval.general.max_calls is 60"),
     ],
 )
@@ -159,7 +160,7 @@ async def test_what_does_not_fit_is_told_when_it_is_built(keys: dict[str, Any], 
 
 
 async def test_a_protocol_of_ones_own_is_named_by_its_import_path(journal: Journal) -> None:
-    keys = {"protocol": "wordgame:coin", "arguments": {"reward": 4.0}}
+    keys = {"protocol": "wordgame:coin", "arguments": {"reward": 4.0}, "agents": ["judge"]}
     async with Builder(config(**keys)) as builder:
         workflow = await builder.get_workflow()
         collector = Collector(workflow, {"policy": scripted(judge=["Decision: reject"])}, journal)

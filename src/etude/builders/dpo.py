@@ -13,8 +13,11 @@ from etude.builders.candidates import pair_of, pair_rewards, turns_of
 from etude.builders.collecting import CollectingBuilder, CollectingConfig
 from etude.builders.plays import by_agent, is_play
 from etude.builders.preferences import preference, same_prompt
+from etude.builders.protocol_checks import require_branching
 from etude.builders.scored import Group, ScoredEpisode, Tally
+from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trajectory_builder
+from etude.core.errors import RequestError
 from etude.core.trajectory import DPOItem, Method, Trajectory
 
 if TYPE_CHECKING:
@@ -145,6 +148,15 @@ class DpoBuilder(CollectingBuilder):
         super().__init__(trajectory_builder_config)
         self.dpo = trajectory_builder_config
 
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Take the `finetuning` block. Raises RequestError for groups in which there is never a pair."""
+        await super().initialize(run_config)
+        if self.dpo.compare == "episodes" and self.config.num_generations == 1:
+            raise RequestError(
+                "num_generations: 1 makes groups of one episode, in which there is no pair, so that DPO "
+                "would learn nothing. Ask for at least 2; 8 is usual."
+            )
+
     def build(self, group: Group, tally: Tally) -> list[Trajectory]:
         """See `dpo_trajectories`; of answers, `turn_preferences`."""
         if self.dpo.compare == "turns":
@@ -167,5 +179,11 @@ class DpoBuilder(CollectingBuilder):
 
 @register_trajectory_builder(config_type=DpoBuilderConfig)
 async def dpo(config: DpoBuilderConfig, builder: Builder) -> AsyncIterator[DpoBuilder]:
-    """The registered component `dpo`."""
+    """The registered component `dpo`.
+
+    Raises RequestError for answers of a protocol that are to be compared, and can never be.
+    """
+    if config.compare == "turns":
+        remedy = "Set `workflow.widths: 2` or more, also by agent; or `compare: episodes`"
+        await require_branching(builder, None, "`compare: turns`", remedy)
     yield DpoBuilder(config)

@@ -20,6 +20,7 @@ from etude.builders.imitation import (
     guess_of,
     with_truth,
 )
+from etude.builders.protocol_checks import require_guesses
 from etude.builders.scored import Group, ScoredEpisode, Tally, rewards_of
 from etude.builders.transcript import trajectory_of
 from etude.config.registry import register_trajectory_builder
@@ -68,11 +69,11 @@ def imitations(
         }
         guesses = _guesses(own, config.guess_replacement, epoch, fold(seed, str(agent), "guess"))
         for place, scored in guesses:
-            branch = guess_of(scored)
-            assert branch is not None
+            guess = guess_of(scored)
+            assert guess is not None
             facts = {"reasoning": scored.reasoning}
-            trajectory = trajectory_of(branch, scored.episode, scored.reward, discount, facts)
-            made[place].append(with_truth(trajectory, scored, config.guess_replacement))
+            trajectory = trajectory_of(guess.branch, scored.episode, scored.reward, discount, facts)
+            made[place].append(with_truth(trajectory, guess))
             own[place].remove(scored)
         for place, scored in _selected(own, config, fold(seed, str(agent), "draw"), tally):
             made[place] += [
@@ -95,10 +96,12 @@ def _guesses(
     own: Places, config: GuessReplacementConfig, epoch: int, seed: int
 ) -> list[tuple[int, ScoredEpisode]]:
     """The episodes whose decision is replaced: a share of all, drawn from those that have one."""
+    count = int(config.share(epoch) * sum(map(len, own.values())))
+    if not count:
+        return []
     with_guess = [
         (place, scored) for place, group in own.items() for scored in group if guess_of(scored) is not None
     ]
-    count = int(config.share(epoch) * sum(map(len, own.values())))
     generator(seed).shuffle(with_guess)
     return with_guess[:count]
 
@@ -151,5 +154,10 @@ class ExpertIterationBuilder(CollectingBuilder):
 async def expert_iteration(
     config: ExpertIterationBuilderConfig, builder: Builder
 ) -> AsyncIterator[ExpertIterationBuilder]:
-    """The registered component `expert_iteration`."""
+    """The registered component `expert_iteration`.
+
+    Raises RequestError for guesses of a protocol that are to be replaced, and cannot be.
+    """
+    if config.guess_replacement.proportion:
+        await require_guesses(builder)
     yield ExpertIterationBuilder(config)

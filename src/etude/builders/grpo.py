@@ -14,6 +14,7 @@ from pydantic import Field
 from etude.builders.candidates import Candidate, Turn, turns_of
 from etude.builders.collecting import CollectingBuilder, CollectingConfig
 from etude.builders.plays import tree_of, turn_returns
+from etude.builders.protocol_checks import require_branching
 from etude.builders.scored import Group, Tally
 from etude.builders.transcript import trajectory_of
 from etude.config.finetuning import FinetuneConfig
@@ -137,5 +138,11 @@ class GrpoBuilder(CollectingBuilder):
 
 @register_trajectory_builder(config_type=GrpoBuilderConfig)
 async def grpo(config: GrpoBuilderConfig, builder: Builder) -> AsyncIterator[GrpoBuilder]:
-    """The registered component `grpo`."""
+    """The registered component `grpo`.
+
+    Raises RequestError for answers of a protocol that are to be compared, and can never be.
+    """
+    if config.credit == "turn" and config.num_generations == 1 and config.drop_flat_groups:
+        remedy = "Set `num_generations`, or `workflow.widths`, to 2 or more"
+        await require_branching(builder, None, "`credit: turn` with one play", remedy)
     yield GrpoBuilder(config)

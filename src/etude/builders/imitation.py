@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from etude.builders.branches import Branch
 from etude.builders.plays import is_play, tree_of
 from etude.builders.scored import Group, ScoredEpisode, Tally
 from etude.core.errors import RequestError
 from etude.core.trajectory import EpisodeItem, Trajectory
-from etude.protocols.decision import scale_named
 
 BELOW = "episode with a reward below min_reward"
 NOT_BEST = "episode that is not among its group's best"
@@ -57,18 +57,6 @@ class GuessReplacementConfig(BaseModel):
         le=1,
         description="`linear`: what it falls by. `exponential`: the part of it that is lost.",
     )
-    scale: str = Field(
-        default="accept_reject", description="The protocol's decision scale, whose ends are the truth."
-    )
-    text: str = Field(default="Decision: {decision}", description="The verifier's answer that is imitated.")
-
-    @field_validator("scale")
-    @classmethod
-    def _known(cls, scale: str) -> str:
-        try:
-            return scale_named(scale).name
-        except RequestError as error:
-            raise ValueError(str(error)) from None
 
     def share(self, epoch: int) -> float:
         """The share in an epoch, from 0."""
@@ -123,25 +111,51 @@ def draw(rewards: Sequence[float], config: WeightingConfig, rng: random.Random) 
     return sorted(sorted(drawable, key=lambda index: -keys[index])[: min(size, count)])
 
 
-def guess_of(scored: ScoredEpisode) -> Branch | None:
-    """The branch that ends in a verifier's decision, of a play that goes one way only; else None."""
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """An agent's decision in a play, and what should have been said in its place."""
+
+    branch: Branch
+    """It ends with the decision."""
+    right: str
+    """The answer that gives the right verdict, as the play's scenario reads it."""
+
+
+def guess_of(scored: ScoredEpisode) -> Guess | None:
+    """The decision in a play that goes one way only; None where there is no play, or nobody decided.
+
+    Raises RequestError when the scenario reads no answer as the right verdict.
+    """
     if not is_play(scored.episode):
         return None
     tree = tree_of(scored.episode)
     if len(list(tree.leaves())) != 1:
         return None
-    decided = {node.call for node in tree.nodes if node.decision is not None}
-    return next((branch for branch in scored.branches if branch.calls[-1].index in decided), None)
+    decided = {node.call: node for node in tree.nodes if node.decision is not None}
+    branch = next((one for one in scored.branches if one.calls[-1].index in decided), None)
+    if branch is None:
+        return None
+    node = decided[branch.calls[-1].index]
+    if node.guess is None:
+        raise RequestError(
+            f"episode {scored.episode.id!r}: the scenario reads no answer of '{node.agent}' as the right "
+            "verdict, so that its guess cannot be replaced; give the scenario a `write_decision`"
+        )
+    return Guess(branch, node.guess)
 
 
-def with_truth(trajectory: Trajectory, scored: ScoredEpisode, config: GuessReplacementConfig) -> Trajectory:
+def with_truth(trajectory: Trajectory, guess: Guess) -> Trajectory:
     """The trajectory with the truth for its last answer, which was not sampled and has no tokens yet."""
-    text = config.text.format(decision=scale_named(config.scale).strongest(tree_of(scored.episode).truth))
     *before, last = trajectory.episode
     assert isinstance(last, EpisodeItem)
     facts = {key: value for key, value in (last.metadata or {}).items() if key != "finish_reason"}
     replaced = last.model_copy(
-        update={"content": text, "token_ids": None, "logprobs": (), "metadata": facts | {REPLACED: True}}
+        update={
+            "content": guess.right,
+            "token_ids": None,
+            "logprobs": (),
+            "metadata": facts | {REPLACED: True},
+        }
     )
     return trajectory.model_copy(
         update={

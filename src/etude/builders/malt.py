@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,10 +16,13 @@ from etude.builders.candidates import Candidate, Turn, pair_of, pair_rewards, tu
 from etude.builders.collecting import CollectingBuilder, CollectingConfig
 from etude.builders.expert_iteration import SelectionConfig, imitations
 from etude.builders.plays import by_agent
+from etude.builders.protocol_checks import require_branching, require_guesses
 from etude.builders.scored import Group, Tally
+from etude.config.references import RefersToAgent
 from etude.config.registry import register_trajectory_builder
 from etude.core.keys import fold
 from etude.core.trajectory import Method, Trajectory
+from etude.protocols.widths import Widths
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -40,7 +43,7 @@ class MaltBuilderConfig(CollectingConfig, name="malt"):
     credit: Literal["episode", "agent"] = Field(
         default="agent", description="Always `agent`: answers are worth what their agent earned."
     )
-    num_responses: int | list[int] | dict[str, int | list[int]] | None = Field(
+    num_responses: int | list[int] | Annotated[dict[str, int | list[int]], RefersToAgent()] | None = Field(
         default=2,
         description="Answers for each turn: a number, a list by round, or these by agent. Left empty: as the "
         "workflow has it.",
@@ -151,5 +154,14 @@ class MaltBuilder(CollectingBuilder):
 
 @register_trajectory_builder(config_type=MaltBuilderConfig)
 async def malt(config: MaltBuilderConfig, builder: Builder) -> AsyncIterator[MaltBuilder]:
-    """The registered component `malt`."""
+    """The registered component `malt`.
+
+    Raises RequestError for answers of a protocol that are to be compared, and can never be, and for
+    guesses that cannot be replaced.
+    """
+    widths = None if config.num_responses is None else Widths.of(config.num_responses)
+    where = "num_responses" if widths else "workflow.widths"
+    await require_branching(builder, widths, "`_type: malt`", f"Set `{where}` to 2 or more for one of them")
+    if config.initial_expert_iterations and config.expert_iteration.guess_replacement.proportion:
+        await require_guesses(builder)
     yield MaltBuilder(config)

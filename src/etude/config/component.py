@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -38,6 +39,15 @@ class WorkflowConfig(ComponentConfig):
 
     target_functions: ClassVar[tuple[str, ...]] = ("<workflow>",)
     """What `finetuning.target_functions` is where it is left out; `*` stands for all functions."""
+
+    def agents(self) -> Mapping[str, str | None] | None:
+        """The agents, each with the entry of `llms` that it samples from (None: the default model).
+
+        A call of an agent is one of the function with its name. None where that is not known before the
+        workflow runs; then names of agents in the config are not checked. Raises EtudeError when the
+        workflow cannot be made.
+        """
+        return None
 
 
 class DatasetConfig(ComponentConfig):

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from etude.config import registry
+from etude.config.agents import check_agents
 from etude.config.assemble import build_components
 from etude.config.component import ComponentConfig
 from etude.config.document import Document, KeyPath, dig, dotted, strings
@@ -72,6 +73,7 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     for path, component in components.items():
         check_component(path, component, config, problems)
     complete_finetuning(config, problems)
+    check_agents(config, components, problems)
     problems.raise_if_any()
     config.finetuning.run_configuration.config_file = Path(config_file) if config_file else None
     config._as_written.update(problems.references)

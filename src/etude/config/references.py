@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
@@ -29,17 +29,27 @@ class Refers:
     kind: Kind
 
 
+@dataclass(frozen=True, slots=True)
+class RefersToAgent:
+    """Marks what in a component config names agents of the workflow, in the same forms."""
+
+
 LlmRef: TypeAlias = Annotated[str, Refers("llms")]
 """The name of an entry of `llms`."""
 
 EvaluatorRef: TypeAlias = Annotated[str, Refers("evaluators")]
 """The name of an entry of `eval.evaluators`."""
 
+AgentRef: TypeAlias = Annotated[str, RefersToAgent()]
+"""The name of an agent of the workflow, such as one of a protocol."""
+
+MarkT = TypeVar("MarkT", Refers, RefersToAgent)
+
 
 def check_component(path: KeyPath, component: ComponentConfig, config: Config, problems: Problems) -> None:
     """Check the names that a component holds, however deep."""
-    for place, kind, name in _marked(Slot(type(component)), component, path):
-        check_name(place, kind, name, config, problems)
+    for place, _, mark, name in marked(Slot(type(component)), component, path, Refers):
+        check_name(place, mark.kind, name, config, problems)
 
 
 def complete_finetuning(config: Config, problems: Problems) -> None:
@@ -71,19 +81,33 @@ def complete_finetuning(config: Config, problems: Problems) -> None:
     finetuning.reward_function = RewardFunctionConfig(name=name) if name else None
 
 
-def _marked(slot: Slot, value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Kind, str]]:
-    """Each name within `value` that a marker in its type says is a reference, with its place."""
-    for marker in (mark for arm in slot.arms() for mark in arm.metadata if isinstance(mark, Refers)):
-        for name in [value] if isinstance(value, str) else value or ():
-            yield path, marker.kind, name
+def marked(
+    slot: Slot, value: Any, path: KeyPath, mark: type[MarkT]
+) -> Iterator[tuple[KeyPath, KeyPath, MarkT, str]]:
+    """Each name within `value` that a marker in its type says is a reference.
+
+    With the place of the key, and where under it the name is one of several.
+    """
+    for marker in (one for arm in slot.arms() for one in arm.metadata if isinstance(one, mark)):
+        yield from ((path, below, marker, name) for below, name in _names(value))
     if isinstance(value, BaseModel):
         for field, info in type(value).model_fields.items():
             inside = Slot(info.annotation, tuple(info.metadata))
-            yield from _marked(inside, getattr(value, field), (*path, field))
+            yield from marked(inside, getattr(value, field), (*path, field), mark)
     elif isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             for inner in slot.below(key):
-                yield from _marked(inner, item, (*path, key))
+                yield from marked(inner, item, (*path, key), mark)
+
+
+def _names(value: Any) -> Iterator[tuple[KeyPath, str]]:
+    """A name, a list of names, or the keys of a mapping; other values that the type allows have none."""
+    if isinstance(value, str):
+        yield (), value
+    elif isinstance(value, dict):
+        yield from (((key,), key) for key in value)
+    elif isinstance(value, list | tuple):
+        yield from (((place,), one) for place, one in enumerate(value) if isinstance(one, str))
 
 
 def _require_parts(config: Config, problems: Problems) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from etude.builders.branches import Branch, branches_of
-from etude.builders.imitation import GuessReplacementConfig, guess_of, with_truth
+from etude.builders.imitation import guess_of, with_truth
 from etude.builders.plays import agents_of, by_agent, is_play, tree_of
 from etude.builders.preferences import preference, same_prompt
 from etude.builders.scored import ScoredEpisode
@@ -43,9 +43,7 @@ Steps = Mapping[str, Sequence[Step]]
 """Steps by agent."""
 
 
-def supervised_data(
-    rollouts: Rollouts, guess_replaced: Rollouts, model: str, guesses: GuessReplacementConfig
-) -> list[list[Trajectory]]:
+def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) -> list[list[Trajectory]]:
     """What to imitate: each agent's part of its rollouts, and of others with the truth for the decision.
 
     A rollout in which nobody decided has no guess to replace, and is left out.
@@ -57,9 +55,9 @@ def supervised_data(
     ]
     for agent, episodes in guess_replaced.items():
         for scored in _parts(agent, episodes, model):
-            branch = guess_of(scored)
-            if branch is not None:
-                groups.append([with_truth(_trajectory(branch, scored), scored, guesses)])
+            guess = guess_of(scored)
+            if guess is not None:
+                groups.append([with_truth(_trajectory(guess.branch, scored), guess)])
     return [group for group in groups if group]
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from etude.adapters.lm_client import LanguageModelClient
 from etude.adapters.lm_server import LmServerAdapter
 from etude.adapters.openai_jobs import OpenAiJobs, TrainingJobNotFoundClientError
-from etude.builders.imitation import GuessReplacementConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.skipped import Skipped
@@ -53,13 +52,8 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         agent_wholes: Iterable[GroupAgent],
         line: ModelLine,
         protocol: Protocol | None = None,
-        *,
-        guesses: GuessReplacementConfig | None = None,
     ) -> None:
-        """`line` is the model with its engine and adapter; its rules become those of the agents.
-
-        `guesses` says how a replaced decision is written.
-        """
+        """`line` is the model with its engine and adapter; its rules become those of the agents."""
         super().__init__(group_name, agent_wholes, protocol)
         self.line = line
         settings = self.settings
@@ -69,7 +63,6 @@ class OpenAiSharedModelGroup(SharedModelGroup):
             min_rows=settings.min_rows,
             from_scratch=settings.fine_tune_from_scratch,
         )
-        self._guesses = guesses or GuessReplacementConfig()
         self._state = SharedModelGroupState()
         self._given = False
         self._last: JobResult | None = None
@@ -129,7 +122,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         for name in guess_replaced_rollouts:
             if not self.agent_wholes[name].may_decide:
                 raise RequestError(f"agent '{name}' is no verifier: it has no guess that could be replaced")
-        data = supervised_data(rollouts_per_agent, guess_replaced_rollouts, self.line.model, self._guesses)
+        data = supervised_data(rollouts_per_agent, guess_replaced_rollouts, self.line.model)
         return await self._make_fine_tune_api_call(data, "supervised", job_name)
 
     async def create_dpo_fine_tune_job(

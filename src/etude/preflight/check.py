@@ -32,6 +32,7 @@ from etude.preflight.dry_builder import DryBuilder
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.sizes import ModelSize, together
+from etude.protocols.workflow import ProtocolWorkflow
 from etude.store.run_folder import RunFolder
 
 _FEW = 50
@@ -104,6 +105,9 @@ async def _check_workflow(builder: Builder, findings: Findings) -> None:
     else:
         kind = "async" if workflow.is_async else "in a thread"
         findings.ok("workflow", f"{workflow.name} ({workflow.where}), {kind}")
+        if isinstance(workflow.fn, ProtocolWorkflow):
+            for untried in workflow.fn.protocol.untried:
+                findings.warn("protocol", untried)
 
 
 async def _examples(builder: Builder, source: Any, what: str, findings: Findings) -> list[Example]:

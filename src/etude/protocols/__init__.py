@@ -24,10 +24,12 @@ from etude.protocols.playing import play
 from etude.protocols.protocol import Protocol
 from etude.protocols.registry import find_protocol, find_scenario, register_scenario
 from etude.protocols.reward import ProtocolReward
+from etude.protocols.said import PlayLog, Utterance
 from etude.protocols.scenario import Scenario
 from etude.protocols.transcripts import as_json, as_yaml, transcript
 from etude.protocols.tree import EpisodeTree, Node
-from etude.protocols.turn import Role, Round, Turn
+from etude.protocols.turn import Fork, Role, Round, Turn
+from etude.protocols.vote import AtLeast, Vote, majority, mean_vote, unanimity
 from etude.protocols.widths import Widths, branching, most_calls
 from etude.protocols.workflow import ProtocolWorkflow
 
@@ -36,13 +38,16 @@ __all__ = [
     "SCALES",
     "Act",
     "Answer",
+    "AtLeast",
     "Choice",
     "EpisodeTree",
+    "Fork",
     "Line",
     "Log",
     "Malformed",
     "Node",
     "Outcome",
+    "PlayLog",
     "ProofPayoff",
     "Protocol",
     "ProtocolReward",
@@ -54,7 +59,9 @@ __all__ = [
     "Scenario",
     "Terms",
     "Turn",
+    "Utterance",
     "Verdict",
+    "Vote",
     "Widths",
     "adp",
     "as_json",
@@ -66,6 +73,8 @@ __all__ = [
     "dialogue",
     "find_protocol",
     "find_scenario",
+    "majority",
+    "mean_vote",
     "merlin_arthur",
     "mnip",
     "most_calls",
@@ -75,4 +84,5 @@ __all__ = [
     "register_scenario",
     "solo_verifier",
     "transcript",
+    "unanimity",
 ]

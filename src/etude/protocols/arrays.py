@@ -14,25 +14,8 @@ from typing import Any
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import MissingExtraError, RequestError
 from etude.protocols.fill import Filler
-from etude.protocols.tree import EpisodeTree, Node
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One way that a play went."""
-
-    record: EpisodeRecord
-    tree: EpisodeTree
-    path: tuple[Node, ...]
-
-    @property
-    def played(self) -> int:
-        """Rounds until the end."""
-        return self.path[-1].round + 1
-
-    def round(self, number: int) -> list[Node]:
-        """The answers of a round."""
-        return [node for node in self.path if node.round == number]
+from etude.protocols.rows import Row
+from etude.protocols.tree import EpisodeTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,138 +2,163 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Collection
-from itertools import product
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
 
 from etude.config.nearest import alternatives
-from etude.core.errors import RequestError
-from etude.protocols.bounds import earned_in_a_play
-from etude.protocols.decision import VERDICTS
-from etude.protocols.outcome import outcomes
-from etude.protocols.turn import Round, Turn
-
-if TYPE_CHECKING:
-    from etude.protocols.protocol import Protocol
+from etude.protocols.rules import Bounds, Rules, voters_of, wrong
+from etude.protocols.survey import Survey
+from etude.protocols.turn import STANCES, Fork, Round, Schedule, Turn, rounds_at, turns_at
 
 _TOLERANCE = 1e-9
 
 
-def check_protocol(protocol: Protocol) -> None:
-    """Raises RequestError with the first thing that is wrong."""
-    _check_names(protocol)
-    for rounds in protocol.schedules:
-        for number, turns in enumerate(rounds):
-            _check_round(protocol, number, turns)
-        _check_end(protocol, rounds)
-    _check_payoffs(protocol)
-    if protocol.bounds:
-        _check_bounds(protocol)
+def check_rules(rules: Rules) -> None:
+    """Raises RequestError with the first thing that is wrong with who speaks, hears and decides."""
+    _check_names(rules)
+    for schedule in rules.schedules:
+        for number, place in enumerate(schedule):
+            for where, turns in _rounds(number, place):
+                _check_round(rules, where, turns)
+        _check_end(rules, schedule)
 
 
-def _check_names(protocol: Protocol) -> None:
-    if not protocol.agents:
-        raise _wrong(protocol, "it has no agents")
-    for channel, readers in protocol.channels.items():
+def check_bounds(rules: Rules, found: Survey) -> Bounds:
+    """The least and the most that each agent can earn: as given, or else as worked out.
+
+    Raises RequestError for bounds that are not those of all agents, that can be left in a play, or that
+    are missing where they cannot be worked out.
+    """
+    if not rules.bounds:
+        if found.earned is None:
+            raise wrong(
+                rules,
+                "the payoff looks at what is said (`outcome.log`), so that its bounds cannot be worked out; "
+                "give `bounds`: for each agent the least and the most that it can earn in a play",
+            )
+        return found.earned
+    missing = [agent for agent in rules.agents if agent not in rules.bounds]
+    if missing:
+        raise wrong(rules, f"'{missing[0]}' has no bounds; give them for all agents or for none")
+    for agent, (low, high) in rules.bounds.items():
+        _require(rules, agent, rules.agents, "bounds are for")
+        if not low <= high:
+            raise wrong(rules, f"the bounds of '{agent}' are {low:g} to {high:g}; the least comes first")
+        least, most = (low, high) if found.earned is None else found.earned[agent]
+        if not within(least, (low, high)) or not within(most, (low, high)):
+            raise wrong(
+                rules,
+                f"'{agent}' can earn {least:g} to {most:g} in a play, outside its bounds {low:g} to {high:g}",
+            )
+    return rules.bounds
+
+
+def within(value: float, bounds: tuple[float, float]) -> bool:
+    """Whether something earned lies within bounds, but for rounding."""
+    low, high = bounds
+    return low - _TOLERANCE <= value <= high + _TOLERANCE
+
+
+def _check_names(rules: Rules) -> None:
+    if not rules.agents:
+        raise wrong(rules, "it has no agents")
+    for agent, role in rules.agents.items():
+        if role.stance is not None and role.stance not in STANCES:
+            known = ", ".join(map(str, STANCES))
+            raise wrong(rules, f"the stance of '{agent}' is {role.stance!r}; it is one of: {known}, or None")
+    for channel, readers in rules.channels.items():
         for reader in sorted(readers):
-            _require(protocol, reader, protocol.agents, f"channel '{channel}' is read by")
-    if not protocol.schedules or not all(protocol.schedules):
-        raise _wrong(protocol, "it has no rounds")
-    if protocol.forced not in (None, "accept", "reject", "truth"):
-        raise _wrong(protocol, f"a forced decision is accept, reject or truth, not {protocol.forced!r}")
+            _require(rules, reader, rules.agents, f"channel '{channel}' is read by")
+    if not rules.schedules or not all(rules.schedules):
+        raise wrong(rules, "it has no rounds")
+    if rules.forced not in (None, "accept", "reject", "truth"):
+        raise wrong(rules, f"a forced decision is accept, reject or truth, not {rules.forced!r}")
 
 
-def _check_round(protocol: Protocol, number: int, turns: Round) -> None:
-    where = f"round {number}"
+def _rounds(number: int, place: Round | Fork) -> Iterator[tuple[str, Round]]:
+    """The rounds that there can be in a place, each with its name; options that pass are left out."""
+    if not isinstance(place, Fork):
+        yield f"round {number}", place
+        return
+    named = [(f"option '{name}' of round {number}", turns) for name, turns in place.options.items()]
+    passing = all(not turns for _, turns in named)
+    yield from ((where, turns) for where, turns in named if turns)
+    if passing:
+        yield f"round {number}", ()
+
+
+def _check_round(rules: Rules, where: str, turns: Round) -> None:
     if not turns:
-        raise _wrong(protocol, f"{where} has no turns")
+        raise wrong(rules, f"{where} has no turns")
     twice = _repeated([turn.agent for turn in turns])
     if twice:
-        raise _wrong(protocol, f"'{twice}' has two turns in {where}")
+        raise wrong(rules, f"'{twice}' has two turns in {where}")
     for turn in turns:
-        _check_turn(protocol, where, turn)
+        _check_turn(rules, where, turn)
     channel = _repeated([channel for turn in turns for channel in turn.writes])
     if channel:
         writers = " and ".join(f"'{turn.agent}'" for turn in turns if channel in turn.writes)
-        raise _wrong(protocol, f"{writers} both write on channel '{channel}' in {where}")
-    deciders = [turn.agent for turn in turns if protocol.agents[turn.agent].may_decide]
-    if len(deciders) > 1:
-        raise _wrong(
-            protocol, f"{' and '.join(deciders)} may both decide in {where}; one verdict ends a play"
+        raise wrong(rules, f"{writers} both write on channel '{channel}' in {where}")
+    deciders = [turn.agent for turn in turns if rules.agents[turn.agent].may_decide]
+    if len(deciders) > 1 and rules.vote is None:
+        raise wrong(
+            rules,
+            f"{' and '.join(deciders)} may both decide in {where}; say with `vote` what their ballots "
+            f"come to, "
+            "such as `vote=majority`",
         )
 
 
-def _check_turn(protocol: Protocol, where: str, turn: Turn) -> None:
-    _require(protocol, turn.agent, protocol.agents, f"{where} is a turn of")
+def _check_turn(rules: Rules, where: str, turn: Turn) -> None:
+    _require(rules, turn.agent, rules.agents, f"{where} is a turn of")
     for channel in turn.writes:
-        _require(protocol, channel, protocol.channels, f"'{turn.agent}' writes in {where} on")
-        if turn.agent not in protocol.channels[channel]:
-            raise _wrong(
-                protocol, f"'{turn.agent}' writes on channel '{channel}' in {where}, and cannot read it"
-            )
+        _require(rules, channel, rules.channels, f"'{turn.agent}' writes in {where} on")
+        if turn.agent not in rules.channels[channel]:
+            raise wrong(rules, f"'{turn.agent}' writes on channel '{channel}' in {where}, and cannot read it")
     if _repeated(turn.writes):
-        raise _wrong(
-            protocol, f"'{turn.agent}' writes twice on channel '{_repeated(turn.writes)}' in {where}"
-        )
+        raise wrong(rules, f"'{turn.agent}' writes twice on channel '{_repeated(turn.writes)}' in {where}")
     if turn.headers and len(turn.headers) != len(turn.writes):
-        raise _wrong(
-            protocol,
+        raise wrong(
+            rules,
             f"'{turn.agent}' has {len(turn.headers)} headers in {where} for {len(turn.writes)} channels",
         )
-    if turn.decide != "no" and not protocol.agents[turn.agent].may_decide:
-        raise _wrong(protocol, f"'{turn.agent}' {turn.decide} decide in {where}, and its role may not")
+    if turn.decide != "no" and not rules.agents[turn.agent].may_decide:
+        raise wrong(rules, f"'{turn.agent}' {turn.decide} decide in {where}, and its role may not")
     if turn.decide == "no" and not turn.writes:
-        raise _wrong(protocol, f"'{turn.agent}' neither writes nor decides in {where}")
-
-
-def _check_end(protocol: Protocol, rounds: tuple[Round, ...]) -> None:
-    obliged = [number for number, turns in enumerate(rounds) if any(turn.decide == "must" for turn in turns)]
-    if not obliged:
-        speakers = " and ".join(f"'{turn.agent}'" for turn in rounds[-1])
-        raise _wrong(
-            protocol,
-            f"the last round ({len(rounds) - 1}) is a turn of {speakers} that need not decide; "
-            "end with a turn that must decide",
+        raise wrong(rules, f"'{turn.agent}' neither writes nor decides in {where}")
+    if turn.open and (turn.decide == "no" or not turn.writes):
+        raise wrong(
+            rules,
+            f"'{turn.agent}' has an open ballot in {where}, which takes a decision and a channel to "
+            "tell it on",
         )
-    if obliged[0] != len(rounds) - 1:
-        raise _wrong(protocol, f"nothing can follow round {obliged[0]}, which must decide")
 
 
-def _check_payoffs(protocol: Protocol) -> None:
-    for rounds, truth, stance in product(protocol.schedules, VERDICTS, VERDICTS):
-        for number, turns in enumerate(rounds, 1):
-            for outcome in outcomes(protocol, turns, last=number == len(rounds), truth=truth, stance=stance):
-                for agent, value in protocol.payoff(outcome).items():
-                    _require(protocol, agent, protocol.agents, "payoffs are for")
-                    if not math.isfinite(value):
-                        raise _wrong(protocol, f"the payoff of '{agent}' is {value} for {outcome}")
+def _check_end(rules: Rules, schedule: Schedule) -> None:
+    """Without a vote nothing follows a round that must decide; where a verdict is needed, it is the last."""
+    last = len(schedule) - 1
+    obliged = [number for number, place in enumerate(schedule) if _must_decide(place)]
+    votes = rules.vote is not None and len(voters_of(rules, schedule)) > 1
+    if obliged and obliged[0] != last and not votes:
+        raise wrong(rules, f"nothing can follow round {obliged[0]}, which must decide")
+    if rules.needs_verdict and last not in obliged:
+        speakers = " and ".join(dict.fromkeys(f"'{turn.agent}'" for turn in turns_at(schedule[last])))
+        raise wrong(
+            rules,
+            f"the last round ({last}) is a turn of {speakers} that need not decide; end with a turn that "
+            "must decide, or say `needs_verdict=False`",
+        )
 
 
-def _check_bounds(protocol: Protocol) -> None:
-    missing = [agent for agent in protocol.agents if agent not in protocol.bounds]
-    if missing:
-        raise _wrong(protocol, f"'{missing[0]}' has no bounds; give them for all agents or for none")
-    earned = earned_in_a_play(protocol)
-    for agent, (low, high) in protocol.bounds.items():
-        _require(protocol, agent, protocol.agents, "bounds are for")
-        least, most = earned[agent]
-        if least < low - _TOLERANCE or most > high + _TOLERANCE:
-            raise _wrong(
-                protocol,
-                f"'{agent}' can earn {least:g} to {most:g} in a play, outside its bounds {low:g} to {high:g}",
-            )
+def _must_decide(place: Round | Fork) -> bool:
+    """Whether, whatever is chosen, somebody must decide."""
+    return all(any(turn.decide == "must" for turn in turns) for turns in rounds_at(place))
 
 
-def _require(protocol: Protocol, name: str, known: Collection[str], where: str) -> None:
+def _require(rules: Rules, name: str, known: Collection[str], where: str) -> None:
     if name not in known:
-        raise _wrong(protocol, f"{where} '{name}', which is not there" + alternatives(name, known))
+        raise wrong(rules, f"{where} '{name}', which is not there" + alternatives(name, known))
 
 
 def _repeated(names: Collection[str]) -> str | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
-
-
-def _wrong(protocol: Protocol, what: str) -> RequestError:
-    return RequestError(f"protocol '{protocol.name}': {what}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
 from etude.config.component import EvaluatorConfig, WorkflowConfig
-from etude.config.references import LlmRef
+from etude.config.references import AgentRef, LlmRef, RefersToAgent
 from etude.config.registry import register_evaluator, register_workflow
 from etude.core.errors import RequestError
 from etude.protocols.protocol import Protocol
@@ -41,19 +41,26 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
         default=None,
         description="The model of agents that `policies` does not name; left out: the trained one.",
     )
-    policies: dict[str, LlmRef] = Field(default_factory=dict, description="The models of agents by name.")
-    widths: _Width | list[_Width] | dict[str, _Width | list[_Width]] = Field(
+    policies: Annotated[dict[str, LlmRef], RefersToAgent()] = Field(
+        default_factory=dict, description="The models of agents by name."
+    )
+    widths: _Width | list[_Width] | Annotated[dict[str, _Width | list[_Width]], RefersToAgent()] = Field(
         default=1,
         description="Answers for each turn: a number, a list by round, or these by agent. 1 is a rollout.",
     )
     retries: int = Field(
         default=RETRIES, ge=0, description="How often a malformed answer is asked for again before it counts."
     )
-    sampling: dict[str, dict[str, Any]] = Field(
+    sampling: Annotated[dict[str, dict[str, Any]], RefersToAgent()] = Field(
         default_factory=dict,
         description="Sampling parameters by agent, such as `{prover: {max_tokens: 200}}`.",
     )
     timeout: float | None = Field(default=None, gt=0, description="Seconds that a play may take.")
+
+    def agents(self) -> Mapping[str, str | None]:
+        """Those of the protocol. Raises RequestError when it cannot be made."""
+        protocol = find_protocol(self.protocol, self.arguments)
+        return {agent: self.policies.get(agent, self.policy) for agent in protocol.agents}
 
 
 @register_workflow(config_type=ProtocolWorkflowConfig)
@@ -90,7 +97,7 @@ def _policies(config: ProtocolWorkflowConfig, protocol: Protocol) -> dict[str, s
 class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):
     """What an agent earned by the payoffs of the protocol."""
 
-    agent: str = Field(description="The agent, such as `verifier`.")
+    agent: AgentRef = Field(description="The agent, such as `verifier`.")
 
 
 @register_evaluator(config_type=ProtocolRewardConfig)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etude.protocols.decision import UNDECIDED, code_of
+from etude.protocols.rows import Row
 from etude.protocols.tree import Node
-
-if TYPE_CHECKING:
-    from etude.protocols.arrays import Row
 
 PROMPT_FIELDS = ("content", "name", "role")
 """The last axis of `agents.prompt`."""
@@ -134,8 +132,10 @@ class Filler:
         for b, row in enumerate(self.rows):
             before = -1
             for number in range(row.played):
-                node_BR[b, number] = first_of[row.record.id] + row.round(number)[-1].id
-                parent_BR[b, number], before = before, node_BR[b, number]
+                nodes = row.round(number)
+                if nodes:  # A fork may have passed over the round.
+                    node_BR[b, number] = first_of[row.record.id] + nodes[-1].id
+                    parent_BR[b, number], before = before, node_BR[b, number]
         return {"_node_id": node_BR, "_parent_node_id": parent_BR}
 
     def _prompts(self) -> Any:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from etude.core.errors import EpisodeError
+from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
 from etude.protocols.act import Act, Malformed
 from etude.protocols.asking import Question, Said
+from etude.protocols.checks import within
 from etude.protocols.decision import VERDICTS, Verdict
-from etude.protocols.log import log_of
-from etude.protocols.outcome import Outcome, resolve
+from etude.protocols.guess import answer_for
+from etude.protocols.log import log_of, play_log
+from etude.protocols.made_up import ballot
+from etude.protocols.outcome import Outcome
 from etude.protocols.protocol import Protocol
+from etude.protocols.resolving import Facts, next_round, resolve
+from etude.protocols.rules import drawn_side, voters_of
 from etude.protocols.scenario import Scenario
+from etude.protocols.survey import check_earned
 from etude.protocols.tree import EpisodeTree, Node
-from etude.protocols.turn import Round
+from etude.protocols.turn import Round, Turn
 from etude.protocols.widths import Widths
 
 Path = tuple[Node, ...]
@@ -32,7 +40,7 @@ class Play:
     example: Example
     widths: Widths
     key: int
-    """Seed of the play's own draws: the schedule and the order of channels."""
+    """Seed of the play's own draws: the schedule, the sides and the order of channels."""
 
     @property
     def truth(self) -> Verdict:
@@ -41,8 +49,14 @@ class Play:
 
     @property
     def stance(self) -> Verdict:
-        """The example's stance. Raises EpisodeError when the scenario has none."""
-        return _verdict("stance", self.scenario.stance(self.example), self.example)
+        """The example's stance; drawn where it has none. Raises EpisodeError when it is no verdict."""
+        own = self.scenario.stance(self.example)
+        return self.drawn if own is None else _verdict("stance", own, self.example)
+
+    @property
+    def drawn(self) -> Verdict:
+        """The side that the coin shows."""
+        return drawn_side(self.key)
 
 
 class Answers(typing.Protocol):
@@ -56,108 +70,167 @@ async def grow(play: Play, asker: Answers) -> EpisodeTree:
     """Play a protocol to its end, along all branches.
 
     All branches take their round together. So the order of the questions does not depend on which model
-    answers first, and a play that is taken up again asks what it had asked. Raises what `asker` raises.
+    answers first, and a play that is taken up again asks what it had asked. Raises what `asker` raises,
+    and EpisodeError for a payoff outside its bounds, or a vote or fork that gives what there is not.
     """
-    protocol, truth, stance = play.protocol, play.truth, play.stance
-    rounds = protocol.rounds(play.key)
-    nodes: list[Node] = []
-    paths: list[Path] = [()]
-    for number, turns in enumerate(rounds):
-        questions = [
-            question for path in paths for question in _questions(play, rounds, number, path, stance)
-        ]
-        answers = iter(await asker.ask(questions))
-        grown = [new for path in paths for new in _branches(play.widths, number, turns, path, answers, nodes)]
-        last = number == len(rounds) - 1
-        paths = []
-        for path in grown:
-            outcome = _outcome(protocol, turns, path, last=last, truth=truth, stance=stance)
-            node = nodes[path[-1].id] = _with_outcome(protocol, path[-1], outcome)
-            if not outcome.over:
-                paths.append((*path[:-1], node))
-        if not paths:
-            break
-    return EpisodeTree(
-        protocol=protocol.name,
-        agents=tuple(protocol.agents),
-        channels=tuple(protocol.channels),
-        max_rounds=protocol.max_rounds,
-        truth=truth,
-        stance=stance,
-        key=play.key,
-        bounds=dict(protocol.bounds),
-        nodes=tuple(nodes),
-    )
+    return await _Growing(play, asker).tree()
 
 
-def _questions(
-    play: Play, rounds: Sequence[Round], number: int, path: Path, stance: Verdict
-) -> Iterator[Question]:
-    """What the agents of a round are asked after a path, once for each answer that is wanted."""
-    for turn in rounds[number]:
-        log = log_of(play.protocol, rounds, path, turn.agent, number, stance=stance, key=play.key)
-        question = Question(turn, play.scenario.render(play.example, log, turn.agent, turn))
-        for _ in range(play.widths.at(turn.agent, number)):
-            yield question
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way that the play went so far, and the round that it comes to."""
+
+    path: Path
+    number: int
+    turns: Round
 
 
-def _branches(
-    widths: Widths, number: int, turns: Round, path: Path, answers: Iterator[Said], nodes: list[Node]
-) -> list[Path]:
-    """The path with each combination of the answers of a round; new nodes are added to `nodes`."""
-    branches = [path]
-    for turn in turns:
-        said = [next(answers) for _ in range(widths.at(turn.agent, number))]
-        extended: list[Path] = []
-        for branch in branches:
-            for one in said:
-                nodes.append(_node(len(nodes), branch, number, turn.agent, one))
-                extended.append((*branch, nodes[-1]))
-        branches = extended
-    return branches
+class _Growing:
+    """A tree that grows."""
+
+    def __init__(self, play: Play, asker: Answers) -> None:
+        self._play = play
+        self._protocol = play.protocol
+        self._asker = asker
+        self._schedule = play.protocol.rounds(play.key)
+        self._facts = Facts(
+            play.truth, play.stance, play.drawn, voters_of(play.protocol, play.protocol.rounds(play.key))
+        )
+        self._nodes: list[Node] = []
+        self._guesses: dict[Turn, str | None] = {}
+
+    async def tree(self) -> EpisodeTree:
+        """Grow it to the end."""
+        protocol, facts = self._protocol, self._facts
+        ways = self._ways((), 0)
+        for number in range(len(self._schedule)):
+            here = [way for way in ways if way.number == number]
+            questions = [question for way in here for question in self._questions(way)]
+            answers = iter(await self._asker.ask(questions)) if questions else iter(())
+            ways = [way for way in ways if way.number > number]
+            for way in here:
+                for path in self._branches(way, answers):
+                    ways += self._completed(way, path)
+        return EpisodeTree(
+            protocol=protocol.name,
+            agents=tuple(protocol.agents),
+            channels=tuple(protocol.channels),
+            max_rounds=protocol.max_rounds,
+            truth=facts.truth,
+            stance=facts.stance,
+            key=self._play.key,
+            bounds=dict(protocol.bounds),
+            nodes=tuple(self._nodes),
+            sides=protocol.sides(facts.stance, facts.drawn) if protocol.draws_sides else {},
+        )
+
+    def _ways(self, path: Path, number: int) -> list[_Way]:
+        """Where a path leads from round `number` on; nowhere when the play is over."""
+        with self._in_round(number):
+            found = next_round(self._schedule, number, play_log(path))
+        return [] if found is None else [_Way(path, *found)]
+
+    def _questions(self, way: _Way) -> Iterator[Question]:
+        """What the agents of a round are asked, once for each answer that is wanted."""
+        play = self._play
+        for turn in way.turns:
+            log = log_of(
+                self._protocol,
+                self._schedule,
+                way.path,
+                turn.agent,
+                way.number,
+                stance=self._facts.stance,
+                key=play.key,
+            )
+            question = Question(turn, play.scenario.render(play.example, log, turn.agent, turn))
+            for _ in range(play.widths.at(turn.agent, way.number)):
+                yield question
+
+    def _branches(self, way: _Way, answers: Iterator[Said]) -> list[Path]:
+        """The path with each combination of the answers of a round."""
+        branches = [way.path]
+        for turn in way.turns:
+            said = [next(answers) for _ in range(self._play.widths.at(turn.agent, way.number))]
+            extended: list[Path] = []
+            for branch in branches:
+                for one in said:
+                    self._nodes.append(self._node(branch, way.number, turn, one))
+                    extended.append((*branch, self._nodes[-1]))
+            branches = extended
+        return branches
+
+    def _node(self, path: Path, number: int, turn: Turn, said: Said) -> Node:
+        act = said.act if isinstance(said.act, Act) else Act()
+        told = {} if act.decision is None else ballot(turn, act.decision)
+        return Node(
+            id=len(self._nodes),
+            parent=path[-1].id if path else None,
+            round=number,
+            agent=turn.agent,
+            call=said.call,
+            text=said.text,
+            messages={**act.messages, **told},
+            decision=act.decision,
+            malformed=said.act.reason if isinstance(said.act, Malformed) else None,
+            truncated=said.truncated,
+            rejected=said.rejected,
+            guess=self._guess(turn),
+        )
+
+    def _guess(self, turn: Turn) -> str | None:
+        """The answer that gives the right verdict, in a turn that may decide."""
+        if turn.decide == "no":
+            return None
+        if turn not in self._guesses:
+            self._guesses[turn] = answer_for(self._play.scenario, turn, self._facts.truth)
+        return self._guesses[turn]
+
+    def _completed(self, way: _Way, path: Path) -> list[_Way]:
+        """Pay for a round, and go on after it unless the play is over."""
+        following = self._ways(path, way.number + 1)
+        with self._in_round(way.number):
+            outcome = resolve(self._protocol, self._facts, way.turns, play_log(path), last=not following)
+            payoff = self._protocol.payoff(outcome)
+            check_earned(self._protocol, outcome, payoff)
+        earned = {agent: float(value) for agent, value in payoff.items() if value}
+        node = self._nodes[path[-1].id] = replace(path[-1], rewards=earned)
+        whole = (*path[:-1], node)
+        if not outcome.over:
+            return [replace(one, path=whole) for one in following]
+        self._nodes[node.id] = replace(
+            node, ending=_ending(self._protocol, outcome), verdict=outcome.decision
+        )
+        self._check_bounds(whole)
+        return []
+
+    def _check_bounds(self, path: Path) -> None:
+        """Bounds that were worked out hold; those that were given are held to where they may be left."""
+        protocol = self._protocol
+        if not (protocol.has_given_bounds and protocol.untried):
+            return
+        for agent, bounds in protocol.bounds.items():
+            total = math.fsum(node.rewards.get(agent, 0.0) for node in path)
+            if not within(total, bounds):
+                raise EpisodeError(
+                    f"protocol '{protocol.name}': '{agent}' earned {total:g} in this play, outside its "
+                    f"bounds {bounds[0]:g} to {bounds[1]:g}"
+                )
+
+    @contextmanager
+    def _in_round(self, number: int) -> Iterator[None]:
+        """An error of the protocol's own functions tells where it was."""
+        try:
+            yield
+        except RequestError as error:
+            raise EpisodeError(f"round {number} of protocol '{self._protocol.name}': {error}") from error
 
 
-def _node(index: int, path: Path, number: int, agent: str, said: Said) -> Node:
-    act = said.act if isinstance(said.act, Act) else Act()
-    return Node(
-        id=index,
-        parent=path[-1].id if path else None,
-        round=number,
-        agent=agent,
-        call=said.call,
-        text=said.text,
-        messages=dict(act.messages),
-        decision=act.decision,
-        malformed=said.act.reason if isinstance(said.act, Malformed) else None,
-        truncated=said.truncated,
-        rejected=said.rejected,
-    )
-
-
-def _outcome(
-    protocol: Protocol, turns: Round, path: Path, *, last: bool, truth: Verdict, stance: Verdict
-) -> Outcome:
-    answers = path[-len(turns) :]
-    return resolve(
-        protocol,
-        turns,
-        last=last,
-        truth=truth,
-        stance=stance,
-        decision=next((node.decision for node in answers if node.decision is not None), None),
-        invalid=frozenset(node.agent for node in answers if node.malformed is not None),
-    )
-
-
-def _with_outcome(protocol: Protocol, node: Node, outcome: Outcome) -> Node:
-    """The node that completes a round, with what the round came to."""
-    earned = {agent: float(value) for agent, value in protocol.payoff(outcome).items() if value}
-    if not outcome.over:
-        return replace(node, rewards=earned)
-    decided = outcome.decision is not None
+def _ending(protocol: Protocol, outcome: Outcome) -> str:
+    if outcome.decision is not None:
+        return "decided"
     cut_short = any(protocol.agents[agent].must_be_valid for agent in outcome.invalid)
-    ending = "decided" if decided else "invalid" if cut_short else "undecided"
-    return replace(node, rewards=earned, ending=ending, verdict=outcome.decision)
+    return "invalid" if cut_short else "undecided"
 
 
 def _verdict(what: str, found: Any, example: Example) -> Verdict:

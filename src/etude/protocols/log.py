@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from etude.core.keys import generator
 from etude.protocols.decision import Verdict
-from etude.protocols.turn import Round
-
-if TYPE_CHECKING:
-    from etude.protocols.protocol import Protocol
-    from etude.protocols.tree import Node
+from etude.protocols.protocol import Protocol
+from etude.protocols.resolving import chosen
+from etude.protocols.rules import drawn_side
+from etude.protocols.said import PlayLog, Utterance
+from etude.protocols.tree import Node
+from etude.protocols.turn import Fork, Round, turns_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,14 @@ class Log:
     stance: Verdict | None
     """The verdict that it argues for; None when it argues for nothing."""
     turns_left: int
-    """Turns that it has after this one, if the play goes on to the end."""
-
-    @property
-    def own_turns(self) -> int:
-        """Turns that it has in the longest possible play: the same number in all of its prompts."""
-        return sum(line.channel is None for line in self.lines) + 1 + self.turns_left
+    """Turns that it can have after this one, if the play goes on to the end."""
+    own_turns: int
+    """Turns that it has in the longest possible play: the same number in all of its prompts."""
 
 
 def log_of(
     protocol: Protocol,
-    rounds: Sequence[Round],
+    rounds: Sequence[Round | Fork],
     path: Sequence[Node],
     agent: str,
     number: int,
@@ -56,32 +53,61 @@ def log_of(
     stance: Verdict,
     key: int,
 ) -> Log:
-    """The log of `agent` in round `number`, after the answers of a path from the root of the tree.
+    """The log of `agent` in round `number` of a schedule, after the answers of a path from the root.
 
     Only channels that it reads are in it. `key` is that of the play.
     """
     lines: list[Line] = []
     for before in range(number):
         answers = [node for node in path if node.round == before]
+        if not answers:
+            continue
+        turns = _turns_of(rounds[before], path, before)
         lines += [Line(before, agent, None, node.text) for node in answers if node.agent == agent]
         for channel in _order(protocol, agent, before, key):
-            lines += _heard(rounds[before], answers, agent, channel)
+            lines += _heard(turns, answers, agent, channel)
+    possible = [any(turn.agent == agent for turn in turns_at(place)) for place in rounds]
     return Log(
         protocol=protocol,
         round=number,
         lines=tuple(lines),
-        stance=protocol.stance_of(agent, stance),
-        turns_left=sum(turn.agent == agent for turns in rounds[number + 1 :] for turn in turns),
+        stance=protocol.stance_of(agent, stance, drawn_side(key)),
+        turns_left=sum(possible[number + 1 :]),
+        own_turns=sum(possible),
     )
 
 
+def play_log(path: Sequence[Node]) -> PlayLog:
+    """Everything that was said on a path from the root."""
+    return PlayLog(
+        tuple(
+            Utterance(
+                node.round,
+                node.agent,
+                node.text,
+                node.messages,
+                node.decision,
+                malformed=node.malformed is not None,
+            )
+            for node in path
+        )
+    )
+
+
+def _turns_of(place: Round | Fork, path: Sequence[Node], number: int) -> Round:
+    """The turns that were taken in round `number`."""
+    if not isinstance(place, Fork):
+        return place
+    return chosen(place, play_log([node for node in path if node.round < number]))
+
+
 def _heard(turns: Round, answers: Sequence[Node], reader: str, channel: str) -> list[Line]:
-    """What others said on a channel in a round."""
+    """What others said on a channel in a round. Of a secret ballot nothing is heard."""
     writers = {turn.agent for turn in turns if channel in turn.writes} - {reader}
     return [
         Line(node.round, node.agent, channel, node.messages.get(channel, ""))
         for node in answers
-        if node.agent in writers
+        if node.agent in writers and (node.decision is None or channel in node.messages)
     ]
 
 

@@ -35,7 +35,7 @@ def nip(
     """
     return _proof(
         "nip",
-        terms_of("nip", terms, ProofTerms),
+        terms_of(nip, terms, ProofTerms),
         {"prover": _stance(randomize_prover_stance)},
         {"prover": "main"},
         [cycle_of((("prover",),), verifier_first)],
@@ -51,7 +51,7 @@ def adp(*, randomize_prover_stance: bool = False, **terms: Unpack[ProofTerms]) -
     """
     return _proof(
         "adp",
-        terms_of("adp", terms, ProofTerms),
+        terms_of(adp, terms, ProofTerms),
         {"prover": _stance(randomize_prover_stance)},
         {"prover": "main"},
         [cycle_of((("prover",),), verifier_first=False)],
@@ -78,7 +78,7 @@ def debate(
     """
     return _proof(
         "debate",
-        terms_of("debate", terms, ProofTerms),
+        terms_of(debate, terms, ProofTerms),
         _OPPOSED,
         _OWN_CHANNELS,
         [cycle_of(prover_rounds(sequential, prover0_first), verifier_first)],
@@ -107,7 +107,7 @@ def mnip(
     """
     return _proof(
         "mnip",
-        terms_of("mnip", terms, ProofTerms),
+        terms_of(mnip, terms, ProofTerms),
         dict.fromkeys(_OWN_CHANNELS, _stance(randomize_prover_stance)),
         _OWN_CHANNELS,
         [cycle_of(prover_rounds(sequential, prover0_first), verifier_first)],
@@ -125,7 +125,7 @@ def merlin_arthur(**terms: Unpack[ProofTerms]) -> Protocol:
     """
     return _proof(
         "merlin_arthur",
-        terms_of("merlin_arthur", terms, ProofTerms),
+        terms_of(merlin_arthur, terms, ProofTerms),
         _OPPOSED,
         _ONE_CHANNEL,
         [((prover,), (VERIFIER,)) for prover in _OPPOSED],
@@ -137,7 +137,7 @@ def merlin_arthur(**terms: Unpack[ProofTerms]) -> Protocol:
 
 def solo_verifier(**terms: Unpack[VerifierTerms]) -> Protocol:
     """The verifier decides alone: what the other protocols are measured against."""
-    given = terms_of("solo_verifier", terms, VerifierTerms)
+    given = terms_of(solo_verifier, terms, VerifierTerms)
     return _proof("solo_verifier", given, {}, {}, [((VERIFIER,),)], max_rounds=1)
 
 

@@ -1,17 +1,13 @@
-"""An outcome: what a round came to. Every one that can be, and what payoffs make of it."""
+"""An outcome: what a round came to, which is all that payoffs may look at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import chain, combinations
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from etude.protocols.decision import ACCEPT, REJECT, Verdict, sign
-from etude.protocols.turn import Round, Turn
-
-if TYPE_CHECKING:
-    from etude.protocols.protocol import Protocol
+from etude.protocols.decision import Verdict
+from etude.protocols.said import PlayLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,72 +21,20 @@ class Outcome:
     over: bool
     """Whether the play ended with this round."""
     decider: str | None = None
-    """Of the round's agents the one whose role may decide, whether or not it did."""
+    """Of the round's agents the one whose role may decide, whether or not it did; of several the first."""
     decision: float | None = None
-    """In [-1, 1], from reject to accept; None when there was none."""
+    """The verdict, in [-1, 1], from reject to accept; None when there was none. With a vote, what the
+    ballots came to."""
     invalid: frozenset[str] = frozenset()
     """Agents whose answer stayed malformed."""
+    ballots: Mapping[str, float] = field(default_factory=dict)
+    """The latest decision of each agent that has decided in the play, as it gave it."""
+    sides: Mapping[str, Verdict] = field(default_factory=dict)
+    """The verdict that each agent argues for in this play; those that argue for nothing are left out."""
+    log: PlayLog = field(default_factory=PlayLog)
+    """Everything that was said so far, this round included. A payoff that looks at it needs a protocol
+    with `bounds`: they cannot be worked out."""
 
 
 Payoff: TypeAlias = Callable[[Outcome], Mapping[str, float]]
 """What each agent earns with a round; agents that are left out earn nothing. A pure function."""
-
-
-def resolve(
-    protocol: Protocol,
-    turns: Round,
-    *,
-    last: bool,
-    truth: Verdict,
-    stance: Verdict,
-    decision: float | None,
-    invalid: frozenset[str],
-) -> Outcome:
-    """What a round comes to when it has been played: `last` is whether no round follows it."""
-    if protocol.forced is not None and (decision is not None or last):
-        decision = float(sign(_forced(protocol, truth)))
-    cut_short = any(protocol.agents[agent].must_be_valid for agent in invalid)
-    return Outcome(
-        truth=truth,
-        stance=stance,
-        over=last or decision is not None or cut_short,
-        decider=next((turn.agent for turn in turns if protocol.agents[turn.agent].may_decide), None),
-        decision=decision,
-        invalid=invalid,
-    )
-
-
-def outcomes(
-    protocol: Protocol, turns: Round, *, last: bool, truth: Verdict, stance: Verdict
-) -> Iterator[Outcome]:
-    """Every outcome that a round can come to."""
-    deciding = next((turn for turn in turns if turn.decide != "no"), None)
-    for invalid in _subsets([turn.agent for turn in turns]):
-        for decision in _decisions(deciding, invalid):
-            yield resolve(
-                protocol,
-                turns,
-                last=last,
-                truth=truth,
-                stance=stance,
-                decision=decision,
-                invalid=invalid,
-            )
-
-
-def _forced(protocol: Protocol, truth: Verdict) -> Verdict:
-    if protocol.forced == "truth":
-        return truth
-    return ACCEPT if protocol.forced == "accept" else REJECT
-
-
-def _decisions(deciding: Turn | None, invalid: frozenset[str]) -> tuple[float | None, ...]:
-    """The decisions that a turn can bring, none at all among them."""
-    if deciding is None or deciding.agent in invalid:
-        return (None,)
-    return (*deciding.scale.values, *(() if deciding.decide == "must" else (None,)))
-
-
-def _subsets(agents: list[str]) -> Iterator[frozenset[str]]:
-    sizes = range(len(agents) + 1)
-    return map(frozenset, chain.from_iterable(combinations(agents, size) for size in sizes))

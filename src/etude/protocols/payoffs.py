@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -66,20 +67,26 @@ class ProofTerms(VerifierTerms, total=False):
     prover_invalid_response_penalty: float | None
 
 
-def terms_of(protocol: str, given: Mapping[str, Any], allowed: type) -> Terms:
-    """The terms with what is given set.
+def terms_of(protocol: Callable[..., Any], given: Mapping[str, Any], allowed: type) -> Terms:
+    """The terms of a named protocol, which is the function `protocol`, with what is given set.
 
-    Raises RequestError for names that are not `allowed`, and for values that they cannot have.
+    Raises RequestError for names that are neither `allowed` nor parameters of the function itself, and
+    for values that they cannot have.
     """
+    known = parameters_of(protocol, allowed)
     for name, value in given.items():
         if name not in allowed.__annotations__:
-            raise RequestError(
-                f"{protocol} has no parameter '{name}'" + alternatives(name, allowed.__annotations__)
-            )
+            raise RequestError(f"{protocol.__name__} has no parameter '{name}'" + alternatives(name, known))
         expected = _expected(name, value)
         if expected is not None:
-            raise RequestError(f"{protocol}: {name} must be {expected}, found {value!r}")
+            raise RequestError(f"{protocol.__name__}: {name} must be {expected}, found {value!r}")
     return Terms(**given)
+
+
+def parameters_of(protocol: Callable[..., Any], terms: type) -> list[str]:
+    """All parameters of a named protocol: those that its function spells out, then its terms."""
+    own = inspect.signature(protocol).parameters.values()
+    return [one.name for one in own if one.kind is not one.VAR_KEYWORD] + list(terms.__annotations__)
 
 
 def _expected(name: str, value: Any) -> str | None:
@@ -110,7 +117,7 @@ class ProofPayoff:
         """What each agent earns with a round."""
         earned = {self.verifier: self._of_verifier(outcome)}
         for prover, stance in self.stances:
-            argued: Verdict = outcome.stance if stance == "example" else stance
+            argued = _side(prover, stance, outcome)
             earned[prover] = self._of_prover(prover, argued, outcome, earned[self.verifier])
         return earned
 
@@ -133,3 +140,14 @@ class ProofPayoff:
         if outcome.decision is None:
             return 0.0
         return terms.prover_reward * (1 + outcome.decision * sign(stance)) / 2
+
+
+def _side(agent: str, stance: Stance, outcome: Outcome) -> Verdict:
+    """What an agent with that stance argues for in a play."""
+    match stance:
+        case "example":
+            return outcome.stance
+        case "drawn" | "opposed":
+            return outcome.sides[agent]
+        case own:
+            return own

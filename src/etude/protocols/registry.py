@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from etude.config.import_path import import_object, is_import_path
+from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.config.nearest import alternatives
-from etude.core.errors import RequestError
+from etude.core.errors import EtudeError, RequestError
 from etude.protocols.named import PROTOCOLS
 from etude.protocols.protocol import Protocol
 from etude.protocols.scenario import Scenario
@@ -73,9 +74,28 @@ def _made(name: str, found: Any, arguments: Mapping[str, Any]) -> Any:
             raise RequestError(f"'{name}' is no function, and takes no arguments: {', '.join(arguments)}")
         return found
     try:
-        return found(**arguments)
+        inspect.signature(found).bind(**arguments)
+    except ValueError:
+        pass  # A callable that does not say what it takes.
     except TypeError as error:
-        raise RequestError(f"'{name}' cannot be made with {dict(arguments)}: {error}") from error
+        raise RequestError(
+            f"'{name}' cannot be made with {dict(arguments)}: {error}{_known(found, arguments)}"
+        ) from error
+    try:
+        return found(**arguments)
+    except EtudeError:
+        raise
+    except Exception as error:
+        raise RequestError(
+            f"'{name}' cannot be made with {dict(arguments)}: {where_raised(error)}"
+        ) from error
+
+
+def _known(found: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """The parameters that there are, with the nearest to the first that is not known."""
+    names = [one for one in inspect.signature(found).parameters if one not in ("args", "kwargs")]
+    unknown = next((name for name in arguments if name not in names), None)
+    return "" if unknown is None else alternatives(unknown, names, otherwise="it takes no arguments")
 
 
 def _home(factory: Callable[..., Any]) -> str:

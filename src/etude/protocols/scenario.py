@@ -8,7 +8,7 @@ from etude.core.example import Example
 from etude.core.message import Message
 from etude.protocols.act import Act, Malformed
 from etude.protocols.answer import parse_answer
-from etude.protocols.decision import ACCEPT, Verdict
+from etude.protocols.decision import Verdict
 from etude.protocols.log import Log
 from etude.protocols.turn import Turn
 
@@ -16,7 +16,7 @@ from etude.protocols.turn import Turn
 class Scenario(Protocol):
     """Prompts, answers and the right verdicts of a task. All methods are pure functions.
 
-    Subclass it to have `parse` and `stance`, or write a class with these four methods.
+    Subclass it to have `parse`, `stance` and `write_decision`, or write a class with the first four methods.
     """
 
     def render(self, example: Example, log: Log, agent: str, turn: Turn) -> list[Message]:
@@ -31,6 +31,13 @@ class Scenario(Protocol):
         """What an answer does in its turn, or why it cannot."""
         return parse_answer(text, turn)
 
-    def stance(self, example: Example) -> Verdict:
-        """The verdict that provers argue for, where the protocol leaves it to the example."""
-        return ACCEPT
+    def stance(self, example: Example) -> Verdict | None:
+        """The verdict that provers argue for, where the protocol leaves it to the example.
+
+        None, as by default, has it drawn for each play.
+        """
+        return None
+
+    def write_decision(self, verdict: Verdict, turn: Turn) -> str:
+        """The answer that gives a verdict without reserve, as `parse` reads it: what replaced guesses say."""
+        return f"Decision: {turn.scale.strongest(verdict)}"

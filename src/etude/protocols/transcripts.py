@@ -32,6 +32,7 @@ def transcript(record: EpisodeRecord, *, raw: bool = False, prompts: bool = Fals
         "protocol": tree.protocol,
         "truth": WORDS[tree.truth],
         "prover_stance": WORDS[tree.stance],
+        **({"sides": {agent: WORDS[side] for agent, side in tree.sides.items()}} if tree.sides else {}),
         "rewards": {agent: tree.value(None, agent) for agent in tree.agents},
         **show.following(None),
     }
@@ -69,7 +70,10 @@ class _Show:
         if children:
             shown["branches"] = [self.branch(child) for child in children]
         elif node is not None:
-            shown |= {"ending": node.ending, "rewards": self.totals(node)}
+            shown["ending"] = node.ending
+            if node.verdict is not None and node.verdict != node.decision:
+                shown["verdict"] = _in_words(node.verdict)
+            shown["rewards"] = self.totals(node)
         return shown
 
     def totals(self, leaf: Node) -> dict[str, float]:
@@ -93,7 +97,7 @@ class _Show:
         else:
             shown |= {f"{node.agent}@{channel}": text for channel, text in node.messages.items()}
         if node.decision is not None:
-            shown[f"{node.agent}.decision"] = f"{WORDS[code_of(node.decision)]} ({node.decision:g})"
+            shown[f"{node.agent}.decision"] = _in_words(node.decision)
         if node.malformed is not None:
             shown[f"{node.agent}.malformed"] = node.malformed
         if node.rejected:
@@ -101,6 +105,10 @@ class _Show:
         if node.truncated:
             shown[f"{node.agent}.truncated"] = True
         return shown
+
+
+def _in_words(decision: float) -> str:
+    return f"{WORDS[code_of(decision)]} ({decision:g})"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -56,7 +56,9 @@ class Node:
     ending: str | None = None
     """At a leaf: `decided`, `undecided` when the rounds ran out, or `invalid`."""
     verdict: float | None = None
-    """At a leaf that is decided: the decision that counted, in [-1, 1]."""
+    """At a leaf that is decided: what counted, in [-1, 1]; of a vote, what the ballots came to."""
+    guess: str | None = None
+    """In a turn that may decide: the answer that gives the right verdict, as the scenario reads it."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,11 @@ class EpisodeTree:
     truth: Verdict
     stance: Verdict
     key: int
-    """Seed of the play's own draws: the schedule and the order of channels."""
+    """Seed of the play's own draws: the schedule, the sides and the order of channels."""
     bounds: Mapping[str, tuple[float, float]]
     nodes: tuple[Node, ...]
+    sides: Mapping[str, Verdict] = field(default_factory=dict)
+    """The verdict that each agent argued for, where a coin drew it; empty in other protocols."""
 
     def children(self, node: Node | None = None) -> Sequence[Node]:
         """The answers that followed a node, or the first answers."""
@@ -129,6 +133,7 @@ class EpisodeTree:
             "stance": self.stance,
             "key": self.key,
             "bounds": {agent: list(ends) for agent, ends in self.bounds.items()},
+            "sides": dict(self.sides),
             "nodes": [_node_to_json(node) for node in self.nodes],
         }
 
@@ -147,6 +152,7 @@ class EpisodeTree:
             key=data["key"],
             bounds={agent: (low, high) for agent, (low, high) in data["bounds"].items()},
             nodes=tuple(_node_from_json(node, index) for index, node in enumerate(data["nodes"])),
+            sides=dict(data.get("sides", {})),
         )
 
     @cached_property
@@ -165,7 +171,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-_WITH_DEFAULT = ("messages", "decision", "malformed", "truncated", "rewards", "ending", "verdict")
+_WITH_DEFAULT = ("messages", "decision", "malformed", "truncated", "rewards", "ending", "verdict", "guess")
 
 
 def _node_to_json(node: Node) -> dict[str, Any]:

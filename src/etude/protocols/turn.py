@@ -1,15 +1,20 @@
-"""A turn: an agent's chance to speak or to decide, and the role that it speaks in."""
+"""A turn: an agent's chance to speak or to decide, the role that it speaks in, and rounds of turns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from etude.protocols.decision import ACCEPT_REJECT, Scale
+from etude.protocols.said import PlayLog
 
 Decides: TypeAlias = Literal["no", "may", "must"]
-Stance: TypeAlias = Literal[0, 1, "example"]
-"""The verdict that an agent argues for; `example` leaves it to each example."""
+Stance: TypeAlias = Literal[0, 1, "example", "drawn", "opposed"]
+"""The verdict that an agent argues for. `example` leaves it to each example, `drawn` to a coin that is
+tossed for each play, and `opposed` is the side that the coin did not show."""
+STANCES: tuple[Stance, ...] = (0, 1, "example", "drawn", "opposed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,9 @@ class Turn:
     """The answers that count as a decision."""
     headers: tuple[str, ...] = ()
     """Where a turn writes on several channels: what an answer's part for each of `writes` starts with."""
+    open: bool = False
+    """Whether a decision is told on the channels that the turn writes on: an open ballot. Otherwise
+    nobody hears it, nor what was said beside it."""
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
@@ -50,3 +58,35 @@ class Turn:
 
 Round: TypeAlias = tuple[Turn, ...]
 """Turns that are taken at the same time: none of them sees another."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fork:
+    """A round that is chosen by what was said so far.
+
+    What can be chosen is data, and is checked like any round; only the choice waits for the play.
+    """
+
+    choose: Callable[[PlayLog], str]
+    """The name of an option, of what was said before the round: a pure function."""
+    options: Mapping[str, Round]
+    """The rounds that there are to choose from, by name; an empty one passes without a turn."""
+
+    def __post_init__(self) -> None:
+        """Freeze the options."""
+        frozen = {name: tuple(turns) for name, turns in self.options.items()}
+        object.__setattr__(self, "options", MappingProxyType(frozen))
+
+
+Schedule: TypeAlias = tuple[Round | Fork, ...]
+"""The rounds of a play, in order."""
+
+
+def rounds_at(place: Round | Fork) -> tuple[Round, ...]:
+    """The rounds that there can be in one place of a schedule; an empty one where it may be passed over."""
+    return tuple(place.options.values()) if isinstance(place, Fork) else (place,)
+
+
+def turns_at(place: Round | Fork) -> tuple[Turn, ...]:
+    """All turns that there can be in one place of a schedule."""
+    return tuple(turn for turns in rounds_at(place) for turn in turns)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
-
-if TYPE_CHECKING:
-    from etude.protocols.protocol import Protocol
+from etude.protocols.rules import Rules
+from etude.protocols.turn import rounds_at, turns_at
 
 Width: TypeAlias = int | Sequence[int]
 """Answers for each turn; a list gives them by round, and its last number holds for the rounds after it."""
@@ -54,18 +54,30 @@ class Widths:
                 raise RequestError(f"widths: there is no agent '{agent}'" + alternatives(agent, agents))
 
 
-def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
-    """The most model calls that a play can take, when nobody decides early."""
+def most_calls(protocol: Rules, widths: Widths, retries: int = 0) -> int:
+    """The most model calls that a play can take, when nobody decides early.
+
+    Where a round is chosen by what was said, no choice makes more.
+    """
     most = 0
-    for rounds in protocol.schedules:
+    for schedule in protocol.schedules:
         calls, plays = 0, 1
-        for number, turns in enumerate(rounds):
-            each = [widths.at(turn.agent, number) for turn in turns]
-            calls += plays * sum(each) * (1 + retries)
-            for width in each:
-                plays *= width
+        for number, place in enumerate(schedule):
+            options = [[widths.at(turn.agent, number) for turn in turns] for turns in rounds_at(place)]
+            calls += plays * max(map(sum, options)) * (1 + retries)
+            plays *= max(map(math.prod, options))
         most = max(most, calls)
     return most
+
+
+def branches(protocol: Rules, widths: Widths, agents: Collection[str]) -> bool:
+    """Whether one of the agents can have a turn that is answered more than once."""
+    return any(
+        turn.agent in agents and widths.at(turn.agent, number) > 1
+        for schedule in protocol.schedules
+        for number, place in enumerate(schedule)
+        for turn in turns_at(place)
+    )
 
 
 @contextmanager

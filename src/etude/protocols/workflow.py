@@ -54,7 +54,7 @@ class ProtocolWorkflow:
                 if agent not in agents:
                     where = f"protocol '{self.protocol.name}' has no agent '{agent}'"
                     raise RequestError(f"{what}: {where}" + alternatives(agent, agents))
-        missing = [agent for agent in agents if self._models.get(agent, "") is None]
+        missing = [agent for agent in agents if self.models.get(agent, "") is None]
         if missing and isinstance(self.policies, Mapping):
             raise RequestError(f"policies: no model for the agent '{missing[0]}'; name an entry of `llms`")
         if self.retries < 0:
@@ -73,7 +73,7 @@ class ProtocolWorkflow:
             widths,
             key=fold(self.seed, _group_of(episode), "play"),
         )
-        asker = Asker(episode, self.scenario, self._models, retries=self.retries, sampling=self.sampling)
+        asker = Asker(episode, self.scenario, self.models, retries=self.retries, sampling=self.sampling)
         return (await grow(play, asker)).to_json()
 
     def __repr__(self) -> str:
@@ -84,7 +84,8 @@ class ProtocolWorkflow:
         return Widths.of(self.widths)
 
     @property
-    def _models(self) -> dict[str, str | None]:
+    def models(self) -> dict[str, str | None]:
+        """The entry of `llms` that each agent samples from; None for the default model."""
         policies = self.policies
         if isinstance(policies, Mapping):
             return {agent: policies.get(agent) for agent in self.protocol.agents}

@@ -50,6 +50,28 @@ def test_apps_are_right_programs_the_first_of_each_problem(tmp_path: Path):
     assert [example.id for example in both] == ["7-right-0", "7-right-1"]
 
 
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"split": "test"}, "no programs are left of 2 problems: 2 of split 'train', not 'test'"),
+        ({"difficulty": "competition"}, "2 of difficulty 'interview', not 'competition'"),
+        ({"solution_number": 9}, r"2 without a program number 9 \(`solution_number`\)"),
+    ],
+)
+def test_where_nothing_is_left_it_says_what_was_asked_for(
+    tmp_path: Path, keys: dict[str, Any], complaint: str
+):
+    file = write(tmp_path / "buggy.jsonl", BUGGY_ROW, {**BUGGY_ROW, "apps_problem_id": 13})
+    with pytest.raises(DatasetError, match=complaint):
+        load_programs(BuggyAppsConfig(file_path=file, **keys))
+
+
+def test_where_all_is_flagged_it_says_so(tmp_path: Path):
+    file = write(tmp_path / "buggy.jsonl", {**BUGGY_ROW, "flags": "bad_question"})
+    with pytest.raises(DatasetError, match="1 problems: 1 flagged, and `exclude_flagged` is true"):
+        load_programs(BuggyAppsConfig(file_path=file))
+
+
 def test_apps_have_tests(tmp_path: Path):
     file = write(tmp_path / "apps.jsonl", APPS_ROW, {**APPS_ROW, "input_output": ""})
     with_tests, without = read_problems(AppsConfig(file_path=file))

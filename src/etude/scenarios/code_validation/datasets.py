@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,8 @@ def load_programs(config: ProgramsConfig) -> list[Example]:
     """
     examples: list[Example] = []
     places: dict[str, str] = {}
-    for problem in read_problems(config):
+    left_out: Counter[str] = Counter()
+    for problem in read_problems(config, left_out):
         if problem.id in places:
             raise DatasetError(
                 f"{problem.where}: problem id '{problem.id}' is taken already by {places[problem.id]}; "
@@ -46,11 +48,22 @@ def load_programs(config: ProgramsConfig) -> list[Example]:
         examples += _examples(problem, config)
     if not examples:
         raise DatasetError(
-            f"{config.file_path or config.path}: no programs are left of {len(places)} problems"
+            f"{config.file_path or config.path}: {_nothing_left(config, len(places), left_out)}"
         )
     if config.shuffle:
         generator(config.seed, "programs").shuffle(examples)
     return examples[: config.limit]
+
+
+def _nothing_left(config: ProgramsConfig, problems: int, left_out: Counter[str]) -> str:
+    """Why there is no program: what the config asked for that no row has."""
+    rows = problems + left_out.total()
+    reasons = [f"{count} {reason}" for reason, count in left_out.most_common()]
+    if problems and config.solution_number is not None:
+        reasons.append(f"{problems} without a program number {config.solution_number} (`solution_number`)")
+    elif problems:
+        reasons.append(f"{problems} without programs")
+    return f"no programs are left of {rows} problems" + (f": {'; '.join(reasons)}" if reasons else "")
 
 
 def _examples(problem: ProgramProblem, config: ProgramsConfig) -> Iterator[Example]:

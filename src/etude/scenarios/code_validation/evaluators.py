@@ -9,6 +9,7 @@ from pydantic import Field
 
 from etude.config.component import EvaluatorConfig
 from etude.config.nearest import alternatives
+from etude.config.references import AgentRef
 from etude.config.registry import register_evaluator
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
@@ -62,13 +63,13 @@ class NeitherConfig(EvaluatorConfig, name="neither_decision"):
 class RetryProportionConfig(EvaluatorConfig, name="retry_proportion"):
     """The share of an agent's answers that had to be asked for again."""
 
-    agent: str = Field(description="The agent, such as `verifier`.")
+    agent: AgentRef = Field(description="The agent, such as `verifier`.")
 
 
 class TokenLimitProportionConfig(EvaluatorConfig, name="token_limit_proportion"):
     """The share of an agent's answers that were cut off at the limit of tokens."""
 
-    agent: str = Field(description="The agent, such as `verifier`.")
+    agent: AgentRef = Field(description="The agent, such as `verifier`.")
 
 
 @register_evaluator(config_type=VerdictAccuracyConfig)

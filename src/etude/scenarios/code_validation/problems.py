@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +46,12 @@ class ProgramProblem:
     """None where the row has none."""
 
 
-def read_problems(config: ProgramsConfig) -> Iterator[ProgramProblem]:
+def read_problems(config: ProgramsConfig, left_out: Counter[str] | None = None) -> Iterator[ProgramProblem]:
     """The problems that a config asks for, one at a time, in the order of the rows.
 
-    Raises DatasetError for rows that cannot be read, naming the place, and MissingExtraError where the
-    libraries that read them are not installed.
+    Rows that it does not ask for are counted in `left_out`, by reason. Raises DatasetError for rows that
+    cannot be read, naming the place, and MissingExtraError where the libraries that read them are not
+    installed.
     """
     rows = read_rows(_rows(config))
     while True:
@@ -64,8 +66,13 @@ def read_problems(config: ProgramsConfig) -> Iterator[ProgramProblem]:
                 "file with `file_path`"
             ) from error
         columns = row.content
-        if isinstance(columns, Mapping) and _is_wanted(columns, config, row.where):
+        if not isinstance(columns, Mapping):
+            continue
+        reason = _reason_to_leave_out(columns, config, row.where)
+        if reason is None:
             yield _problem(row.where, columns)
+        elif left_out is not None:
+            left_out[reason] += 1
 
 
 def _problem(where: str, columns: Mapping[str, Any]) -> ProgramProblem:
@@ -109,16 +116,19 @@ def _file(path: Path) -> FileDatasetConfig:
     return made(file_path=path)
 
 
-def _is_wanted(columns: Mapping[str, Any], config: ProgramsConfig, where: str) -> bool:
-    if config.difficulty is not None and columns.get("difficulty") != config.difficulty:
-        return False
+def _reason_to_leave_out(columns: Mapping[str, Any], config: ProgramsConfig, where: str) -> str | None:
+    """Why a row is none that the config asks for; None when it is one."""
+    difficulty = columns.get("difficulty")
+    if config.difficulty is not None and difficulty != config.difficulty:
+        return f"of difficulty {difficulty!r:.40}, not {config.difficulty!r}"
     if config.exclude_flagged and columns.get("flags"):
-        return False
+        return "flagged, and `exclude_flagged` is true"
     if config.split is None or config.file_path is None:
-        return True
+        return None
     if "apps_split" not in columns:
         raise DatasetError(f"{where}: there is no column 'apps_split'; leave `split` out to use all rows")
-    return bool(columns["apps_split"] == config.split)
+    split = columns["apps_split"]
+    return None if split == config.split else f"of split {split!r:.40}, not {config.split!r}"
 
 
 def _programs(columns: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:

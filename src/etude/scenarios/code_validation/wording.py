@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 from etude.core.example import Example
-from etude.protocols.decision import ACCEPT, Scale, Verdict
+from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, Scale, Verdict
 from etude.protocols.log import Log
 from etude.protocols.protocol import Protocol
-from etude.protocols.turn import Turn
+from etude.protocols.turn import Stance, Turn, turns_at
 
 
 def fields(example: Example, log: Log, agent: str, turn: Turn, max_words: int) -> Mapping[str, str]:
@@ -99,11 +99,22 @@ def _others(protocol: Protocol, agent: str, stance: Verdict | None) -> str:
     """What the other provers argue for, as far as this one can know."""
     sentences = []
     for other, role in protocol.agents.items():
-        argued = stance if role.stance == "example" else role.stance
+        argued = _known_side(role.stance, protocol.agents[agent].stance, stance)
         if other != agent and argued is not None:
             also = "also " if argued == stance else ""
             sentences.append(f"{protocol.label(other)} {also}argues that it is {_word(argued)}.")
     return " ".join(sentences)
+
+
+def _known_side(other: Stance | None, own: Stance | None, side: Verdict | None) -> Verdict | None:
+    """What another argues for, as far as an agent can tell that argues for `side` itself."""
+    if other is None or other in (REJECT, ACCEPT):
+        return other
+    if side is None:
+        return None
+    if other == own:
+        return side
+    return (REJECT if side == ACCEPT else ACCEPT) if {other, own} == {"drawn", "opposed"} else None
 
 
 def _experts(protocol: Protocol) -> str:
@@ -112,7 +123,8 @@ def _experts(protocol: Protocol) -> str:
     if not provers:
         return ""
     if all(role.anonymous for role in provers.values()):
-        said = " or ".join(dict.fromkeys(f"that it is {_word(role.stance)}" for role in provers.values()))
+        sides = [stance for role in provers.values() for stance in _possible(role.stance)]
+        said = " or ".join(dict.fromkeys(f"that it is {_word(stance)}" for stance in sides))
         return (
             "You read a message of an expert. You are not told which of several experts it is. Each of them "
             f"always argues for one side, {said}, whether or not it is."
@@ -125,10 +137,15 @@ def _experts(protocol: Protocol) -> str:
     return " ".join((f"You hear {names}, who can see the same problem and program.", *aims))
 
 
+def _possible(stance: Stance | None) -> tuple[Verdict, ...]:
+    """The sides that an agent may turn out to argue for."""
+    return tuple(verdict for verdict in VERDICTS if stance not in VERDICTS or verdict == stance)
+
+
 def _aim(stance: object, labels: list[str]) -> str:
     """What some provers are after."""
     names, many = _list(labels), len(labels) > 1
-    if stance == "example":
+    if stance not in (REJECT, ACCEPT):
         given = "have been given the same side" if many else "has been given one side"
         return f"{names} {given} to argue for, that it is right or that it is wrong, whether or not it is."
     argue = "both argue" if len(labels) == 2 else "all argue" if many else "argues"
@@ -148,9 +165,7 @@ def _acting(log: Log, agent: str, length: str) -> str:
 
 def _asking(protocol: Protocol, agent: str) -> str:
     """How a question is written: where there are several channels, each has its part."""
-    turns = [
-        turn for rounds in protocol.schedules for turns in rounds for turn in turns if turn.agent == agent
-    ]
+    turns = [turn for turn in protocol.turns if turn.agent == agent]
     widest = max(turns, key=lambda turn: len(turn.writes))
     if len(widest.writes) < 2:
         return "To ask, write the question and nothing else."
@@ -160,7 +175,7 @@ def _asking(protocol: Protocol, agent: str) -> str:
 
 def _when(protocol: Protocol, agent: str) -> str:
     """From when on an agent may decide, when that is not from the start."""
-    turns = [turn for turns in protocol.schedules[0] for turn in turns if turn.agent == agent]
+    turns = [turn for place in protocol.schedules[0] for turn in turns_at(place) if turn.agent == agent]
     first = next((number for number, turn in enumerate(turns, 1) if turn.decide != "no"), 1)
     return "" if first == 1 else f"You can decide from your turn {first} on. "
 

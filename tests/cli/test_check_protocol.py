@@ -1,0 +1,305 @@
+"""`etude check` and protocols: names of agents, comparisons that are never made, and what it cannot try."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.projects import etude
+
+CLAIMS = [{"id": f"e{number}", "label": number % 2} for number in range(4)]
+
+
+def project(folder: Path, **changes: Any) -> str:
+    """A config with two models that play `adp` and are both trained, with keys changed: `a__b` is `a.b`."""
+    config: dict[str, Any] = {
+        "llms": {name: {"_type": "tests.cli.parts:scripted"} for name in ("talker", "judge")},
+        "workflow": {
+            "_type": "protocol",
+            "protocol": "adp",
+            "scenario": "tests.protocols.games:Labelled",
+            "policies": {"prover": "talker", "verifier": "judge"},
+        },
+        "eval": {
+            "general": {"dataset": "claims.jsonl"},
+            "evaluators": {
+                "proved": {"_type": "protocol_reward", "agent": "prover"},
+                "verified": {"_type": "protocol_reward", "agent": "verifier"},
+            },
+        },
+        "trajectory_builders": {"mine": {"_type": "grpo", "num_generations": 4, "credit": "agent"}},
+        "trainer_adapters": {"counting": {"_type": "tests.cli.parts:counting"}},
+        "finetuning": {
+            "enabled": True,
+            "targets": {
+                "talker": {"reward_function": {"name": "proved"}},
+                "judge": {"reward_function": {"name": "verified"}},
+            },
+            "run_configuration": {"validation_dataset": "claims.jsonl"},
+        },
+    }
+    for path, value in changes.items():
+        node = config
+        *parents, last = path.split("__")
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = value
+    (folder / "claims.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CLAIMS))
+    text = yaml.safe_dump(config, sort_keys=False)
+    (folder / "config.yml").write_text(text)
+    return text
+
+
+def line_of(text: str, words: str) -> int:
+    [found] = [number for number, line in enumerate(text.splitlines(), 1) if words in line]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_config_in_which_all_names_are_right(folder: Path) -> None:
+    project(folder)
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 0, shown.stdout
+
+
+WRONG = [
+    ("eval__evaluators__verified__agent", "verifer", "agent: verifer", "eval.evaluators.verified.agent"),
+    (
+        "eval__evaluators__again",
+        {"_type": "retry_proportion", "agent": "verifer"},
+        "agent: verifer",
+        "eval.evaluators.again.agent",
+    ),
+    (
+        "trajectory_builders__mine",
+        {"_type": "malt", "num_responses": {"prover": 2, "verifer": 3}},
+        "verifer: 3",
+        "trajectory_builders.mine.num_responses.verifer",
+    ),
+    ("workflow__widths", {"verifer": [2, 1]}, "verifer:", "workflow.widths.verifer"),
+    ("workflow__sampling", {"verifer": {"top_p": 0.5}}, "verifer:", "workflow.sampling.verifer"),
+    ("workflow__policies__verifer", "judge", "verifer:", "workflow.policies.verifer"),
+    (
+        "finetuning__targets__judge__target_functions",
+        ["verifer"],
+        "- verifer",
+        "finetuning.targets.judge.target_functions.0",
+    ),
+    ("finetuning__target_functions", ["*", "verifer"], "- verifer", "finetuning.target_functions.1"),
+]
+
+
+@pytest.mark.parametrize("command", ["check", "train", "evaluate"])
+@pytest.mark.parametrize(("key", "value", "words", "path"), WRONG, ids=[path for *_, path in WRONG])
+def test_an_unknown_agent_is_found_before_anything_is_sampled(
+    folder: Path, command: str, key: str, value: Any, words: str, path: str
+) -> None:
+    text = project(folder, **{key: value})
+    shown = etude(command, "config.yml")
+    assert shown.exit_code == 2
+    told = shown.stderr + shown.stdout
+    assert f"config.yml:{line_of(text, words)}:" in told
+    assert f"{path}: the workflow has no agent 'verifer'; did you mean 'verifier'?" in " ".join(told.split())
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"workflow__policies": {"prover": "judge", "verifier": "judge"}},
+            "finetuning.targets.talker: no agent samples from 'talker', so that nothing would be trained",
+        ),
+        (
+            {"finetuning__targets__judge__target_functions": ["prover"]},
+            "finetuning.targets.judge: no agent samples from 'judge', so that nothing would be trained "
+            "(prover: talker)",
+        ),
+    ],
+)
+def test_a_target_that_no_agent_samples_from_is_found(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    project(folder, **changes)
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 2
+    assert message in " ".join((shown.stderr + shown.stdout).split())
+
+
+TURNS = {"_type": "dpo", "compare": "turns", "num_generations": 1}
+
+
+@pytest.mark.parametrize(
+    ("builder", "widths", "broken"),
+    [
+        (TURNS, 1, "talker judge"),
+        (TURNS, [1, 1], "talker judge"),
+        (TURNS, {"prover": 2}, "judge"),
+        # A list by round: the verifier's only turn is the second.
+        (TURNS, {"verifier": [2, 1]}, "talker judge"),
+        (TURNS, {"prover": 2, "verifier": [1, 2]}, ""),
+        (TURNS, 2, ""),
+        ({"_type": "malt", "num_responses": 1}, 3, "talker judge"),
+        ({"_type": "malt", "num_responses": {"verifier": 2}}, 3, "talker"),
+        ({"_type": "malt", "num_responses": None}, 1, "talker judge"),
+        ({"_type": "malt", "num_responses": None}, 2, ""),
+        ({"_type": "grpo", "credit": "turn", "num_generations": 1}, 1, "talker judge"),
+        ({"_type": "grpo", "credit": "turn", "num_generations": 1}, 2, ""),
+        ({"_type": "grpo", "credit": "turn", "num_generations": 2}, 1, ""),
+        ({"_type": "dpo", "num_generations": 1}, 1, "talker judge"),
+        ({"_type": "dpo", "num_generations": 2}, 1, ""),
+    ],
+)
+def test_a_comparison_that_can_never_be_made_is_found(
+    folder: Path, builder: dict[str, Any], widths: Any, broken: str
+) -> None:
+    project(folder, trajectory_builders__mine=builder, workflow__widths=widths)
+    shown = etude("check", "config.yml", "--json")
+    findings = json.loads(shown.stdout)["findings"]
+    failed = [finding["what"].split()[-1] for finding in findings if finding["status"] == "error"]
+    assert failed == broken.split()
+    assert shown.exit_code == (2 if broken else 0)
+
+
+def test_a_comparison_that_can_never_be_made_is_not_trained(folder: Path) -> None:
+    project(folder, trajectory_builders__mine=TURNS)
+    shown = etude("train", "config.yml")
+    assert shown.exit_code == 2
+    told = " ".join(shown.stderr.split())
+    assert "every turn of 'prover' in the protocol 'adp' has one: nothing would be trained" in told
+    assert "Set `workflow.widths: 2`" in told
+
+
+COURT = '''
+from etude.protocols import Act, Fork, Protocol, Role, Scenario, Turn
+
+ROLES = {"prover": Role("speaker"), "verifier": Role("verifier", may_decide=True)}
+HALL = {"hall": frozenset(ROLES)}
+SPEAK, END = (Turn("prover", ("hall",)),), (Turn("verifier", decide="must"),)
+
+
+def brief():
+    """A prover that is paid for brevity, and may be asked once more."""
+    return Protocol(
+        "brief", ROLES, HALL, ((SPEAK, Fork(again, {"again": SPEAK, "enough": ()}), END),), pay,
+        bounds={"prover": (-1.0, 1.0), "verifier": (0.0, 1.0)},
+    )
+
+
+def again(log):
+    return "again" if len(log.on("hall")) == 0 else "enough"
+
+
+def pay(outcome):
+    return {"prover": max(-1.0, 1 - len(" ".join(outcome.log.on("hall"))) / 100)} if outcome.over else {}
+
+
+def broken():
+    raise ValueError("no court today")
+
+
+class Odd(Scenario):
+    """Reads verdicts in words that nobody is told."""
+
+    def render(self, example, log, agent, turn):
+        return [{"role": "user", "content": "?"}]
+
+    def truth(self, example):
+        return 1
+
+    def parse(self, text, turn):
+        if turn.decide == "no":
+            return Act({"main": text})
+        return Act(decision={"thumbs up": 1.0, "thumbs down": -1.0}[text])
+
+
+class Even(Odd):
+    def write_decision(self, verdict, turn):
+        return "thumbs up" if verdict else "thumbs down"
+'''
+
+
+def test_what_cannot_be_tried_before_a_play_is_said(folder: Path) -> None:
+    (folder / "court.py").write_text(COURT)
+    project(folder, workflow__protocol="court:brief")
+    shown = etude("check", "config.yml", "--json")
+    assert shown.exit_code == 0, shown.stdout
+    findings = json.loads(shown.stdout)["findings"]
+    assert [one["detail"] for one in findings if one["what"] == "protocol"] == [
+        "what is said chooses the turns of round 1; each of its options was tried",
+        "the payoff looks at what is said: what it pays is seen in play only, and held to the bounds there",
+    ]
+    assert all(one["status"] == "warning" for one in findings if one["what"] == "protocol")
+
+
+def test_a_protocol_that_cannot_be_made_is_found(folder: Path) -> None:
+    (folder / "court.py").write_text(COURT)
+    project(folder, workflow__protocol="court:broken")
+    shown = etude("check", "config.yml", "--json")
+    [found] = [one for one in json.loads(shown.stdout)["findings"] if one["what"] == "workflow"]
+    assert found["status"] == "error"
+    assert "court.py" in found["detail"] and "ValueError: no court today" in found["detail"]
+
+
+@pytest.mark.parametrize(("scenario", "code"), [("Odd", 2), ("Even", 0)])
+@pytest.mark.parametrize(
+    "builder",
+    [
+        {"_type": "expert_iteration", "guess_replacement": {"proportion": 0.5}},
+        {
+            "_type": "malt",
+            "initial_expert_iterations": 1,
+            "expert_iteration": {"guess_replacement": {"proportion": 0.5}},
+        },
+    ],
+)
+def test_a_guess_that_the_scenario_could_not_read_is_found(
+    folder: Path, builder: dict[str, Any], scenario: str, code: int
+) -> None:
+    (folder / "court.py").write_text(COURT)
+    project(folder, trajectory_builders__mine=builder, workflow__scenario=f"court:{scenario}")
+    shown = etude("check", "config.yml", "--json")
+    assert shown.exit_code == code, shown.stdout
+    failed = [one for one in json.loads(shown.stdout)["findings"] if one["status"] == "error"]
+    assert [one["what"] for one in failed] == (["training judge"] if code else [])
+    assert all("Odd reads no answer of 'verifier' as reject" in one["detail"] for one in failed)
+
+
+NAMES = (
+    "max_message_rounds, min_message_rounds, verifier_first, randomize_prover_stance, verifier_reward, "
+    "verifier_incorrect_penalty, verifier_terminated_penalty, verifier_no_guess_reward, "
+    "verifier_neither_accept_nor_reject_reward, verifier_decision_spectrum, force_guess, prover_reward, "
+    "shared_reward, prover_invalid_response_penalty"
+)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "arguments", "message"),
+    [
+        (
+            "nip",
+            {"max_mesage_rounds": 9},
+            f"nip has no parameter 'max_mesage_rounds'; did you mean 'max_message_rounds'? Allowed: {NAMES}",
+        ),
+        ("debate", {"sequentail": True}, "did you mean 'sequential'? Allowed: max_message_rounds,"),
+        ("tests.protocols.courts:hearing", {"round": 3}, "did you mean 'rounds'? Allowed: rounds, choose"),
+        ("court:brief", {"rounds": 3}, "Allowed: it takes no arguments"),
+    ],
+)
+def test_a_wrong_parameter_is_answered_with_all_that_there_are(
+    folder: Path, protocol: str, arguments: dict[str, Any], message: str
+) -> None:
+    (folder / "court.py").write_text(COURT)
+    project(folder, workflow__protocol=protocol, workflow__arguments=arguments)
+    shown = etude("check", "config.yml", "--json")
+    [found] = [one for one in json.loads(shown.stdout)["findings"] if one["what"] == "workflow"]
+    assert message in found["detail"]

@@ -1,0 +1,189 @@
+"""Votes: several agents decide, and what their ballots come to."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from etude.core.errors import RequestError
+from etude.protocols import AtLeast, Outcome, Protocol, Role, Turn, majority, mean_vote, unanimity
+from etude.store.journal import Journal
+from tests.protocols.courts import JURORS, RULES, deliberation, jury, roll_call
+from tests.protocols.games import agent_of, example, play_tree, scripted, shape
+from tests.support import ScriptedEngine
+
+A, R, NO = "Decision: accept", "Decision: reject", "hm"
+
+# Ballots of three jurors, whatever their order: the verdict by majority and by unanimity.
+THREE = {
+    (1.0, 1.0, 1.0): (1.0, 1.0),
+    (1.0, 1.0, -1.0): (1.0, None),
+    (1.0, -1.0, -1.0): (-1.0, None),
+    (-1.0, -1.0, -1.0): (-1.0, -1.0),
+    (1.0, 1.0, None): (1.0, None),
+    (1.0, -1.0, None): (None, None),
+    (-1.0, -1.0, None): (-1.0, None),
+    (1.0, None, None): (None, None),
+    (0.0, 1.0, 1.0): (1.0, None),
+    (0.0, 0.0, 1.0): (None, None),
+    (None, None, None): (None, None),
+}
+
+
+@pytest.mark.parametrize("ballots", THREE)
+def test_a_jury_of_three(ballots: tuple[float | None, ...]) -> None:
+    cast = dict(zip(JURORS, ballots, strict=True))
+    assert (majority(cast), unanimity(cast)) == THREE[ballots]
+
+
+@pytest.mark.parametrize(
+    ("votes", "ballots", "verdict"),
+    [
+        (2, (1.0, 1.0, -1.0, None), 1.0),
+        (2, (1.0, 1.0, -1.0, -1.0), None),
+        (1, (None, -0.5, None, None), -1.0),
+        (3, (1.0, 1.0, None, None), None),
+    ],
+)
+def test_a_number_of_votes(votes: int, ballots: tuple[float | None, ...], verdict: float | None) -> None:
+    assert AtLeast(votes)(dict(zip("abcd", ballots, strict=True))) == verdict
+
+
+def test_a_mean_waits_for_all_ballots() -> None:
+    assert mean_vote({"a": 1.0, "b": -0.5}) == 0.25
+    assert mean_vote({"a": 1.0, "b": None}) is None
+
+
+# By hand: 1 or -1 for the own ballot, 0 for none, and 2 or -2 for the verdict; the claim is true.
+PAID = {
+    # ballots of ann, bob, cid: earned under majority, under unanimity
+    (A, A, A): ((3, 3, 3), (3, 3, 3)),
+    (A, A, R): ((3, 3, 1), (1, 1, -1)),
+    (A, R, R): ((-1, -3, -3), (1, -1, -1)),
+    (R, R, R): ((-3, -3, -3), (-3, -3, -3)),
+    (A, A, NO): ((3, 3, 2), (1, 1, 0)),
+    (A, R, NO): ((1, -1, 0), (1, -1, 0)),
+    (NO, R, NO): ((0, -1, 0), (0, -1, 0)),
+    (NO, NO, NO): ((0, 0, 0), (0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("truth", [1, 0])
+@pytest.mark.parametrize("ballots", PAID)
+async def test_what_a_jury_earns(journal: Journal, ballots: tuple[str, ...], truth: int) -> None:
+    for place, vote in enumerate(("majority", "unanimity")):
+        engine = scripted(**{juror: [said] for juror, said in zip(JURORS, ballots, strict=True)})
+        about = example(truth)
+        tree = await play_tree(jury(vote), engine, journal, about=about, retries=0, id=f"train/{vote}/e/0")
+        earned = tuple(tree.value(None, juror) for juror in JURORS)
+        by_hand = PAID[ballots][place]
+        assert earned == (by_hand if truth else tuple(-value for value in by_hand))
+        [leaf] = tree.leaves()
+        assert leaf.ending == ("undecided" if leaf.verdict is None else "decided")
+
+
+def test_the_bounds_of_a_jury_are_what_can_happen() -> None:
+    # Alone against both others under majority: own ballot and verdict are then on different sides.
+    for vote in RULES:
+        assert dict(jury(vote).bounds) == dict.fromkeys(JURORS, (-3.0, 3.0))
+        assert jury(vote).untried == ()
+
+
+async def test_ballots_of_one_round_are_secret_and_the_next_vote_is_another(journal: Journal) -> None:
+    engine = scripted(ann=[A, A], bob=[A, A], cid=[R, A])
+    tree = await play_tree(jury("unanimity", 3), engine, journal)
+    assert [(node.round, node.decision) for node in tree.nodes] == [
+        (0, 1.0), (0, 1.0), (0, -1.0), (1, 1.0), (1, 1.0), (1, 1.0),
+    ]  # fmt: skip
+    second = [request.messages[-1]["content"] for request in engine.requests[3:]]
+    assert second == ["Go on."] * 3
+
+
+async def test_open_ballots_are_heard_and_a_majority_ends_the_roll(journal: Journal) -> None:
+    engine = scripted(ann=[f"I am sure. \n{A}"], bob=[A], cid=[R])
+    tree = await play_tree(roll_call(), engine, journal)
+    assert [agent for _, agent, _ in shape(tree)] == ["ann", "bob"]
+    heard = {agent_of(request): request.messages[-1]["content"] for request in engine.requests}
+    # What was said beside it is heard by nobody.
+    assert heard == {"ann": "Decide now.", "bob": "ann: Decision: accept\n\nDecide now."}
+    assert dict(tree.nodes[0].messages) == {"room": A}
+
+
+async def test_a_ballot_stands_while_its_juror_goes_on_talking(journal: Journal) -> None:
+    engine = scripted(ann=[A, "believe me"], bob=["why?", A], cid=["who knows", A])
+    tree = await play_tree(deliberation(), engine, journal)
+    [leaf] = tree.leaves()
+    assert (leaf.round, leaf.verdict) == (1, 1.0)
+    last_of_bob = [request for request in engine.requests if agent_of(request) == "bob"][-1]
+    # A secret ballot is no unusable answer: nothing is heard of it.
+    assert last_of_bob.messages[-1]["content"] == "cid: who knows"
+
+
+async def test_every_way_through_a_branching_vote_has_its_own_verdict(journal: Journal) -> None:
+    engine = ScriptedEngine(lambda request: A if request.key % 2 else R)
+    tree = await play_tree(jury(), engine, journal, widths=2)
+    leaves = list(tree.leaves())
+    assert len(leaves) == 8
+    for leaf in leaves:
+        cast = {node.agent: node.decision for node in tree.path(leaf)}
+        assert leaf.verdict == majority(cast)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vote": None}, "ann and bob and cid may both decide in round 0; say with `vote`"),
+        ({"vote": lambda ballots: 3.0}, r"the vote came to 3.0; a verdict is a number from -1 to 1"),
+        ({"vote": lambda ballots: ballots["eve"]}, "the vote raised KeyError: 'eve'"),
+        ({"vote": lambda ballots: float("nan")}, "the vote came to nan"),
+        (
+            {"schedules": (((Turn("ann", decide="must", open=True),),),)},
+            "'ann' has an open ballot in round 0, which takes a decision and a channel",
+        ),
+    ],
+)
+def test_votes_that_cannot_be_are_refused(fields: dict, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        jury(**fields)
+
+
+def test_every_combination_of_ballots_is_tried() -> None:
+    seen: set[tuple[float | None, ...]] = set()
+
+    def pay(outcome: Outcome) -> dict[str, float]:
+        seen.add(tuple(outcome.ballots.get(juror) for juror in JURORS))
+        return {}
+
+    jury(payoff=pay)
+    assert seen == set(product((1.0, -1.0, None), repeat=3))
+
+
+def test_a_protocol_may_do_without_a_verdict() -> None:
+    talk = ((Turn("ann", ("hall",)),), (Turn("bob", ("hall",)),))
+    fields = {
+        "name": "talk",
+        "agents": {"ann": Role("speaker"), "bob": Role("speaker")},
+        "channels": {"hall": frozenset({"ann", "bob"})},
+        "schedules": (talk,),
+        "payoff": lambda outcome: {"ann": 1.0} if outcome.over and not outcome.invalid else {},
+    }
+    with pytest.raises(RequestError, match=r"last round \(1\) .* or say `needs_verdict=False`"):
+        Protocol(**fields)  # type: ignore[arg-type]
+    protocol = Protocol(**fields, needs_verdict=False)  # type: ignore[arg-type]
+    assert (protocol.min_rounds, dict(protocol.bounds)) == (2, {"ann": (0.0, 1.0), "bob": (0.0, 0.0)})
+
+
+async def test_a_play_without_a_verdict_pays_and_says_so(journal: Journal) -> None:
+    talk = (Turn("ann", ("hall",)),)
+    protocol = Protocol(
+        name="talk",
+        agents={"ann": Role("speaker")},
+        channels={"hall": frozenset({"ann"})},
+        schedules=((talk, talk),),
+        payoff=lambda outcome: {"ann": 1.0 if outcome.over else 0.5},
+        needs_verdict=False,
+    )
+    tree = await play_tree(protocol, scripted(ann=["one", "two"]), journal)
+    [leaf] = tree.leaves()
+    assert (leaf.ending, leaf.verdict, tree.total(leaf, "ann")) == ("undecided", None, 1.5)
