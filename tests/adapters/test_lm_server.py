@@ -74,15 +74,26 @@ async def test_the_engine_is_back_however_the_job_ends(ending):
     assert server.engine == ["stop", "start"]
 
 
-async def test_the_engine_is_back_when_there_is_no_job_after_all():
+async def test_the_engine_stays_when_nothing_is_going_to_train():
     server = LmStandIn()
     assert isinstance(await server.adapter(free_engine=True, min_rows=11).submit(supervised()), Skipped)
     server.faults["POST /files"] = [400]
     with pytest.raises(BackendError):
         await server.adapter(free_engine=True).submit(supervised())
+    made = server.adapter()
+    await made.wait_until_complete(await made.submit(supervised()), poll_interval=0)
+    await server.adapter(free_engine=True).submit(supervised())
+    assert server.engine == []
+
+
+async def test_the_engine_is_back_when_there_is_no_job_after_all():
+    server = LmStandIn()
+    server.faults["POST /fine_tuning/jobs"] = [400]
+    with pytest.raises(BackendError):
+        await server.adapter(free_engine=True).submit(supervised())
     adapter = server.adapter(free_engine=True)
     await adapter.cancel(await adapter.submit(supervised()))
-    assert server.engine == ["stop", "start"] * 3
+    assert server.engine == ["stop", "start"] * 2
 
 
 async def test_an_engine_that_does_not_come_back_is_an_error():

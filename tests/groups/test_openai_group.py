@@ -52,12 +52,19 @@ class Engine(ScriptedEngine):
         self.location = version.location
 
 
+class Obedient(FakeAdapter):
+    """Takes all hyperparameters."""
+
+    def use_hyperparameters(self, hyperparameters):
+        self.hyperparameters = hyperparameters
+
+
 class Made:
     """A group with all that is around it; `again()` is the same in another process."""
 
     def __init__(self, folder, journal, *, protocol=None, adapter=None, **settings):
         self.folder, self.journal, self.protocol, self.settings = folder, journal, protocol, settings
-        self.adapter = adapter or FakeAdapter(
+        self.adapter = adapter or Obedient(
             folder / "backend", capabilities=Capabilities(versions=True, from_base=True)
         )
         self.engine = Engine()
@@ -308,25 +315,30 @@ async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending
     assert error.startswith("Code: invalid_training_file.") == (ending == "failed")
 
 
-async def test_a_language_model_server_makes_room_for_training_and_comes_back(
-    tmp_path, journal, plays, monkeypatch
+@pytest.mark.parametrize("free_engine", [True, False])
+async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
+    tmp_path, journal, plays, monkeypatch, free_engine
 ):
-    monkeypatch.setattr("etude.groups.ready._POLL", 0.0)
+    monkeypatch.setattr("etude.adapters.lm_client._POLL", 0.0)
     server = LmStandIn()
     server.faults["GET /health"] = ["lost", 503]
-    adapter = server.adapter()
+    adapter = server.adapter(free_engine=free_engine)
     group = Made(tmp_path, journal, protocol=adp(), adapter=adapter).group
     assert group.training_client_type == "lm_server"
     assert group.language_model_client is adapter.server
     await group.wait_for_ready(timeout=20)
     assert server.asked("GET /version") == 1
     await group.eval()
+    assert server.engine == ["start"]
     await group.create_grpo_fine_tune_job({"prover": list(plays)}, job_name="job")
-    assert server.status["status"] == "stopped"
+    assert server.engine == ["start", *["stop"] * free_engine]
     await group.wait_for_fine_tune_job(poll_interval=0)
     version = await group.switch_to_next_model()
+    assert server.engine == ["start", *["stop", "start"] * free_engine]
+    await group.train()
+    assert server.status["status"] == ("stopped" if free_engine else "running")
     await group.eval()
-    assert server.engine[-1] == "start"
+    assert server.status["status"] == "running"
     assert group.model_name == version.location == "ft:gpt-4o-mini-2024-07-18:org::ftjob-0"
     assert (await group._get_lm_server_fine_tune_job()).status == "succeeded"
     with pytest.raises(TrainingError, match="does not train through 'openai'"):
@@ -412,7 +424,7 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
     [
         (
             [("a", {}), ("b", {"num_epochs": 2})],
-            "on num_epochs, and it is 1 for 'a' and 2 for 'b'",
+            "on num_epochs, and it is None for 'a' and 2 for 'b'",
         ),
         ([("a", {}), ("b", {"lora_rank": 8})], "must agree on lora_rank"),
         ([("a", {}), ("a", {})], "two agents called 'a'"),

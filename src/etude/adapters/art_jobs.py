@@ -45,7 +45,9 @@ class ArtJobs:
             try:
                 self._kept = _Kept.model_validate_json(path.read_bytes())
             except (OSError, ValidationError) as error:
-                raise StoreError(f"{path} is damaged ({error}); delete it and resume the run") from error
+                raise StoreError(
+                    f"{path} is damaged ({error}); delete it and resume (`etude resume`)"
+                ) from error
 
     @property
     def base(self) -> ModelVersion | None:

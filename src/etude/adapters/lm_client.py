@@ -127,26 +127,40 @@ class LanguageModelClient:
 
     async def accepts_connections(self) -> bool:
         """Whether the server answers."""
-        try:
-            await self.get_health()
-        except (ClientTimeoutError, BadResponseError):
-            return False
-        return True
+        return await self._problem() is None
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
-        """Wait until the server answers, and check its version.
+        """Wait until the server answers, and check its version. Tells the log what it waits for, and why.
 
         Raises ClientTimeoutError after `timeout` seconds, ServerVersionError.
         """
-        deadline = time.monotonic() + timeout
-        while not await self.accepts_connections():
-            if time.monotonic() >= deadline:
+        problem, deadline = await self._problem(), time.monotonic() + timeout
+        if problem is not None:
+            self._warn(
+                f"waiting up to {timeout:g} s for a language-model server at {self.base_url}: {problem}"
+            )
+        while problem is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise ClientTimeoutError(
-                    f"no language-model server answers at {self.base_url} after {timeout:g} s; start one: "
-                    "etude serve"
+                    f"no language-model server answers at {self.base_url} after {timeout:g} s ({problem}); "
+                    "start one: etude serve"
                 )
-            await asyncio.sleep(min(_POLL, timeout))
+            await asyncio.sleep(min(_POLL, left))
+            before, problem = problem, await self._problem(max(_POLL, deadline - time.monotonic()))
+            if problem is None:
+                self._warn(f"the language-model server at {self.base_url} answers now")
+            elif problem != before:
+                self._warn(f"still waiting for {self.base_url}: {problem}")
         await self.validate_server_version()
+
+    async def _problem(self, seconds: float | None = None) -> str | None:
+        """Why the server is not there, or None when it is."""
+        try:
+            await self._send("GET", "/health", seconds)
+        except (ClientTimeoutError, BadResponseError) as error:
+            return str(error)
+        return None
 
     async def validate_server_version(self) -> None:
         """Raise ServerVersionError for a server of another major version; warn once of another minor one."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from etude.adapters.capabilities import ALL_METHODS, Capabilities
+from etude.adapters.hyperparameters import JobHyperparameters
 from etude.adapters.lm_client import LanguageModelClient
 from etude.adapters.lm_errors import LanguageModelClientError
 from etude.adapters.lm_server_config import LmServerAdapterConfig
@@ -42,7 +43,8 @@ class LmServerAdapter(OpenAiJobs):
         """`client` and `server` are of the same server; `model` is its name of the base model."""
         super().__init__(adapter_config, client, model, log)
         self.server = server
-        self._is_away = False
+        self._away_for: str | None = None
+        """The job that the engine was put away for."""
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Wait for the server, check its version and the key, and have its engine run.
@@ -70,47 +72,62 @@ class LmServerAdapter(OpenAiJobs):
         """Whether the server answers and takes the key."""
         return await self.server.accepts_connections() and await super().is_healthy()
 
+    def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
+        """See `TrainerAdapter.use_hyperparameters`: a server takes all."""
+        self._hyperparameters = hyperparameters
+
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """See `TrainerAdapter.submit`. With `free_engine`, the engine goes away with it."""
-        if not self.adapter_config.free_engine:
-            return await super().submit(trajectories)
-        await self.put_engine_away()
-        submitted: TrainingJobRef | Skipped | None = None
+        """See `TrainerAdapter.submit`. With `free_engine`, the engine goes away once a job is certain."""
         try:
-            submitted = await super().submit(trajectories)
-        finally:
-            if not isinstance(submitted, TrainingJobRef):
+            return await super().submit(trajectories)
+        except BaseException:
+            if self._away_for == trajectories.run_id:
                 await self._try_to_bring_engine_back()
-        return submitted
+            raise
+
+    async def make_room(self, name: str) -> None:
+        """Put the engine away, where the config says that both do not fit."""
+        if self.adapter_config.free_engine:
+            self._away_for = name
+            await self.put_engine_away()
+
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """See OpenAiJobs. However a job ends, the engine is back then."""
+        status = await super().status(ref)
+        if status.status.is_final:
+            await self._over(ref)
+        return status
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
         """See OpenAiJobs. However the job ends, the engine is back."""
         status = await super().wait_until_complete(ref, poll_interval)
-        if self._is_away:
-            await self.bring_engine_back()
+        await self._over(ref)
         return status
 
     async def cancel(self, ref: TrainingJobRef) -> None:
         """Stop the job if it still runs; the engine is back then."""
         await super().cancel(ref)
-        if self._is_away:
-            await self.bring_engine_back()
+        await self._over(ref)
 
     async def put_engine_away(self) -> None:
         """Free the device for training; requests wait meanwhile, or are told to come again."""
         await self.server.stop_engine(timeout=self.adapter_config.ready_timeout)
-        self._is_away = True
 
     async def bring_engine_back(self) -> None:
         """Have the engine sample again. Raises EngineClientError or ClientTimeoutError when it does not."""
         await self.server.start_engine(timeout=self.adapter_config.ready_timeout)
-        self._is_away = False
+        self._away_for = None
 
     def hyperparameters(self, method: Method) -> dict[str, Any]:
         """See OpenAiJobs; with the config's own."""
-        return super().hyperparameters(method) | self.adapter_config.hyperparameters
+        given = self._hyperparameters.for_api(method)
+        return super().hyperparameters(method) | self.adapter_config.hyperparameters | given
+
+    async def _over(self, ref: TrainingJobRef) -> None:
+        if ref.run_id == self._away_for:
+            await self.bring_engine_back()
 
     async def _try_to_bring_engine_back(self) -> None:
         """Where another error is on its way, which says more."""
