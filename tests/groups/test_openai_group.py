@@ -331,10 +331,10 @@ async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
     await group.eval()
     assert server.engine == ["start"]
     await group.create_grpo_fine_tune_job({"prover": list(plays)}, job_name="job")
-    assert server.engine == ["start", *["stop"] * free_engine]
+    assert server.engine == ["start", *["away"] * free_engine]
     await group.wait_for_fine_tune_job(poll_interval=0)
     version = await group.switch_to_next_model()
-    assert server.engine == ["start", *["stop", "start"] * free_engine]
+    assert server.engine == ["start", *["away", "back", "start"] * free_engine]
     await group.train()
     assert server.status["status"] == ("stopped" if free_engine else "running")
     await group.eval()

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 VERSION_HEADER = "x-etude-version"
 """In requests the version of the client, so that the server can refuse it too."""
 
+FREE_ENGINE = "etude_free_engine"
+"""In the metadata of a job: "true" has the server put its engine away while the job trains."""
+
 _LOG = logging.getLogger("etude.adapters.lm_client")
 _POLL = 0.5
 Model = TypeVar("Model", bound=BaseModel)
@@ -58,6 +61,8 @@ class EngineStatus(_Told):
     """Which kind of engine it is."""
     models: tuple[str, ...] = ()
     """Models that are in its memory."""
+    away_for_jobs: bool = False
+    """Whether it was put away for jobs that train; it comes back by itself."""
     error: str | None = None
     """Why it does not run, where it should."""
 
@@ -102,10 +107,10 @@ class LanguageModelClient:
         return await self._ask("GET", "/engine/status", EngineStatus)
 
     async def start_engine(self, *, timeout: float = 300.0) -> EngineStatus:  # noqa: ASYNC109
-        """Have the server sample again, and wait until it does.
+        """Have the server sample again, and wait until it does; for as long as jobs have put it away.
 
-        Raises EngineClientError when the engine does not come up, ClientTimeoutError after `timeout`
-        seconds.
+        Raises EngineClientError when the engine does not come up, ClientTimeoutError when it does not
+        within `timeout` seconds.
         """
         await self._send("POST", "/engine/start", timeout)
         deadline = time.monotonic() + timeout
@@ -115,7 +120,9 @@ class LanguageModelClient:
                 return found
             if found.status not in ("starting", "stopping", "stopped"):
                 raise EngineClientError(found.status, found.error)
-            if time.monotonic() >= deadline:
+            if found.away_for_jobs:
+                deadline = time.monotonic() + timeout
+            elif time.monotonic() >= deadline:
                 raise ClientTimeoutError(
                     f"the engine at {self.base_url} is {found.status} after {timeout:g} s"
                 )

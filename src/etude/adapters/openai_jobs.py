@@ -42,7 +42,6 @@ _STATES = {
     "failed": TrainingStatusEnum.FAILED,
     "cancelled": TrainingStatusEnum.CANCELED,
 }
-_FINAL = ("succeeded", "failed", "cancelled")
 _JOB, _VERSION = "etude_job", "etude_version"
 """In the metadata of a job: the name it was submitted under, and the number of the version it makes."""
 _DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_training", "etude_start"
@@ -110,19 +109,13 @@ class OpenAiJobs(TrainerAdapter):
             _content_of(known.metadata).require(
                 name, _content_of(request["metadata"]), known.fine_tuned_model
             )
-            if known.status not in _FINAL:
-                await self.make_room(name)
             return self._ref(name, known)
         if len(rows) < self.adapter_config.min_rows:
             least = self.adapter_config.min_rows
             return Skipped(reason=f"too little data: {len(rows)} rows, and the API takes {least} or more")
         self._log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
         request["training_file"] = await self._upload(name, content)
-        await self.make_room(name)
         return self._ref(name, await self._create(name, request))
-
-    async def make_room(self, name: str) -> None:
-        """Called when it is certain that the job is going to train, before it is made."""
 
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
         """The rows of the training file. Raises CapabilityError for data that the API has none for."""
@@ -147,11 +140,12 @@ class OpenAiJobs(TrainerAdapter):
         beta = {"beta": config.beta} if method == "dpo" else {}
         return common | beta | self._hyperparameters.for_api(method)
 
+    def metadata(self) -> dict[str, str]:
+        """More of a job's metadata."""
+        return {}
+
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Where the job stands at the API. Its new events go into the run's log."""
-        return await self._look(ref)
-
-    async def _look(self, ref: TrainingJobRef) -> TrainingJobStatus:
         try:
             job = await self.job(ref)
         except TrainingJobNotFoundClientError as error:
@@ -178,7 +172,7 @@ class OpenAiJobs(TrainerAdapter):
         answered = time.monotonic()
         for pause in pauses(poll_interval, self.adapter_config.max_poll_interval):
             try:
-                found = await self._look(ref)
+                found = await self.status(ref)
             except BackendError as error:
                 silent = time.monotonic() - answered
                 if not error.temporary or silent >= self.adapter_config.outage_limit:
@@ -266,6 +260,7 @@ class OpenAiJobs(TrainerAdapter):
             _METHOD: method,
             _TRAINING: content_hash([how, seed]),
             _START: self._start.location,
+            **self.metadata(),
         }
         request = {"model": self._start.location, "method": how, "metadata": metadata}
         return request if seed is None else request | {"seed": seed}
