@@ -1,4 +1,4 @@
-"""The shared model group against a real `etude serve`: where jobs start, what they are told, what they disturb."""
+"""The shared model group against a real `etude serve`: where jobs start, what they are told and disturb."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ async def test_the_engine_is_away_only_for_jobs_that_need_its_place(setting, pla
     training = {engine for status, engine in seen if status == "running"}
     assert ("stopped" in training) is free_engine
     async with asyncio.timeout(30):
-        while setting.engine()["status"] != "running":
+        while setting.engine()["status"] != "running":  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     await group.wait_for_fine_tune_job(timeout=30)
 

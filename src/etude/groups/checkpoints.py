@@ -14,7 +14,7 @@ from etude.core.job import ModelVersion, TrainingJobRef
 from etude.groups.line import ModelLine
 from etude.groups.shared import SharedModelGroupState
 
-_OWN = {"fine_tune_job": set(TrainingJobRef.model_fields), "version": set(ModelVersion.model_fields)}
+_OWN = {"fine_tune_job": tuple(TrainingJobRef.model_fields), "version": tuple(ModelVersion.model_fields)}
 _NIP = ("fine_tune_job_id", "fine_tuned_model_name")
 _NO_JOBS = ("dummy_job_id", "frozen_job_id", "insufficient_data_job_id")
 """What stood for a job there when nothing was submitted."""
