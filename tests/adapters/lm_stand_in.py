@@ -13,7 +13,7 @@ from etude.adapters.lm_client import LanguageModelClient
 from etude.adapters.lm_server import LmServerAdapter
 from etude.adapters.lm_server_config import LmServerAdapterConfig
 from etude.core.training_rows import ROWS
-from tests.adapters.openai_stand_in import BASE, KEY, StandIn, error_response
+from tests.adapters.openai_stand_in import BASE, FINAL, KEY, StandIn, error_response
 
 END = 2
 
@@ -21,7 +21,8 @@ END = 2
 class LmStandIn(StandIn):
     """A server that keeps what was asked of its engine in `engine`.
 
-    The engine needs to be asked `slow` times before it runs. Completions are refused while it is away.
+    The engine needs to be asked `slow` times before it runs. It is away for jobs that say so, and
+    completions are refused meanwhile.
     """
 
     def __init__(self, *, version: str = version("etude"), slow: int = 0, **options: Any) -> None:
@@ -29,7 +30,12 @@ class LmStandIn(StandIn):
         self.version = version
         self.slow = slow
         self.engine: list[str] = []
-        self.status: dict[str, Any] = {"object": "engine.status", "engine": "embedded", "status": "running"}
+        self.status: dict[str, Any] = {
+            "object": "engine.status",
+            "engine": "embedded",
+            "status": "running",
+            "away_for_jobs": False,
+        }
         self.clients: set[str | None] = set()
 
     def adapter(self, **settings: Any) -> LmServerAdapter:
@@ -57,10 +63,6 @@ class LmStandIn(StandIn):
             *super().routes(),
         ]
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
-        self.clients.add(request.headers.get("x-etude-version"))
-        return super()._answer(request)
-
     def _engine_status(self, request: httpx.Request) -> httpx.Response:
         if self.status["status"] == "starting":
             self.slow -= 1
@@ -84,7 +86,20 @@ class LmStandIn(StandIn):
         row = ROWS[body["method"]["type"]]
         for line in self.contents[body["training_file"]].splitlines():
             row.model_validate_json(line)
+        if body["metadata"].get("etude_free_engine") == "true":
+            self.engine.append("away")
+            self.status |= {"status": "stopped", "away_for_jobs": True}
         return super()._create(request)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.clients.add(request.headers.get("x-etude-version"))
+        response = super()._answer(request)
+        over = all(job["status"] in FINAL for job in self.jobs.values())
+        if self.status["away_for_jobs"] and self.jobs and over:
+            self.engine.append("back")
+            crashed = self.status["status"] == "crashed"
+            self.status |= {"status": "crashed" if crashed else "running", "away_for_jobs": False}
+        return response
 
     def _complete(self, request: httpx.Request) -> httpx.Response:
         if self.status["status"] != "running":

@@ -8,6 +8,7 @@ import pytest
 from etude.adapters.art_adapter import ArtAdapter
 from etude.adapters.art_client import ArtError, ArtInference
 from etude.adapters.art_config import ArtAdapterConfig
+from etude.adapters.job_content import JobNameTakenError
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
@@ -82,6 +83,22 @@ async def test_a_job_makes_the_next_step_and_it_is_served(server, backend):
     assert status.metadata["metrics"]["gradient_steps"] == 2
     assert status.metadata["metrics"]["loss"] == pytest.approx((1 + 1 / 2) / 2)
     assert (await adapter.current_version()).number == 1
+
+
+async def test_a_name_belongs_to_one_job(server, backend):
+    adapter = await backend()
+    ref = await adapter.submit(batch("name"))
+    with pytest.raises(JobNameTakenError, match="other data"):
+        await adapter.submit(batch("name", groups=3))
+    await adapter.wait_until_complete(ref)
+    later = await backend(training={"learning_rate": 1e-4})
+    for data, difference in [
+        (batch("name", groups=3), "other data"),
+        (batch("name"), "other hyperparameters"),
+    ]:
+        with pytest.raises(JobNameTakenError, match=difference):
+            await later.submit(data)
+    assert await (await backend()).submit(batch("name")) == ref
 
 
 async def test_the_base_is_sampled_under_the_name_of_its_step(server, backend):

@@ -56,33 +56,30 @@ async def test_what_was_sampled_without_tokens_cannot_be_a_row():
     assert server.files == {}
 
 
-async def test_the_engine_is_away_while_a_job_trains():
-    server = LmStandIn()
+@pytest.mark.parametrize("ending", ["succeeded", "failed", "cancelled"])
+async def test_the_engine_is_away_while_a_job_trains_and_back_however_it_ends(ending):
+    server = LmStandIn(ending=ending)
     adapter = server.adapter(free_engine=True)
     await adapter.initialize(FinetuneConfig())
     ref = await adapter.submit(supervised())
     assert server.status["status"] == "stopped"
     await adapter.wait_until_complete(ref, poll_interval=0)
-    assert server.engine == ["start", "stop", "start"]
+    # The server sees to it; the adapter waits until it is so.
+    assert server.engine == ["away", "back", "start"]
 
 
-@pytest.mark.parametrize("ending", ["failed", "cancelled"])
-async def test_the_engine_is_back_however_the_job_ends(ending):
-    server = LmStandIn(ending=ending)
-    adapter = server.adapter(free_engine=True)
-    await adapter.wait_until_complete(await adapter.submit(supervised()), poll_interval=0)
-    assert server.engine == ["stop", "start"]
-
-
-async def test_the_engine_is_back_when_there_is_no_job_after_all():
+async def test_the_engine_stays_when_nothing_trains_or_both_fit():
     server = LmStandIn()
     assert isinstance(await server.adapter(free_engine=True, min_rows=11).submit(supervised()), Skipped)
-    server.faults["POST /files"] = [400]
-    with pytest.raises(BackendError):
-        await server.adapter(free_engine=True).submit(supervised())
-    adapter = server.adapter(free_engine=True)
-    await adapter.cancel(await adapter.submit(supervised()))
-    assert server.engine == ["stop", "start"] * 3
+    for request in ("POST /files", "POST /fine_tuning/jobs"):
+        server.faults[request] = [400]
+        with pytest.raises(BackendError):
+            await server.adapter(free_engine=True).submit(supervised())
+    adapter = server.adapter()
+    ref = await adapter.submit(supervised())
+    assert server.status["status"] == "running"
+    await adapter.wait_until_complete(ref, poll_interval=0)
+    assert server.engine == []
 
 
 async def test_an_engine_that_does_not_come_back_is_an_error():

@@ -1,6 +1,7 @@
 """Fine-tuning jobs through the official SDK, against a stand-in that answers as OpenAI does."""
 
 import json
+import re
 from itertools import islice
 
 import httpx
@@ -88,7 +89,14 @@ async def test_what_is_sent_is_what_the_api_documents():
             }
         },
     }
-    assert job["metadata"] == {"etude_job": "pairs", "etude_version": "1"}
+    hashes = {"etude_data": r"[0-9a-f]{16}", "etude_training": r"[0-9a-f]{16}"}
+    assert all(re.fullmatch(form, job["metadata"].pop(key)) for key, form in hashes.items())
+    assert job["metadata"] == {
+        "etude_job": "pairs",
+        "etude_version": "1",
+        "etude_method": "dpo",
+        "etude_start": BASE,
+    }
     assert server.rows("ftjob-0") == 10 * [
         {
             "input": {"messages": [{"role": "user", "content": "q"}]},
@@ -217,7 +225,7 @@ async def test_when_the_days_jobs_are_used_up_it_waits_and_does_not_upload_again
 
 async def test_the_wait_for_another_day_has_an_end():
     server = StandIn(daily_limits=9)
-    with pytest.raises(TrainingError, match=r"used up at all 2 tries.*resume the run"):
+    with pytest.raises(TrainingError, match=r"used up at all 2 tries.*`etude resume`"):
         await backend(server, daily_limit_wait=0.001, daily_limit_tries=2).submit(supervised())
 
 
@@ -331,7 +339,7 @@ async def test_one_that_stays_away_does_not_end_the_job(fault, limit):
     adapter = backend(server, outage_limit=limit)
     ref = await adapter.submit(supervised())
     server.faults["GET /fine_tuning/jobs/ID"] = [fault] * 3
-    with pytest.raises(BackendError, match="It goes on; resume the run"):
+    with pytest.raises(BackendError, match=r"It goes on; resume .`etude resume`"):
         await adapter.wait_until_complete(ref, poll_interval=0)
     assert server.jobs["ftjob-0"]["status"] == "validating_files"
 

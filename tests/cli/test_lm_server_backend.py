@@ -60,7 +60,7 @@ def test_the_engine_makes_room_for_the_job(served, server):
     change(served, trainer_adapters__server__free_engine=True, finetuning__num_epochs=1)
     shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 0, shown.stderr
-    assert server.engine == ["start", "stop", "start"]
+    assert server.engine == ["away", "back", "start"]
 
 
 def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, server):

@@ -87,7 +87,7 @@ def test_a_run_that_lost_the_api_goes_on_with_the_job_that_is_there(hosted, api)
     stand_in.faults["GET /fine_tuning/jobs/ID"] = [401]
     shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 1
-    assert "It goes on; resume the run" in shown.stderr
+    assert "It goes on; resume (`etude resume`)" in shown.stderr
     sampled = len(stand_in.sampled)
     shown = etude("resume", "r")
     assert shown.exit_code == 0, shown.stderr

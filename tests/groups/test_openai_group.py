@@ -1,5 +1,6 @@
 """The shared model group, on an adapter of this process and on OpenAI's fine-tuning jobs."""
 
+import asyncio
 import json
 
 import pytest
@@ -52,12 +53,19 @@ class Engine(ScriptedEngine):
         self.location = version.location
 
 
+class Obedient(FakeAdapter):
+    """Takes all hyperparameters."""
+
+    def use_hyperparameters(self, hyperparameters):
+        self.hyperparameters = hyperparameters
+
+
 class Made:
     """A group with all that is around it; `again()` is the same in another process."""
 
     def __init__(self, folder, journal, *, protocol=None, adapter=None, **settings):
         self.folder, self.journal, self.protocol, self.settings = folder, journal, protocol, settings
-        self.adapter = adapter or FakeAdapter(
+        self.adapter = adapter or Obedient(
             folder / "backend", capabilities=Capabilities(versions=True, from_base=True)
         )
         self.engine = Engine()
@@ -308,25 +316,30 @@ async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending
     assert error.startswith("Code: invalid_training_file.") == (ending == "failed")
 
 
-async def test_a_language_model_server_makes_room_for_training_and_comes_back(
-    tmp_path, journal, plays, monkeypatch
+@pytest.mark.parametrize("free_engine", [True, False])
+async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
+    tmp_path, journal, plays, monkeypatch, free_engine
 ):
-    monkeypatch.setattr("etude.groups.ready._POLL", 0.0)
+    monkeypatch.setattr("etude.adapters.lm_client._POLL", 0.0)
     server = LmStandIn()
     server.faults["GET /health"] = ["lost", 503]
-    adapter = server.adapter()
+    adapter = server.adapter(free_engine=free_engine)
     group = Made(tmp_path, journal, protocol=adp(), adapter=adapter).group
     assert group.training_client_type == "lm_server"
     assert group.language_model_client is adapter.server
     await group.wait_for_ready(timeout=20)
     assert server.asked("GET /version") == 1
     await group.eval()
+    assert server.engine == ["start"]
     await group.create_grpo_fine_tune_job({"prover": list(plays)}, job_name="job")
-    assert server.status["status"] == "stopped"
+    assert server.engine == ["start", *["away"] * free_engine]
     await group.wait_for_fine_tune_job(poll_interval=0)
     version = await group.switch_to_next_model()
+    assert server.engine == ["start", *["away", "back", "start"] * free_engine]
+    await group.train()
+    assert server.status["status"] == ("stopped" if free_engine else "running")
     await group.eval()
-    assert server.engine[-1] == "start"
+    assert server.status["status"] == "running"
     assert group.model_name == version.location == "ft:gpt-4o-mini-2024-07-18:org::ftjob-0"
     assert (await group._get_lm_server_fine_tune_job()).status == "succeeded"
     with pytest.raises(TrainingError, match="does not train through 'openai'"):
@@ -352,15 +365,16 @@ async def test_a_job_that_a_server_forgot_is_not_found_by_its_name(tmp_path, jou
         await group._get_lm_server_fine_tune_job()
 
 
-async def test_a_group_that_does_not_get_ready_says_so(make):
+async def test_a_group_that_does_not_get_ready_says_so(make, caplog):
     made = make()
 
     async def away():
         return False
 
     made.adapter.is_healthy = away
-    with pytest.raises(TimeoutError, match=r"group 'pair' is not ready after 0.01 s"):
+    with pytest.raises(TimeoutError, match=r"group 'pair' is not ready after 0.01 s: the training backend"):
         await made.group.wait_for_ready(timeout=0.01)
+    assert "group 'pair' waits up to 0.01 s for the training backend 'fake', which is not" in caplog.text
 
 
 def test_there_is_no_server_to_control_where_there_is_none(make):
@@ -389,6 +403,120 @@ async def test_a_state_can_be_set(make):
     assert made.engine.version == 3
 
 
+async def test_a_state_that_is_none_changes_nothing(make):
+    made = make()
+    before = made.group.get_state()
+    with pytest.raises(RequestError, match="'iteration'"):
+        made.group.set_state({"iteration": 3})
+    with pytest.raises(RequestError, match="trains through 'fake'; that needs 'lm_server' or 'openai'"):
+        made.group.set_state({"fine_tune_job_id": "ftjob-1", "fine_tuned_model_name": "ft:x"})
+    assert made.group.get_state() == before
+
+
+async def test_a_state_of_another_group_is_refused(make, plays):
+    made = make(protocol=adp())
+    await trained(made, plays)
+    with pytest.raises(
+        RequestError, match="version 1 of group 'pair' is weights-1, and in this state it is x"
+    ):
+        made.group.set_state({"version": {"number": 1, "location": "x", "digest": "y"}})
+
+
+async def test_a_backend_that_gives_a_number_twice_is_found_out(make, plays):
+    made = make(protocol=adp())
+    await trained(made, plays)
+    state = made.group.get_state_dict()
+    await made.group.create_supervised_fine_tune_job({"prover": [plays[1]]})
+    await made.group.switch_to_next_model()
+    entries = made.group.lineage()
+    made.group.set_state(state)
+    # The fake adapter counts from where it starts, and its digests go by numbers.
+    made.adapter.behave = None
+    status = made.adapter.status
+
+    async def other_weights(ref):
+        found = await status(ref)
+        version = found.metadata["model_version"] | {"digest": "other"}
+        return found.model_copy(update={"metadata": found.metadata | {"model_version": version}})
+
+    made.adapter.status = other_weights
+    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]], "verifier": [plays[1]]})
+    with pytest.raises(TrainingError, match=r"made version 2 .*, and that number belongs to what job"):
+        await made.group.switch_to_next_model()
+    assert made.group.lineage() == entries
+    assert made.group.line.version.number == 1
+
+
+async def test_a_backend_without_a_way_back_says_so(tmp_path, journal, plays):
+    adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(versions=True))
+    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
+    await trained(made, plays)
+    state = made.group.get_state_dict()
+    await made.group.create_supervised_fine_tune_job({"prover": [plays[1]]})
+    await made.group.switch_to_next_model()
+    made.group.set_state(state)
+    with pytest.raises(
+        CapabilityError, match=r"start from version 1, .*'fake' always goes on from the last one"
+    ):
+        await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="back")
+    assert "back" not in adapter.submitted
+
+
+async def test_a_job_that_failed_leaves_its_number_to_the_next(make, plays):
+    made = make(protocol=adp())
+    await made.group.wait_for_ready()
+    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    assert made.group.line.log.newest() == 1
+    status = made.adapter.status
+
+    async def failed(ref):
+        return (await status(ref)).model_copy(update={"status": TrainingStatusEnum.FAILED})
+
+    made.adapter.status = failed
+    assert await made.group.fine_tune_job_failed()
+    assert made.group.line.log.newest() == 0
+
+
+async def test_errors_of_groups_speak_of_groups(make, plays):
+    made = make(protocol=adp())
+    await made.group.wait_for_ready()
+    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    made.adapter.behave = lambda status: status.model_copy(update={"status": TrainingStatusEnum.FAILED})
+    with pytest.raises(TrainingError, match=r"ended as 'failed'\. Make it again, of the same data") as failed:
+        await made.group.wait_for_fine_tune_job(poll_interval=0)
+    made.adapter.behave = lambda status: asyncio.sleep(60)
+    with pytest.raises(TrainingError, match="larger 'timeout' of wait_for_fine_tune_job") as late:
+        await made.group.wait_for_fine_tune_job(timeout=0.01)
+    running = TrainingStatusEnum.RUNNING
+    status = made.adapter.status
+
+    async def unfinished(ref):
+        return (await status(ref)).model_copy(update={"status": running})
+
+    made.adapter.status = unfinished
+    with pytest.raises(TrainingError, match="is not over: it is 'running'; wait for it first") as early:
+        await made.group.switch_to_next_model()
+    assert not any("run to" in str(caught.value) for caught in (failed, late, early))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_epochs": 0}, "num_epochs is at least 1, and not 0"),
+        ({"num_epochs": 1.5}, "num_epochs is a whole number, and not 1.5"),
+        ({"min_rows": True}, "min_rows is a whole number, and not True"),
+        ({"lora_rank": -1}, "lora_rank is at least 0"),
+        ({"dpo_beta": 0}, "dpo_beta is greater than 0"),
+        ({"rl_learning_rate": float("nan")}, "rl_learning_rate is a number, and not nan"),
+        ({"rl_learning_rate": "1e-4"}, "rl_learning_rate is a number"),
+        ({"lora_alpha_scale": 2.0}, "lora_alpha_scale is a multiple of lora_rank"),
+    ],
+)
+def test_settings_that_no_job_can_have_are_refused(settings, message):
+    with pytest.raises(RequestError, match=message):
+        ModelSettings(BASE, **settings)
+
+
 def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
     adapter = LocalAdapterConfig(passes=3, learning_rate=1e-4, lora=LoraConfig(r=16, alpha=24))
     settings = ModelSettings.of_adapter("tiny", adapter)
@@ -412,7 +540,7 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
     [
         (
             [("a", {}), ("b", {"num_epochs": 2})],
-            "on num_epochs, and it is 1 for 'a' and 2 for 'b'",
+            "on num_epochs, and it is None for 'a' and 2 for 'b'",
         ),
         ([("a", {}), ("b", {"lora_rank": 8})], "must agree on lora_rank"),
         ([("a", {}), ("a", {})], "two agents called 'a'"),

@@ -15,6 +15,7 @@ from etude.adapters.art_jobs import ArtJob, ArtJobs
 from etude.adapters.art_progress import ArtProgress
 from etude.adapters.art_wire import groups_of
 from etude.adapters.capabilities import Capabilities, check_method
+from etude.adapters.job_content import JobContent, data_hash
 from etude.adapters.job_log import JobLog
 from etude.adapters.job_status import job_status
 from etude.adapters.trainer_adapter import TrainerAdapter
@@ -114,16 +115,16 @@ class ArtAdapter(TrainerAdapter):
         check_method(f"'{BACKEND}'", self.capabilities(), trajectories.method, "of this run")
         jobs, name = self._require_jobs(), trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
-        if name in self._streams and not self._streams[name].task.done():
-            return ref
-        known = jobs.get(name)
-        if known is not None and known.status is TrainingStatusEnum.RUNNING:
+        trains = name in self._streams and not self._streams[name].task.done()
+        known, content = jobs.get(name), self._content_of(trajectories)
+        if not trains and known is not None and known.status is TrainingStatusEnum.RUNNING:
             await self._recover(name, known, wait=0)
             known = jobs.get(name)
-        if known is not None and known.status is TrainingStatusEnum.COMPLETED:
+        if known is not None and (trains or known.status is TrainingStatusEnum.COMPLETED):
+            known.content.require(name, content)
             return ref
         progress = ArtProgress(groups_of(trajectories))
-        job = self._next_job(await self._client.step())
+        job = self._next_job(await self._client.step(), content)
         jobs.put(name, job)
         task = asyncio.create_task(self._follow(name, job, progress), name=f"train {name}")
         self._streams[name] = _Stream(task, progress)
@@ -208,13 +209,17 @@ class ArtAdapter(TrainerAdapter):
         await self._client.close()
         await self._inference.close()
 
-    def _next_job(self, step: int) -> ArtJob:
+    def _content_of(self, trajectories: TrajectoryCollection) -> JobContent:
+        how = self.adapter_config.training.model_dump(mode="json")
+        return JobContent.of(data_hash(trajectories), trajectories.method, how)
+
+    def _next_job(self, step: int, content: JobContent) -> ArtJob:
         """The job from `step` on; told where that is not the step that is sampled from."""
         sampled = None if self._version is None else self._version.number
         if sampled in (None, step):
-            return ArtJob(before=step)
+            return ArtJob(content=content, before=step)
         told = f"sampled at step {sampled}, trained from step {step}: an earlier job was done after all"
-        return ArtJob(before=step, message=told)
+        return ArtJob(content=content, before=step, message=told)
 
     async def _follow(self, name: str, job: ArtJob, progress: ArtProgress) -> None:
         """Read the job's stream to its end, and write down what became of it."""
@@ -263,8 +268,8 @@ class ArtAdapter(TrainerAdapter):
 
     def _end(self, name: str, status: TrainingStatusEnum, message: str | None, **facts: Any) -> None:
         jobs = self._require_jobs()
-        job = jobs.get(name) or ArtJob(before=0)
-        jobs.put(name, job.model_copy(update={"status": status, "message": message, **facts}))
+        if (job := jobs.get(name)) is not None:
+            jobs.put(name, job.model_copy(update={"status": status, "message": message, **facts}))
         self._log.add(name, {"status": status, "message": message})
 
     async def _served(self, step: int, job: str) -> ModelVersion:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from etude.adapters.job_content import JobContent
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.store.files import write_atomically
@@ -16,6 +17,8 @@ class ArtJob(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    content: JobContent
+    """What it trains on, and how; every job starts from the model's last step."""
     before: int
     """The model's step when the job was submitted; it is done when the step is higher."""
     status: TrainingStatusEnum = TrainingStatusEnum.RUNNING
@@ -45,7 +48,9 @@ class ArtJobs:
             try:
                 self._kept = _Kept.model_validate_json(path.read_bytes())
             except (OSError, ValidationError) as error:
-                raise StoreError(f"{path} is damaged ({error}); delete it and resume the run") from error
+                raise StoreError(
+                    f"{path} is damaged ({error}); delete it and resume (`etude resume`)"
+                ) from error
 
     @property
     def base(self) -> ModelVersion | None:

@@ -30,7 +30,8 @@ class Capabilities:
     """Says which weights a job produced (`model_version` in the status metadata), so that the engine
     can adopt them and the liveness check can be made. Without it neither happens."""
     from_base: bool = False
-    """Starts a job from the base model after `restore` of version 0, and still counts versions upwards."""
+    """Starts a job from an earlier version, the base model above all, after `restore` of it, and still
+    counts versions upwards."""
     samples_while_training: bool = True
     """The engine goes on sampling from the weights as they were while a job trains."""
 
@@ -41,6 +42,15 @@ def check_from_base(backend: str, capabilities: Capabilities) -> None:
         raise CapabilityError(
             f"'fine_tune_from_scratch' asks for jobs that start from the base model, and the trainer adapter "
             f"{backend} always goes on from the last version. Remove the key, or choose another adapter."
+        )
+
+
+def check_way_back(backend: str, capabilities: Capabilities, start: int, newest: int) -> None:
+    """Raise CapabilityError unless the backend can start a job from `start` with `newest` made since."""
+    if start < newest and not capabilities.from_base:
+        raise CapabilityError(
+            f"the next job is to start from version {start}, and the trainer adapter {backend} always goes "
+            f"on from the last one, which is {newest}. Go back to that, or choose another adapter."
         )
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 VERSION_HEADER = "x-etude-version"
 """In requests the version of the client, so that the server can refuse it too."""
 
+FREE_ENGINE = "etude_free_engine"
+"""In the metadata of a job: "true" has the server put its engine away while the job trains."""
+
 _LOG = logging.getLogger("etude.adapters.lm_client")
 _POLL = 0.5
 Model = TypeVar("Model", bound=BaseModel)
@@ -58,6 +61,8 @@ class EngineStatus(_Told):
     """Which kind of engine it is."""
     models: tuple[str, ...] = ()
     """Models that are in its memory."""
+    away_for_jobs: bool = False
+    """Whether it was put away for jobs that train; it comes back by itself."""
     error: str | None = None
     """Why it does not run, where it should."""
 
@@ -102,10 +107,10 @@ class LanguageModelClient:
         return await self._ask("GET", "/engine/status", EngineStatus)
 
     async def start_engine(self, *, timeout: float = 300.0) -> EngineStatus:  # noqa: ASYNC109
-        """Have the server sample again, and wait until it does.
+        """Have the server sample again, and wait until it does; for as long as jobs have put it away.
 
-        Raises EngineClientError when the engine does not come up, ClientTimeoutError after `timeout`
-        seconds.
+        Raises EngineClientError when the engine does not come up, ClientTimeoutError when it does not
+        within `timeout` seconds.
         """
         await self._send("POST", "/engine/start", timeout)
         deadline = time.monotonic() + timeout
@@ -115,7 +120,9 @@ class LanguageModelClient:
                 return found
             if found.status not in ("starting", "stopping", "stopped"):
                 raise EngineClientError(found.status, found.error)
-            if time.monotonic() >= deadline:
+            if found.away_for_jobs:
+                deadline = time.monotonic() + timeout
+            elif time.monotonic() >= deadline:
                 raise ClientTimeoutError(
                     f"the engine at {self.base_url} is {found.status} after {timeout:g} s"
                 )
@@ -127,26 +134,40 @@ class LanguageModelClient:
 
     async def accepts_connections(self) -> bool:
         """Whether the server answers."""
-        try:
-            await self.get_health()
-        except (ClientTimeoutError, BadResponseError):
-            return False
-        return True
+        return await self._problem() is None
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
-        """Wait until the server answers, and check its version.
+        """Wait until the server answers, and check its version. Tells the log what it waits for, and why.
 
         Raises ClientTimeoutError after `timeout` seconds, ServerVersionError.
         """
-        deadline = time.monotonic() + timeout
-        while not await self.accepts_connections():
-            if time.monotonic() >= deadline:
+        problem, deadline = await self._problem(), time.monotonic() + timeout
+        if problem is not None:
+            self._warn(
+                f"waiting up to {timeout:g} s for a language-model server at {self.base_url}: {problem}"
+            )
+        while problem is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise ClientTimeoutError(
-                    f"no language-model server answers at {self.base_url} after {timeout:g} s; start one: "
-                    "etude serve"
+                    f"no language-model server answers at {self.base_url} after {timeout:g} s ({problem}); "
+                    "start one: etude serve"
                 )
-            await asyncio.sleep(min(_POLL, timeout))
+            await asyncio.sleep(min(_POLL, left))
+            before, problem = problem, await self._problem(max(_POLL, deadline - time.monotonic()))
+            if problem is None:
+                self._warn(f"the language-model server at {self.base_url} answers now")
+            elif problem != before:
+                self._warn(f"still waiting for {self.base_url}: {problem}")
         await self.validate_server_version()
+
+    async def _problem(self, seconds: float | None = None) -> str | None:
+        """Why the server is not there, or None when it is."""
+        try:
+            await self._send("GET", "/health", seconds)
+        except (ClientTimeoutError, BadResponseError) as error:
+            return str(error)
+        return None
 
     async def validate_server_version(self) -> None:
         """Raise ServerVersionError for a server of another major version; warn once of another minor one."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from etude.adapters.capabilities import ALL_METHODS, Capabilities
-from etude.adapters.lm_client import LanguageModelClient
-from etude.adapters.lm_errors import LanguageModelClientError
+from etude.adapters.hyperparameters import JobHyperparameters
+from etude.adapters.lm_client import FREE_ENGINE, LanguageModelClient
 from etude.adapters.lm_server_config import LmServerAdapterConfig
 from etude.adapters.openai_connection import connect, trained_model
 from etude.adapters.openai_jobs import OpenAiJobs
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.job import TrainingJobRef, TrainingJobStatus
-from etude.core.skipped import Skipped
-from etude.core.trajectory import Method, TrajectoryCollection
+from etude.core.trajectory import Method
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -42,19 +40,15 @@ class LmServerAdapter(OpenAiJobs):
         """`client` and `server` are of the same server; `model` is its name of the base model."""
         super().__init__(adapter_config, client, model, log)
         self.server = server
-        self._is_away = False
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Wait for the server, check its version and the key, and have its engine run.
+        """Wait for the server, and check its version and the key.
 
         Raises ClientTimeoutError, ServerVersionError or another BackendError.
         """
         await super().initialize(run_config)
         await self.server.wait_for_ready(self.adapter_config.ready_timeout)
         await self.check()
-        if self.adapter_config.free_engine:
-            # A killed process may have left it away.
-            await self.bring_engine_back()
 
     def capabilities(self) -> Capabilities:
         """All methods; GRPO on token ids, the others on text."""
@@ -70,52 +64,35 @@ class LmServerAdapter(OpenAiJobs):
         """Whether the server answers and takes the key."""
         return await self.server.accepts_connections() and await super().is_healthy()
 
-    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """See `TrainerAdapter.submit`. With `free_engine`, the engine goes away with it."""
-        if not self.adapter_config.free_engine:
-            return await super().submit(trajectories)
-        await self.put_engine_away()
-        submitted: TrainingJobRef | Skipped | None = None
-        try:
-            submitted = await super().submit(trajectories)
-        finally:
-            if not isinstance(submitted, TrainingJobRef):
-                await self._try_to_bring_engine_back()
-        return submitted
+    def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
+        """See `TrainerAdapter.use_hyperparameters`: a server takes all."""
+        self._hyperparameters = hyperparameters
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """See OpenAiJobs. However the job ends, the engine is back."""
+        """See OpenAiJobs. However the job ends, an engine that was away for it is back."""
         status = await super().wait_until_complete(ref, poll_interval)
-        if self._is_away:
+        if self.adapter_config.free_engine:
             await self.bring_engine_back()
         return status
 
-    async def cancel(self, ref: TrainingJobRef) -> None:
-        """Stop the job if it still runs; the engine is back then."""
-        await super().cancel(ref)
-        if self._is_away:
-            await self.bring_engine_back()
-
     async def put_engine_away(self) -> None:
-        """Free the device for training; requests wait meanwhile, or are told to come again."""
+        """Free the device until `bring_engine_back`; requests wait meanwhile, or are told to come again."""
         await self.server.stop_engine(timeout=self.adapter_config.ready_timeout)
-        self._is_away = True
 
     async def bring_engine_back(self) -> None:
         """Have the engine sample again. Raises EngineClientError or ClientTimeoutError when it does not."""
         await self.server.start_engine(timeout=self.adapter_config.ready_timeout)
-        self._is_away = False
 
     def hyperparameters(self, method: Method) -> dict[str, Any]:
         """See OpenAiJobs; with the config's own."""
-        return super().hyperparameters(method) | self.adapter_config.hyperparameters
+        given = self._hyperparameters.for_api(method)
+        return super().hyperparameters(method) | self.adapter_config.hyperparameters | given
 
-    async def _try_to_bring_engine_back(self) -> None:
-        """Where another error is on its way, which says more."""
-        with contextlib.suppress(LanguageModelClientError):
-            await self.bring_engine_back()
+    def metadata(self) -> dict[str, str]:
+        """See OpenAiJobs; for the server to know that a job and its engine do not fit on the device."""
+        return {FREE_ENGINE: "true"} if self.adapter_config.free_engine else {}
 
 
 @register_trainer_adapter(config_type=LmServerAdapterConfig)

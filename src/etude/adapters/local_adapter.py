@@ -5,25 +5,34 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from etude.adapters.capabilities import ALL_METHODS, Capabilities
+from etude.adapters.hyperparameters import JobHyperparameters
+from etude.adapters.job_content import JobContent, data_hash
 from etude.adapters.job_log import JobLog
 from etude.adapters.job_status import job_status
-from etude.adapters.local_config import LocalAdapterConfig
-from etude.adapters.local_training import batch_of, data_at, learner_options, objective_of
+from etude.adapters.local_config import LocalAdapterConfig, LoraConfig
+from etude.adapters.local_training import (
+    batch_of,
+    data_at,
+    for_method,
+    hyperparameters_of,
+    learner_options,
+    lora_with,
+    objective_of,
+)
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.adapters.versions import FinishedJob, VersionFolders
 from etude.config.finetuning import FinetuneConfig
-from etude.core.errors import RequestError, TrainingError
+from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
 from etude.core.trajectory import TrajectoryCollection
 from etude.learner.batch import TrainingBatch
 from etude.learner.learner import Learner, StepReport, TrainingCanceled
-from etude.learner.objective import Objective
 from etude.models.policy import LoraOptions, Policy
 
 
@@ -32,9 +41,21 @@ class _Job:
     """A job of this process."""
 
     task: asyncio.Task[FinishedJob]
+    content: JobContent
+    """Without its start, which is known when it is over."""
     canceled: threading.Event = field(default_factory=threading.Event)
     progress: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What a job is to train on, and how."""
+
+    trajectories: TrajectoryCollection
+    config: LocalAdapterConfig
+    batch: TrainingBatch
+    content: JobContent
 
 
 class LocalAdapter(TrainerAdapter):
@@ -53,16 +74,17 @@ class LocalAdapter(TrainerAdapter):
         self._versions = VersionFolders(folder)
         self._seed = seed
         self._newest = 0
-        """The highest version so far: a job from the base model makes the one after it."""
+        """The highest version that is known: a job makes one after it, wherever it starts."""
         self._optimiser_of = 0
         """The version that the optimiser's state belongs to; engines adopt versions on their own."""
         self._jobs: dict[str, _Job] = {}
         self._learner: Learner | None = None
+        self._hyperparameters = JobHyperparameters()
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Put LoRA weights on the model where the config asks for them, and make the optimiser."""
         await super().initialize(run_config)
-        lora = self.adapter_config.lora
+        lora = lora_with(self.adapter_config, self._hyperparameters)
         if lora is not None:
             modules = tuple(lora.target_modules) if lora.target_modules else None
             try:
@@ -81,6 +103,18 @@ class LocalAdapter(TrainerAdapter):
         """All methods, on token ids."""
         return Capabilities(token_ids_for=ALL_METHODS, versions=True, from_base=True)
 
+    def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
+        """See `TrainerAdapter.use_hyperparameters`. LoRA weights are put on the model by `initialize`."""
+        before = lora_with(self.adapter_config, self._hyperparameters)
+        after = lora_with(self.adapter_config, hyperparameters)
+        if self._learner is not None and before != after:
+            raise CapabilityError(
+                f"the model trains {_lora_words(before)} since the adapter was initialized, and cannot train "
+                f"{_lora_words(after)}: make the group (lora_rank, lora_alpha_scale) before "
+                "`adapter.initialize`, or set 'lora' in the adapter's config"
+            )
+        self._hyperparameters = hyperparameters
+
     async def is_healthy(self) -> bool:
         """Whether `initialize` has been called: there is nothing else that could be away."""
         return self._learner is not None
@@ -89,16 +123,22 @@ class LocalAdapter(TrainerAdapter):
         """Start training in a thread. See `TrainerAdapter.submit`."""
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
-        if name in self._jobs or self._versions.of_job(name) is not None:
+        learner, config = self._require_learner(), for_method(trajectories.method, *self._settings)
+        facts = hyperparameters_of(config, learner.options.schedule, self._seed)
+        content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
+        if (running := self._jobs.get(name)) is not None:
+            running.content.require(name, content)
+        if (finished := self._versions.of_job(name)) is not None:
+            number = str(finished.version.number)
+            finished.content.require(name, replace(content, start=str(self._policy.version)), number)
+        if running is not None or finished is not None:
             return ref
-        self._require_learner()
         # Made before the job starts, so that data which cannot be trained on is an error here.
-        batch = self._batch_of(trajectories)
-        objective = objective_of(trajectories.method, self.adapter_config)
+        batch = batch_of(trajectories, config, self._policy.template)
+        order = _Order(trajectories, config, batch, content)
         canceled = threading.Event()
-        work = asyncio.to_thread(self._train, trajectories, batch, objective, canceled)
-        task = asyncio.create_task(work)
-        self._jobs[name] = _Job(task, canceled)
+        task = asyncio.create_task(asyncio.to_thread(self._train, order, canceled))
+        self._jobs[name] = _Job(task, content, canceled)
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
@@ -143,6 +183,10 @@ class LocalAdapter(TrainerAdapter):
         """Go back to `version`, weights and optimiser, so that the next job starts from it."""
         await asyncio.to_thread(self._restore, version)
 
+    async def count_from(self, number: int) -> None:
+        """See `TrainerAdapter.count_from`."""
+        self._newest = max(self._newest, number)
+
     async def prune(self, keep: Collection[ModelVersion]) -> None:
         """Delete the folders of other versions; that of the weights in memory stays, to be gone back to."""
         self._versions.prune({version.number for version in keep} | {self._policy.version})
@@ -169,27 +213,28 @@ class LocalAdapter(TrainerAdapter):
         with self._policy.lock:
             self._newest = max(self._newest, self._policy.version, version.number)
             self._policy.adopt(self._versions.here(version))
-            self._take_optimiser_of(version.number)
+            if self._optimiser_of != version.number:
+                self._take_optimiser_of(version.number)
 
-    def _train(
-        self,
-        trajectories: TrajectoryCollection,
-        batch: TrainingBatch,
-        objective: Objective,
-        canceled: threading.Event,
-    ) -> FinishedJob:
+    def _train(self, order: _Order, canceled: threading.Event) -> FinishedJob:
         """In a thread: train, and save the new version. Everything is as it was after any error."""
-        learner, policy, name = self._require_learner(), self._policy, trajectories.run_id
+        learner, policy, config = self._require_learner(), self._policy, order.config
+        name, template = order.trajectories.run_id, policy.template
+        objective = objective_of(order.trajectories.method, config)
         with policy.lock:
             start = policy.version
             if self._optimiser_of != start:
                 self._take_optimiser_of(start)
-            number, before = max(self._newest, start) + 1, policy.copy_tensors()
+            number, before = max(self._newest, start, self._versions.newest()) + 1, policy.copy_tensors()
+            learner.options = replace(
+                learner.options, learning_rate=config.learning_rate, passes=config.passes
+            )
             try:
-                data, facts = data_at(trajectories, self.adapter_config, learner)
-                batch = batch if data is trajectories else self._batch_of(data)
+                data, facts = data_at(order.trajectories, config, learner)
+                batch = order.batch if data is order.trajectories else batch_of(data, config, template)
                 metrics = learner.train(batch, objective, self._on_step(name), canceled) | facts
-                version = self._versions.write(name, number, metrics, policy, learner)
+                content = replace(order.content, start=str(start))
+                finished = self._versions.write(name, number, content, metrics, policy, learner)
             except BaseException as error:
                 policy.load_tensors(before)
                 self._take_optimiser_of(start)
@@ -198,12 +243,13 @@ class LocalAdapter(TrainerAdapter):
                         f"training failed: {error}; if memory ran out, lower token_budget of the adapter"
                     ) from error
                 raise
-            policy.mark_changed(number, version.digest)
+            policy.mark_changed(number, finished.version.digest)
             self._newest = self._optimiser_of = number
-        return FinishedJob(version, metrics)
+        return finished
 
-    def _batch_of(self, trajectories: TrajectoryCollection) -> TrainingBatch:
-        return batch_of(trajectories, self.adapter_config, self._policy.template)
+    @property
+    def _settings(self) -> tuple[LocalAdapterConfig, JobHyperparameters]:
+        return self.adapter_config, self._hyperparameters
 
     def _take_optimiser_of(self, number: int) -> None:
         """Put the optimiser to where it was when a version was made."""
@@ -226,6 +272,10 @@ class LocalAdapter(TrainerAdapter):
         if self._learner is None:
             raise TrainingError("the local adapter was not initialized; call initialize(run_config) first")
         return self._learner
+
+
+def _lora_words(lora: LoraConfig | None) -> str:
+    return "all weights" if lora is None else f"LoRA weights of rank {lora.r} and alpha {lora.alpha:g}"
 
 
 def _stored_status(

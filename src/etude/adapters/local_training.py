@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
+from typing import Any
 
-from etude.adapters.local_config import LocalAdapterConfig
+from etude.adapters.hyperparameters import JobHyperparameters
+from etude.adapters.local_config import LocalAdapterConfig, LoraConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest
 from etude.core.message import OpenAIMessage
@@ -19,6 +21,41 @@ from etude.learner.objective import Objective
 from etude.learner.schedule import Schedule
 from etude.learner.sft import Sft
 from etude.models.template import ChatTemplate
+
+_NO_MATTER = {"reward", "token_budget", "packing", "gradient_checkpointing"}
+"""Keys that change how a job computes, and not what it learns."""
+
+
+def for_method(method: Method, config: LocalAdapterConfig, given: JobHyperparameters) -> LocalAdapterConfig:
+    """The config for a job of the method, with what its maker gave in place of its own."""
+    changes: dict[str, Any] = {}
+    if given.num_epochs is not None:
+        changes["passes"] = given.num_epochs
+    if given.rl_learning_rate is not None and method != "supervised":
+        changes["learning_rate"] = given.rl_learning_rate
+    if given.dpo_beta is not None:
+        changes["dpo"] = config.dpo.model_copy(update={"beta": given.dpo_beta})
+    return config.model_copy(update=changes | {"lora": lora_with(config, given)})
+
+
+def lora_with(config: LocalAdapterConfig, given: JobHyperparameters) -> LoraConfig | None:
+    """The LoRA weights that are trained; None for all weights."""
+    lora, rank, alpha = config.lora, given.lora_rank, given.lora_alpha
+    if rank is None:
+        return lora
+    if not rank:
+        return None
+    changes = {"r": rank} if alpha is None else {"r": rank, "alpha": alpha}
+    return (lora or LoraConfig()).model_copy(update=changes)
+
+
+def hyperparameters_of(config: LocalAdapterConfig, schedule: Schedule, seed: int) -> dict[str, Any]:
+    """All that decides what a job learns from its data, as JSON."""
+    return {
+        "config": config.model_dump(mode="json", exclude=_NO_MATTER),
+        "schedule": asdict(schedule),
+        "seed": seed,
+    }
 
 
 def batch_of(

@@ -72,5 +72,5 @@ def suffix_of(name: str) -> str:
 def _used_up(name: str, tries: int) -> TrainingError:
     return TrainingError(
         f"job {name}: the day's fine-tuning jobs were used up at all {tries} tries. "
-        "Nothing that was collected is lost; resume the run to try again."
+        "Nothing that was collected is lost; resume (`etude resume`), or make the job again later."
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from etude.adapters.capabilities import Capabilities, check_method
+from etude.adapters.hyperparameters import JobHyperparameters
+from etude.adapters.job_content import JobContent
 from etude.adapters.job_log import JobLog
 from etude.adapters.job_status import job_status
 from etude.adapters.openai_config import JobsConfig
@@ -42,6 +44,8 @@ _STATES = {
 }
 _JOB, _VERSION = "etude_job", "etude_version"
 """In the metadata of a job: the name it was submitted under, and the number of the version it makes."""
+_DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_training", "etude_start"
+"""There too: what the job is made of. The API keeps files and hyperparameters in words of its own."""
 
 _SEED_SHIFT = 32
 """Keys have 63 bits, and the API's seeds 31."""
@@ -65,6 +69,9 @@ class OpenAiJobs(TrainerAdapter):
         self.client = client
         self._start = ModelVersion(number=0, location=model, digest=content_hash(model))
         self._newest = 0
+        self._hyperparameters = JobHyperparameters()
+        self._made: dict[str, ModelVersion] = {}
+        """What jobs made, by the API's id, from when it was first seen."""
         self._log = JobLog(log)
         self._events: dict[str, list[FineTuningJobEvent]] = {}
 
@@ -86,20 +93,29 @@ class OpenAiJobs(TrainerAdapter):
         with self._calling():
             await self.client.fine_tuning.jobs.list(limit=1)
 
+    def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
+        """See `TrainerAdapter.use_hyperparameters`."""
+        hyperparameters.refuse_all_but(("num_epochs", "dpo_beta"), self.backend)
+        self._hyperparameters = hyperparameters
+
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Upload the rows and make a job of them. See `TrainerAdapter.submit`."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method, "of this run")
-        name = trajectories.run_id
+        name, rows = trajectories.run_id, self.rows(trajectories)
+        content = jsonl(rows)
+        request = self._request(name, content, trajectories.method)
         known = await self.find(name)
         if known is not None:
+            _content_of(known.metadata).require(
+                name, _content_of(request["metadata"]), known.fine_tuned_model
+            )
             return self._ref(name, known)
-        rows = self.rows(trajectories)
         if len(rows) < self.adapter_config.min_rows:
             least = self.adapter_config.min_rows
             return Skipped(reason=f"too little data: {len(rows)} rows, and the API takes {least} or more")
         self._log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
-        file_id = await self._upload(name, jsonl(rows))
-        return self._ref(name, await self._create(name, file_id, trajectories.method))
+        request["training_file"] = await self._upload(name, content)
+        return self._ref(name, await self._create(name, request))
 
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
         """The rows of the training file. Raises CapabilityError for data that the API has none for."""
@@ -121,7 +137,12 @@ class OpenAiJobs(TrainerAdapter):
             "batch_size": config.batch_size,
             "learning_rate_multiplier": config.learning_rate_multiplier,
         }
-        return common | ({"beta": config.beta} if method == "dpo" else {})
+        beta = {"beta": config.beta} if method == "dpo" else {}
+        return common | beta | self._hyperparameters.for_api(method)
+
+    def metadata(self) -> dict[str, str]:
+        """More of a job's metadata."""
+        return {}
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Where the job stands at the API. Its new events go into the run's log."""
@@ -134,12 +155,11 @@ class OpenAiJobs(TrainerAdapter):
         metadata: dict[str, Any] = {"metrics": {**told, "trained_tokens": job.trained_tokens}}
         message, progress = error_repr(job), progress_of(told)
         if state is TrainingStatusEnum.COMPLETED:
-            version, progress = _version_of(job), 100.0
+            version, progress = self._version_of(job), 100.0
             if version is None:
                 state, message = TrainingStatusEnum.FAILED, f"job {job.id} succeeded and names no model"
             else:
                 metadata["model_version"] = version.model_dump(mode="json")
-                self._go_on_from(version)
         return job_status(ref, state, progress, message=message, metadata=metadata)
 
     async def wait_until_complete(
@@ -157,8 +177,8 @@ class OpenAiJobs(TrainerAdapter):
                 silent = time.monotonic() - answered
                 if not error.temporary or silent >= self.adapter_config.outage_limit:
                     raise BackendError(
-                        f"job {ref.run_id} cannot be followed ({error}). It goes on; resume the run to go "
-                        "on with it."
+                        f"job {ref.run_id} cannot be followed ({error}). It goes on; resume (`etude "
+                        "resume`), or make it again under the same name, to go on with it."
                     ) from error
             else:
                 answered = time.monotonic()
@@ -181,6 +201,10 @@ class OpenAiJobs(TrainerAdapter):
     async def restore(self, version: ModelVersion) -> None:
         """Start the next job from `version`; numbers go on from the highest so far."""
         self._start, self._newest = version, max(self._newest, version.number)
+
+    async def count_from(self, number: int) -> None:
+        """See `TrainerAdapter.count_from`."""
+        self._newest = max(self._newest, number)
 
     async def cancel(self, ref: TrainingJobRef) -> None:
         """Stop the job if it still runs."""
@@ -225,18 +249,27 @@ class OpenAiJobs(TrainerAdapter):
             made = await self.client.files.create(file=(filename, content), purpose="fine-tune")
         return made.id
 
-    async def _create(self, name: str, file_id: str, method: Method) -> FineTuningJob:
-        metadata = {_JOB: name, _VERSION: str(max(self._newest, self._start.number) + 1)}
-        request: dict[str, Any] = {
-            "model": self._start.location,
-            "training_file": file_id,
-            "method": self.method_of(method),
-            "metadata": metadata,
+    def _request(self, name: str, content: bytes, method: Method) -> dict[str, Any]:
+        """The request for a job but for its file, with what it is made of in the metadata."""
+        how = self.method_of(method)
+        seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
+        metadata = {
+            _JOB: name,
+            _VERSION: str(max(self._newest, self._start.number) + 1),
+            _DATA: content_hash(content.decode()),
+            _METHOD: method,
+            _TRAINING: content_hash([how, seed]),
+            _START: self._start.location,
+            **self.metadata(),
         }
-        if self.run_config is not None:
-            request["seed"] = fold(self.run_config.seed, name) >> _SEED_SHIFT
+        request = {"model": self._start.location, "method": how, "metadata": metadata}
+        return request if seed is None else request | {"seed": seed}
+
+    async def _create(self, name: str, request: dict[str, Any]) -> FineTuningJob:
         with self._calling():
-            return await create_once(self.client, name, request, self.adapter_config, self.find, self._log)
+            job = await create_once(self.client, name, request, self.adapter_config, self.find, self._log)
+        self._newest = max(self._newest, int(request["metadata"][_VERSION]))
+        return job
 
     async def _follow(self, name: str, job_id: str) -> list[FineTuningJobEvent]:
         """The events so far, logged. Those that cannot be had now are had later."""
@@ -268,9 +301,19 @@ class OpenAiJobs(TrainerAdapter):
             raise TrainingJobNotFoundClientError(ref.run_id)
         return job.id
 
-    def _go_on_from(self, version: ModelVersion) -> None:
-        if version.number > self._newest:
-            self._start, self._newest = version, version.number
+    def _version_of(self, job: FineTuningJob) -> ModelVersion | None:
+        """What a job made, and what the next one starts from. That of a job made elsewhere gets a number."""
+        if job.fine_tuned_model is None:
+            return None
+        if job.id not in self._made:
+            told = (job.metadata or {}).get(_VERSION)
+            number = self._newest + 1 if told is None else int(told)
+            version = hosted_version(number, job.id, job.fine_tuned_model)
+            self._made[job.id] = version
+            if number > self._start.number:
+                self._start = version
+            self._newest = max(self._newest, number)
+        return self._made[job.id]
 
     def _ref(self, name: str, job: FineTuningJob) -> TrainingJobRef:
         metadata = {"job_id": job.id, "training_file": job.training_file}
@@ -280,10 +323,12 @@ class OpenAiJobs(TrainerAdapter):
         return api_errors(str(self.client.base_url).rstrip("/"), self.client.api_key)
 
 
-def _version_of(job: FineTuningJob) -> ModelVersion | None:
-    if job.fine_tuned_model is None:
-        return None
-    number = int((job.metadata or {}).get(_VERSION, "1"))
+def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
+    """The version that is a model at an API, made by the job."""
     # The API tells no hash of the weights; that of the job's model name is what can be known.
-    digest = content_hash([job.id, job.fine_tuned_model])
-    return ModelVersion(number=number, location=job.fine_tuned_model, digest=digest)
+    return ModelVersion(number=number, location=model, digest=content_hash([job_id, model]))
+
+
+def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
+    told = metadata or {}
+    return JobContent(told.get(_DATA), told.get(_METHOD), told.get(_TRAINING), told.get(_START))

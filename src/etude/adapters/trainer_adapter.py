@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Protocol
 
 from etude.adapters.capabilities import ALL_METHODS, Capabilities, check_method
+from etude.adapters.hyperparameters import JobHyperparameters
 from etude.adapters.pauses import pauses
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.around import is_entered, wrap_implementations
@@ -93,6 +94,13 @@ class TrainerAdapter(ABC):
         """What the backend can do. Known before `initialize`, so that a wrong config costs nothing."""
         return Capabilities()
 
+    def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
+        """Train from now on with these, where they say something, in place of the config's.
+
+        Raises CapabilityError that names those which the backend cannot be told.
+        """
+        hyperparameters.refuse_all_but((), self.adapter_config.type_name)
+
     @abstractmethod
     async def is_healthy(self) -> bool:
         """Whether the backend answers and could train now."""
@@ -101,11 +109,13 @@ class TrainerAdapter(ABC):
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Start a training job on the collection.
 
-        `trajectories.run_id` names the job and is its idempotency key: submitting the same run_id
-        again, from this process or a later one, must not train twice. Return the ref of the job that
-        is there, or, when its work was lost (a killed in-process job), start it anew from the
-        version that `restore` was last given. A backend that will not train on so little data
-        returns Skipped with the reason; a collection of another method raises CapabilityError.
+        `trajectories.run_id` names the job and is, with its content, its idempotency key: submitting
+        the same again, from this process or a later one, must not train twice. Return the ref of the
+        job that is there, or, when its work was lost (a killed in-process job), start it anew from the
+        version that `restore` was last given. A name that belongs to a job with other data, another
+        method, other hyperparameters or another start model raises JobNameTakenError. A backend that
+        will not train on so little data returns Skipped with the reason; a collection of another
+        method raises CapabilityError.
         """
 
     @abstractmethod
@@ -139,9 +149,15 @@ class TrainerAdapter(ABC):
         return None
 
     async def restore(self, version: ModelVersion) -> None:  # noqa: B027  # a hook with a sound default
-        """Make the next job start from `version`. Called when a run is resumed, after `initialize`.
+        """Make the next job start from `version`. Called when a run is resumed, and before each job.
 
         A backend that keeps its own state needs nothing here.
+        """
+
+    async def count_from(self, number: int) -> None:  # noqa: B027  # a hook with a sound default
+        """Number the next version higher than `number`: those up to it are taken, or were once.
+
+        Called before each job. A backend whose own numbers only ever rise needs nothing here.
         """
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default

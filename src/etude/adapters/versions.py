@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etude.adapters.job_content import JobContent
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion
 
@@ -25,6 +26,8 @@ class FinishedJob:
 
     version: ModelVersion
     metrics: dict[str, float]
+    content: JobContent
+    """What it was made of; its start is the number of a version."""
 
     def metadata(self) -> dict[str, Any]:
         """As the job's status tells it."""
@@ -41,6 +44,10 @@ class VersionFolders:
         """Where a version is, or would be."""
         return self._root / f"v{number}"
 
+    def newest(self) -> int:
+        """The highest number that there is; 0 when there is none."""
+        return max(self._folders(), default=0)
+
     def here(self, version: ModelVersion) -> ModelVersion:
         """The version by the folder as it is now: a run may have been moved since it was made."""
         if not version.number:
@@ -48,26 +55,36 @@ class VersionFolders:
         return version.model_copy(update={"location": str(self.folder(version.number))})
 
     def write(
-        self, job: str, number: int, metrics: dict[str, float], policy: Policy, learner: Learner
-    ) -> ModelVersion:
-        """Save the weights and the optimiser in memory as a version. Raises StoreError."""
+        self,
+        job: str,
+        number: int,
+        content: JobContent,
+        metrics: dict[str, float],
+        policy: Policy,
+        learner: Learner,
+    ) -> FinishedJob:
+        """Save the weights and the optimiser in memory as a version, which is new. Raises StoreError."""
         final = self.folder(number)
         draft = final.with_suffix(_DRAFT)
         try:
             shutil.rmtree(draft, ignore_errors=True)
             version = policy.save_version(draft, number).model_copy(update={"location": str(final)})
             learner.save(draft)
-            facts = {"job": job, "version": version.model_dump(mode="json"), "metrics": metrics}
+            facts = {
+                "job": job,
+                "version": version.model_dump(mode="json"),
+                "metrics": metrics,
+                "content": asdict(content),
+            }
             (draft / _JOB_FILE).write_text(json.dumps(facts, indent=2), encoding="utf-8")
-            # A version that a killed process left behind its journal is of no use: it is made again.
-            shutil.rmtree(final, ignore_errors=True)
             draft.rename(final)
         except (OSError, StoreError) as error:
             shutil.rmtree(draft, ignore_errors=True)
             raise StoreError(
-                f"cannot save version {number} in {final}: {error}; free some space and resume the run"
+                f"cannot save version {number} in {final}: {error}; free some space and resume "
+                "(`etude resume`), or make the job again"
             ) from error
-        return version
+        return FinishedJob(version, metrics, content)
 
     def of_job(self, job: str) -> FinishedJob | None:
         """The version that a job made, when it is still there."""
@@ -77,10 +94,11 @@ class VersionFolders:
                 facts = json.loads(path.read_text(encoding="utf-8"))
                 if facts["job"] == job:
                     version = self.here(ModelVersion.model_validate(facts["version"]))
-                    return FinishedJob(version, facts["metrics"])
-            except (OSError, ValueError, KeyError) as error:
+                    return FinishedJob(version, facts["metrics"], JobContent(**facts["content"]))
+            except (OSError, ValueError, KeyError, TypeError) as error:
                 raise StoreError(
-                    f"{path} is damaged ({error}); delete its folder and resume the run"
+                    f"{path} is damaged ({error}); delete its folder and resume (`etude "
+                    "resume`), or make the job again"
                 ) from error
         return None
 

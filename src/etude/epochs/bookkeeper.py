@@ -17,7 +17,6 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.epochs.ledger import Ledger
 from etude.epochs.summary import reason_for_skip, summary_of
 from etude.epochs.warnings import warn
-from etude.groups.following import require_completed
 
 
 class Bookkeeper:
@@ -165,10 +164,10 @@ class Bookkeeper:
             except EtudeError as error:
                 self.failure = error
                 raise
+        await self._ledger.line.noted(ref, status)
         await self._record.log.add_status(ref, status)
 
     async def _adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
-        require_completed(ref, status)
         submission = self._ledger.submission_of(epoch, ref.run_id)
         version = await self._ledger.line.adopt(ref, status)
         metrics = {

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from etude.adapters.hyperparameters import JobHyperparameters
 from etude.adapters.lm_server_config import LmServerAdapterConfig
 from etude.adapters.local_config import LocalAdapterConfig
 from etude.adapters.openai_config import JobsConfig
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import RequestError
 from etude.protocols.protocol import Protocol
+
+_POSITIVE = ("rl_learning_rate", "dpo_beta", "lora_alpha_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +32,44 @@ class ModelSettings:
     """Make data sets, and submit nothing."""
     min_rows: int = 1
     """Fewer rows are too little to train on."""
-    num_epochs: int = 1
-    """Times that a job goes over its data."""
+    num_epochs: int | None = None
+    """Times that a job goes over its data. None leaves it to the adapter's config."""
     rl_learning_rate: float | None = None
-    """None leaves it to the backend."""
+    """Learning rate of `dpo` and `grpo`. None leaves it to the adapter's config."""
     dpo_beta: float | None = None
-    """None leaves it to the backend."""
+    """How hard preferences pull away from the reference. None leaves it to the adapter's config."""
     lora_rank: int | None = None
-    """None trains all weights."""
+    """Rank of the LoRA weights; 0 trains all weights. None leaves it to the adapter's config."""
     lora_alpha_scale: float = 1.0
-    """LoRA's alpha as a multiple of the rank."""
+    """LoRA's alpha as a multiple of `lora_rank`."""
+
+    def __post_init__(self) -> None:
+        """Raise RequestError for a value that no job can have."""
+        least = {"min_rows": 1, "num_epochs": 1, "lora_rank": 0}
+        for name, value in asdict(self).items():
+            if value is None or name not in {*least, *_POSITIVE}:
+                continue
+            wanted = (int,) if name in least else (int, float)
+            if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value):
+                raise RequestError(f"{name} is a {'whole ' * (name in least)}number, and not {value!r}")
+            if name in least and value < least[name]:
+                raise RequestError(f"{name} is at least {least[name]}, and not {value}")
+            if name in _POSITIVE and value <= 0:
+                raise RequestError(f"{name} is greater than 0, and not {value}")
+        if self.lora_alpha_scale != 1.0 and not self.lora_rank:
+            raise RequestError("lora_alpha_scale is a multiple of lora_rank: set that too")
+
+    @property
+    def lora_alpha(self) -> float | None:
+        """LoRA's alpha; None where all weights are trained, or the adapter's config says how."""
+        return round(self.lora_rank * self.lora_alpha_scale, 6) if self.lora_rank else None
+
+    @property
+    def hyperparameters(self) -> JobHyperparameters:
+        """What jobs are told of these."""
+        return JobHyperparameters(
+            self.num_epochs, self.rl_learning_rate, self.dpo_beta, self.lora_rank, self.lora_alpha
+        )
 
     @classmethod
     def of_adapter(cls, model_name: str, config: TrainerAdapterConfig, **settings: bool) -> ModelSettings:
@@ -52,7 +84,7 @@ class ModelSettings:
             num_epochs=config.passes,
             rl_learning_rate=config.learning_rate,
             dpo_beta=config.dpo.beta,
-            lora_rank=None if lora is None else lora.r,
+            lora_rank=0 if lora is None else lora.r,
             lora_alpha_scale=1.0 if lora is None else lora.alpha / lora.r,
             **settings,
         )
@@ -60,17 +92,21 @@ class ModelSettings:
 
 def _of_jobs(config: JobsConfig) -> dict[str, Any]:
     """Where the config leaves something to the API, so do the settings."""
-    more: Mapping[str, Any] = config.hyperparameters if isinstance(config, LmServerAdapterConfig) else {}
-    rank = more.get("lora_rank") or None
-    found = {
+    own: Mapping[str, Any] = config.hyperparameters if isinstance(config, LmServerAdapterConfig) else {}
+    given = {"n_epochs": config.n_epochs, "beta": config.beta} | own
+    rank, alpha = given.get("lora_rank"), given.get("lora_alpha")
+    settings = {
         "min_rows": config.min_rows,
-        "num_epochs": 1 if config.n_epochs == "auto" else config.n_epochs,
-        "rl_learning_rate": more.get("learning_rate"),
-        "dpo_beta": None if config.beta == "auto" else config.beta,
+        "num_epochs": given["n_epochs"],
+        "rl_learning_rate": given.get("learning_rate"),
+        "dpo_beta": given["beta"],
         "lora_rank": rank,
-        "lora_alpha_scale": None if rank is None or "lora_alpha" not in more else more["lora_alpha"] / rank,
+        # A server's own choice is twice the rank.
+        "lora_alpha_scale": (2.0 if alpha in (None, "auto") else alpha / rank)
+        if rank not in (None, "auto", 0)
+        else None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in settings.items() if value not in (None, "auto")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from etude.builders.branches import Branch, branches_of
+from etude.builders.branches import Branch, branches_of, is_targeted
 from etude.builders.imitation import guess_of, with_truth
 from etude.builders.plays import agents_of, by_agent, is_play, tree_of
 from etude.builders.preferences import preference, same_prompt
@@ -46,7 +46,8 @@ Steps = Mapping[str, Sequence[Step]]
 def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) -> list[list[Trajectory]]:
     """What to imitate: each agent's part of its rollouts, and of others with the truth for the decision.
 
-    A rollout in which nobody decided has no guess to replace, and is left out.
+    A rollout in which nobody decided has no guess to replace, and is left out. Raises RequestError for
+    rollouts that are of other models.
     """
     groups = [
         [_trajectory(branch, scored) for branch in scored.branches]
@@ -61,10 +62,10 @@ def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) ->
     return [group for group in groups if group]
 
 
-def dpo_data(positive: Steps, negative: Steps) -> list[list[Trajectory]]:
+def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Trajectory]]:
     """A preference of each positive step over the negative one in its place; equal answers are left out.
 
-    Raises RequestError for steps that do not belong together.
+    Raises RequestError for steps that do not belong together, or are of another model.
     """
     if positive.keys() != negative.keys():
         raise RequestError(
@@ -77,9 +78,11 @@ def dpo_data(positive: Steps, negative: Steps) -> list[list[Trajectory]]:
             raise RequestError(
                 f"agent '{agent}' has {len(chosen)} positive and {len(negative[agent])} negative steps"
             )
+        for step in (*chosen, *negative[agent]):
+            _require_model(agent, [step.recorded], model)
         pairs = zip(chosen, negative[agent], strict=True)
-        made = [_preference(agent, place, *pair) for place, pair in enumerate(pairs)]
-        groups.append([one for one in made if one is not None])
+        preferences = [_preference(agent, place, *pair) for place, pair in enumerate(pairs)]
+        groups.append([item for item in preferences if item is not None])
     return [group for group in groups if group]
 
 
@@ -87,7 +90,7 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
     """Each agent's part of its rollouts, in groups by agent and example.
 
     `rewards` are by the ids of the episodes; None takes what the agent earned in the play. Raises
-    RequestError for an episode without a reward.
+    RequestError for an episode without a reward, or of another model.
     """
     groups: dict[tuple[str, str], list[Trajectory]] = {}
     for agent, episodes in rollouts.items():
@@ -111,15 +114,37 @@ def collection(groups: list[list[Trajectory]], method: Method, job_name: str) ->
 
 
 def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterator[ScoredEpisode]:
-    """An agent's part of each episode; in a play with what it earned, elsewhere its calls and no reward."""
+    """An agent's part of each episode; in a play with what it earned, elsewhere its calls and no reward.
+
+    Raises RequestError when the agent's answers are of other models in all of the episodes.
+    """
+    parts: list[ScoredEpisode] = []
+    answers: list[Call] = []
     for episode in episodes:
         whole = ScoredEpisode(episode, 0.0, ())
         if is_play(episode):
+            turns = {node.call for node in tree_of(episode).nodes if node.agent == agent}
+            answers += [call for call in episode.calls if call.index in turns]
             found = [part for group in by_agent([whole], _EVERY, model) for part in group]
-            yield from (part for part in found if part.agent == agent)
+            parts += [part for part in found if part.agent == agent]
             continue
         functions = _functions(agent, episode.calls)
-        yield ScoredEpisode(episode, 0.0, tuple(branches_of(episode, functions, model)), None, agent)
+        answers += [call for call in episode.calls if is_targeted(call, functions, None)]
+        parts.append(ScoredEpisode(episode, 0.0, tuple(branches_of(episode, functions, model)), None, agent))
+    if answers:
+        _require_model(agent, answers, model)
+    yield from parts
+
+
+def _require_model(agent: str, answers: Sequence[Call], model: str) -> None:
+    """Raise RequestError unless one of an agent's answers is of the model."""
+    models = list(dict.fromkeys(call.model for call in answers))
+    if model not in models:
+        raise RequestError(
+            f"the group's line is of the model '{model}', and agent '{agent}' answered with "
+            f"{', '.join(repr(other) for other in models)} in these episodes: `ModelLine` takes the name "
+            "that calls are recorded under, the entry of `llms`"
+        )
 
 
 def _functions(agent: str, calls: Sequence[Call]) -> Collection[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from itertools import islice
 
 from etude.adapters.pauses import pauses
@@ -14,8 +15,34 @@ _LOOKS = 12
 """At a job that was cancelled: for about ten seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do about a job that came to nothing."""
+
+    late: str
+    """Where it was not done in time, and is cancelled."""
+    running: str
+    """Where it was not done in time, and goes on."""
+    failed: str
+
+
+FOR_RUNS = Advice(
+    late="Resume the run to try again; a job that needs longer needs a larger 'job_timeout' in the trainer's "
+    "config.",
+    running="Resume the run to wait for the same job again; a job that needs longer needs a larger "
+    "'job_timeout' in the trainer's config.",
+    failed="Nothing that was collected is lost; resume the run to submit it again.",
+)
+FOR_GROUPS = Advice(
+    late="Make it again to try again; a job that needs longer needs a larger 'timeout' of "
+    "wait_for_fine_tune_job.",
+    running="Wait for it again with wait_for_fine_tune_job, with a larger 'timeout'.",
+    failed="Make it again, of the same data, to try again.",
+)
+
+
 async def wait_for(
-    adapter: TrainerAdapter, ref: TrainingJobRef, seconds: float, poll_interval: float
+    adapter: TrainerAdapter, ref: TrainingJobRef, seconds: float, poll_interval: float, advice: Advice
 ) -> TrainingJobStatus:
     """The final status of a job.
 
@@ -28,7 +55,7 @@ async def wait_for(
     except TimeoutError as error:
         if not limit.expired():
             raise
-        return await _cancel(adapter, ref, seconds, error)
+        return await _cancel(adapter, ref, seconds, advice, error)
     if not status.status.is_final:
         raise TrainingError(
             f"job {ref.run_id} ({ref.backend}): wait_until_complete came back while it is '{status.status}'"
@@ -37,7 +64,7 @@ async def wait_for(
 
 
 async def _cancel(
-    adapter: TrainerAdapter, ref: TrainingJobRef, seconds: float, cause: TimeoutError
+    adapter: TrainerAdapter, ref: TrainingJobRef, seconds: float, advice: Advice, cause: TimeoutError
 ) -> TrainingJobStatus:
     """Ask the backend to cancel a job, and believe what it then says of it."""
     await adapter.cancel(ref)
@@ -48,26 +75,25 @@ async def _cancel(
         await asyncio.sleep(pause)
         status = await adapter.status(ref)
     late = f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s"
-    longer = "a job that needs longer needs a larger 'job_timeout' in the trainer's config."
     if status.status is TrainingStatusEnum.COMPLETED:
         return status
     if status.status.is_final:
-        raise TrainingError(f"{late} and was cancelled. Resume the run to try again; {longer}") from cause
+        raise TrainingError(f"{late} and was cancelled. {advice.late}") from cause
     raise JobStillRunning(
-        f"{late}. Its backend was asked to cancel it and says that it is '{status.status}': resume the run "
-        f"to wait for the same job again; {longer}"
+        f"{late}. Its backend was asked to cancel it and says that it is '{status.status}'. {advice.running}"
     ) from cause
 
 
-def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
+def require_completed(ref: TrainingJobRef, status: TrainingJobStatus, advice: Advice) -> None:
     """Raise TrainingError for a job that failed, was cancelled or is not known to the backend."""
     if status.status is TrainingStatusEnum.COMPLETED:
         return
     told = f": {status.message.rstrip('.')}" if status.message else ""
-    raise TrainingError(
-        f"job {ref.run_id} ({ref.backend}) ended as '{status.status}'{told}. "
-        "Nothing that was collected is lost; resume the run to submit it again."
-    )
+    if not status.status.is_final:
+        raise TrainingError(
+            f"job {ref.run_id} ({ref.backend}) is not over: it is '{status.status}'; wait for it first"
+        )
+    raise TrainingError(f"job {ref.run_id} ({ref.backend}) ended as '{status.status}'{told}. {advice.failed}")
 
 
 def version_of(status: TrainingJobStatus, required: bool, ref: TrainingJobRef) -> ModelVersion | None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from etude.adapters.capabilities import check_from_base
+from etude.adapters.capabilities import check_from_base, check_way_back
+from etude.adapters.hyperparameters import JobHyperparameters
 from etude.adapters.trainer_adapter import TrainerAdapter
-from etude.core.errors import EtudeError
+from etude.core.errors import EtudeError, RequestError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.skipped import DryRun, Frozen, Skipped
 from etude.core.trajectory import TrajectoryCollection
-from etude.groups.following import require_completed, version_of, wait_for
+from etude.groups.following import FOR_RUNS, Advice, require_completed, version_of, wait_for
 from etude.groups.lineage import JobData, LineageEntry, LineageLog
 from etude.groups.liveness import check_adopted, check_changed
 from etude.inference.engine import Engine
@@ -57,10 +58,18 @@ class ModelLine:
         self.engine = engine
         self.log = LineageLog(journal, name)
         self.rules = rules or LineRules()
+        self.advice: Advice = FOR_RUNS
+        """What errors say is to be done."""
+        self._hyperparameters = JobHyperparameters()
         self.version: ModelVersion | None = None
         """The weights that are sampled from, where the backend says."""
         self._warn = warn
         self._told: set[str] = set()
+
+    def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
+        """Train with these in place of the adapter's. Raises CapabilityError for what that cannot be told."""
+        self.adapter.use_hyperparameters(hyperparameters)
+        self._hyperparameters = hyperparameters
 
     async def take_up(self, version: ModelVersion | None) -> None:
         """Go on from `version`, or begin with what the backend has.
@@ -69,38 +78,58 @@ class ModelLine:
         engine does not sample from `version`.
         """
         if self.rules.from_scratch:
-            check_from_base(f"'{self.adapter.adapter_config.type_name}'", self.adapter.capabilities())
+            check_from_base(self._backend, self.adapter.capabilities())
+        if version is None or self.log.base() is None:
+            self.version = await self.adapter.current_version()
+            if self.version is not None and self.log.base() is None and not self.log.entries():
+                await self.log.add_base(self.version)
         if version is not None:
             await self.adapter.restore(version)
             await self.sample_from(version)
-            return
-        self.version = await self.adapter.current_version()
-        if self.version is not None and self.log.base() is None:
-            await self.log.add_base(self.version)
+
+    def reason_to_skip(self, rows: int) -> Skipped | None:
+        """Why nothing is submitted by the rules, whatever the backend is; None when something is."""
+        if self.rules.frozen:
+            return Frozen(reason=f"the model '{self.model}' is frozen")
+        if rows < self.rules.min_rows:
+            least = self.rules.min_rows
+            return Skipped(reason=f"too little data: {rows} rows, and at least {least} are needed")
+        if self.rules.dry_run:
+            return DryRun(reason="dry run: nothing was submitted", rows=rows)
+        return None
 
     async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Start a job on the collection, or say why there is none: Frozen, DryRun, or another Skipped."""
-        rules, rows = self.rules, len(collection)
-        if rules.frozen:
-            return Frozen(reason=f"the model '{self.model}' is frozen")
-        if rows < rules.min_rows:
-            return Skipped(reason=f"too little data: {rows} rows, and at least {rules.min_rows} are needed")
-        if rules.dry_run:
-            return DryRun(reason="dry run: nothing was submitted", rows=rows)
-        start = self.version
-        if rules.from_scratch and (base := self.log.base()) is not None:
-            await self.adapter.restore(base)
-            start = base
-        await self.log.add_job(collection.run_id, JobData.of(collection, start))
-        ref = await self.adapter.submit(collection)
-        if isinstance(ref, Skipped) and self.version is not None and start != self.version:
-            # Nothing is being trained after all: sampling goes on from where it was.
-            await self.adapter.restore(self.version)
+        """Start a job on the collection, or say why there is none: Frozen, DryRun, or another Skipped.
+
+        It starts from the version that is sampled from (by the rules, from the base model), and makes one
+        with a number that no other version has had. Raises JobNameTakenError for the name of another job,
+        CapabilityError when the backend cannot start from there.
+        """
+        skipped = self.reason_to_skip(len(collection))
+        if skipped is not None:
+            return skipped
+        start = (self.log.base() if self.rules.from_scratch else None) or self.version
+        name, data = collection.run_id, JobData.of(collection, start, self._hyperparameters)
+        known = await self._known(name, data)
+        number = self.log.newest() + 1 if known is None or known.number is None else known.number
+        await self._start_from(start)
+        await self.adapter.count_from(number - 1)
+        await self.log.add_job(name, data.model_copy(update={"number": number}))
+        try:
+            ref = await self.adapter.submit(collection)
+        except RequestError:
+            await self._not_made(name, known)
+            raise
+        if isinstance(ref, Skipped):
+            await self._not_made(name, known)
+            if self.version is not None and start != self.version:
+                # Nothing is being trained after all: sampling goes on from where it was.
+                await self.adapter.restore(self.version)
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Where a job stands."""
-        return await self.adapter.status(ref)
+        return await self.noted(ref, await self.adapter.status(ref))
 
     async def is_known(self, ref: TrainingJobRef) -> bool:
         """Whether the backend still has the job; an in-process job is gone with its process."""
@@ -111,8 +140,8 @@ class ModelLine:
 
         Raises TrainingError when it ends otherwise, or not in time.
         """
-        status = await wait_for(self.adapter, ref, seconds, poll_interval)
-        require_completed(ref, status)
+        status = await wait_for(self.adapter, ref, seconds, poll_interval, self.advice)
+        require_completed(ref, await self.noted(ref, status), self.advice)
         if status.message and status.message not in self._told:
             self._told.add(status.message)
             self._warn(status.message)
@@ -133,6 +162,9 @@ class ModelLine:
             return None
         before = self.version
         check_changed(before, version, ref.run_id, self.log.base() if self.rules.from_scratch else None)
+        metrics: dict[str, Any] = (status.metadata or {}).get("metrics", {})
+        entry = LineageEntry(version=version, job=ref, data=self.log.job(ref.run_id), metrics=metrics)
+        self.log.check(entry)
         try:
             await self.sample_from(version)
         except EtudeError:
@@ -140,10 +172,7 @@ class ModelLine:
                 with contextlib.suppress(EtudeError):
                     await self.engine.adopt(before)
             raise
-        metrics: dict[str, Any] = (status.metadata or {}).get("metrics", {})
-        await self.log.add(
-            LineageEntry(version=version, job=ref, data=self.log.job(ref.run_id), metrics=metrics)
-        )
+        await self.log.add(entry)
         return version
 
     async def sample_from(self, version: ModelVersion) -> None:
@@ -155,3 +184,37 @@ class ModelLine:
     async def prune(self, keep: Collection[ModelVersion]) -> None:
         """Let the backend delete the weights of other versions."""
         await self.adapter.prune(keep)
+
+    @property
+    def _backend(self) -> str:
+        return f"'{self.adapter.adapter_config.type_name}'"
+
+    async def _known(self, name: str, asked: JobData) -> JobData | None:
+        """The job of that name, if there is one. Raises JobNameTakenError when it is another one."""
+        known = self.log.job(name)
+        if known is not None and known.differences(asked):
+            ref = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)
+            if await self.is_known(ref):
+                known.require(name, asked)
+        return known
+
+    async def _start_from(self, start: ModelVersion | None) -> None:
+        """Have the backend's next job start from there, whatever it has done meanwhile."""
+        if start is None or not self.adapter.capabilities().versions:
+            return
+        last = max((entry.version.number for entry in self.log.entries()), default=0)
+        check_way_back(self._backend, self.adapter.capabilities(), start.number, last)
+        await self.adapter.restore(start)
+
+    async def _not_made(self, name: str, known: JobData | None) -> None:
+        """The job is not there after all; an earlier one of that name may be."""
+        if known is None:
+            await self.log.forget_job(name)
+        else:
+            await self.log.add_job(name, known)
+
+    async def noted(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
+        """The status; of a job that has ended in vain, the number is free again."""
+        if status.status.is_final and status.status is not TrainingStatusEnum.COMPLETED:
+            await self.log.release(ref.run_id)
+        return status

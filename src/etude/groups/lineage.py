@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from etude.adapters.hyperparameters import JobHyperparameters
+from etude.adapters.job_content import JobNameTakenError, data_hash
+from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.store.journal import Journal
@@ -25,14 +27,44 @@ class JobData(BaseModel):
     """Hash of all of them, in order."""
     parent: int | None = None
     """Number of the version that it started from, where the backend says."""
+    hyperparameters: dict[str, Any] = Field(default_factory=dict)
+    """Those that its maker gave; the others are as the adapter's config has them."""
+    number: int | None = None
+    """Of the version that it makes; None once it is known that it makes none."""
 
     @classmethod
-    def of(cls, collection: TrajectoryCollection, parent: ModelVersion | None) -> JobData:
+    def of(
+        cls,
+        collection: TrajectoryCollection,
+        parent: ModelVersion | None,
+        hyperparameters: JobHyperparameters,
+    ) -> JobData:
         """What `collection` is, for a job that starts from `parent`."""
-        number = None if parent is None else parent.number
         return cls(
-            method=collection.method, rows=len(collection), data_hash=data_hash(collection), parent=number
+            method=collection.method,
+            rows=len(collection),
+            data_hash=data_hash(collection),
+            parent=None if parent is None else parent.number,
+            hyperparameters=hyperparameters.given(),
         )
+
+    def differences(self, asked: JobData) -> list[str]:
+        """In what a job that is asked for is another one than this."""
+        differences = []
+        if asked.data_hash != self.data_hash:
+            differences.append("other data")
+        if asked.method != self.method:
+            differences.append(f"another method ({self.method}, and not {asked.method})")
+        if asked.hyperparameters != self.hyperparameters:
+            differences.append("other hyperparameters")
+        if asked.parent != self.parent:
+            differences.append(f"another start model (version {self.parent}, and not {asked.parent})")
+        return differences
+
+    def require(self, name: str, asked: JobData) -> None:
+        """Raise JobNameTakenError, saying what differs, unless `asked` is this job."""
+        if differences := self.differences(asked):
+            raise JobNameTakenError(name, differences)
 
 
 class LineageEntry(BaseModel):
@@ -66,10 +98,45 @@ class LineageLog:
         found = self._journal.get(f"{self._prefix}jobs/{run_id}")
         return None if found is None else JobData.model_validate(found)
 
+    async def forget_job(self, run_id: str) -> None:
+        """Forget a job that was not made after all."""
+        await self._journal.forget(f"{self._prefix}jobs/{run_id}")
+
+    async def release(self, run_id: str) -> None:
+        """Note that a job makes no version: its number can be another's."""
+        data = self.job(run_id)
+        if data is not None and data.number is not None:
+            await self.add_job(run_id, data.model_copy(update={"number": None}))
+
+    def newest(self) -> int:
+        """The highest number that a version has, or will have by a job that was submitted; 0 for none."""
+        jobs = [
+            JobData.model_validate(value).number or 0
+            for _, value in self._journal.scan(f"{self._prefix}jobs/")
+        ]
+        return max([*jobs, *(entry.version.number for entry in self.entries())], default=0)
+
     async def add(self, entry: LineageEntry) -> None:
-        """Note a version that was adopted."""
-        number = entry.version.number
-        await self._journal.put(f"{self._prefix}lineage/{number:08d}", entry.model_dump(mode="json"))
+        """Note a version that was adopted; one that is noted stays as it is. Raises as `check`."""
+        self.check(entry)
+        if self.entry(entry.version.number) is None:
+            await self._journal.put(self._key(entry.version.number), entry.model_dump(mode="json"))
+
+    def check(self, entry: LineageEntry) -> None:
+        """Raise TrainingError when other weights have the number of the version."""
+        version = entry.version
+        known = self.entry(version.number)
+        if known is not None and known.version.digest != version.digest:
+            raise TrainingError(
+                f"job {entry.job.run_id} made version {version.number} ({version.location}), and that "
+                f"number belongs to what job {known.job.run_id} made ({known.version.location}); versions "
+                "must count upwards. A backend that numbers versions itself has to heed `count_from`"
+            )
+
+    def entry(self, number: int) -> LineageEntry | None:
+        """Where a version came from; None for one that is not noted."""
+        value = self._journal.get(self._key(number))
+        return None if value is None else LineageEntry.model_validate(value)
 
     def entries(self) -> list[LineageEntry]:
         """All versions after the base, oldest first."""
@@ -95,12 +162,5 @@ class LineageLog:
         found: dict[str, Any] | None = self._journal.get(f"{self._prefix}state")
         return found
 
-
-def data_hash(collection: TrajectoryCollection) -> str:
-    """A hash of the trajectories, whatever the collection is called; 32 hexadecimal digits."""
-    digest = hashlib.blake2b(collection.method.encode(), digest_size=16)
-    for group in collection.trajectories:
-        digest.update(b"\n[")
-        for trajectory in group:
-            digest.update(trajectory.model_dump_json().encode() + b"\n")
-    return digest.hexdigest()
+    def _key(self, number: int) -> str:
+        return f"{self._prefix}lineage/{number:08d}"

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from etude.adapters.job_content import data_hash
 from etude.adapters.lm_client import LanguageModelClient
 from etude.adapters.lm_server import LmServerAdapter
 from etude.adapters.openai_jobs import OpenAiJobs, TrainingJobNotFoundClientError
 from etude.core.errors import CapabilityError, RequestError, TrainingError
-from etude.core.job import ModelVersion, TrainingJobRef
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
+from etude.core.keys import content_hash
 from etude.core.skipped import Skipped
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 from etude.groups.agents import GroupAgent
+from etude.groups.checkpoints import HostedState, by_own_names, read_state
 from etude.groups.data import Rollouts, Steps, collection, dpo_data, grpo_data, supervised_data
-from etude.groups.following import require_completed
+from etude.groups.following import FOR_GROUPS, require_completed, version_of
 from etude.groups.line import LineRules, ModelLine
-from etude.groups.lineage import LineageEntry, data_hash
+from etude.groups.lineage import LineageEntry
 from etude.groups.ready import until
 from etude.groups.shared import (
     NOTHING,
@@ -53,7 +56,10 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         line: ModelLine,
         protocol: Protocol | None = None,
     ) -> None:
-        """`line` is the model with its engine and adapter; its rules become those of the agents."""
+        """`line` is the model with its engine and adapter; its rules become those of the agents.
+
+        Raises CapabilityError for hyperparameters of the agents' settings that the adapter cannot be told.
+        """
         super().__init__(group_name, agent_wholes, protocol)
         self.line = line
         settings = self.settings
@@ -63,8 +69,14 @@ class OpenAiSharedModelGroup(SharedModelGroup):
             min_rows=settings.min_rows,
             from_scratch=settings.fine_tune_from_scratch,
         )
+        line.advice = FOR_GROUPS
+        if not settings.freeze_agent:
+            line.use_hyperparameters(settings.hyperparameters)
         self._state = SharedModelGroupState()
-        self._given = False
+        self._is_given = False
+        """Whether the state is one that `set_state` was given, and not the journal's."""
+        self._is_taken_up = False
+        """Whether model and backend are where the state says."""
         self._last: JobResult | None = None
         self._openai: AsyncOpenAI | None = None
 
@@ -133,7 +145,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     ) -> JobResult:
         """See `SharedModelGroup.create_dpo_fine_tune_job`."""
         self._require_own(positive_examples_per_agent)
-        data = dpo_data(positive_examples_per_agent, negative_examples_per_agent)
+        data = dpo_data(positive_examples_per_agent, negative_examples_per_agent, self.line.model)
         return await self._make_fine_tune_api_call(data, "dpo", job_name)
 
     async def create_grpo_fine_tune_job(
@@ -171,17 +183,19 @@ class OpenAiSharedModelGroup(SharedModelGroup):
 
     async def switch_to_next_model(self) -> ModelVersion | None:
         """See `SharedModelGroup.switch_to_next_model`."""
-        ref = self._state.fine_tune_job
+        await self._take_up()
+        ref, now = self._state.fine_tune_job, self.line.version
         if isinstance(self._last, Skipped):
-            return self.line.version
+            return now
         if ref is None:
             raise TrainingJobNotFoundClientError(None)
-        current = [entry for entry in self.lineage() if entry.version == self.line.version]
-        if any(entry.job.run_id == ref.run_id for entry in current):
-            return self.line.version
+        known = None if now is None else self.line.log.entry(now.number)
+        if known is not None and known.job.run_id == ref.run_id:
+            return now
         status = await self.line.status(ref)
-        require_completed(ref, status)
-        await self.line.adopt(ref, status)
+        require_completed(ref, status, self.line.advice)
+        if not self._is_hosted_here(status):
+            await self.line.adopt(ref, status)
         await self._keep(self._state.model_copy(update={"version": self.line.version}))
         return self.line.version
 
@@ -194,41 +208,83 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         return self._state.model_dump(mode="json")
 
     def set_state(self, checkpoint: SharedModelGroupState | dict[str, Any]) -> None:
-        """See `SharedModelGroup.set_state`. It is kept when the next job or switch is."""
-        self._state, self._given = SharedModelGroupState.model_validate(checkpoint), True
-        self._last = self._state.fine_tune_job
+        """See `SharedModelGroup.set_state`. States of Neural Interactive Proofs are understood too.
+
+        The next call that needs the model takes it up, and journals it: `wait_for_ready`, `eval`, a job, or
+        `switch_to_next_model`.
+        """
+        state = read_state(checkpoint)
+        if isinstance(state, HostedState):
+            state = by_own_names(state, self.settings.model_name, self.line)
+        version = state.version
+        known = None if version is None else self.line.log.entry(version.number)
+        if version is not None and known is not None and known.version.digest != version.digest:
+            raise RequestError(
+                f"version {version.number} of group '{self.group_name}' is {known.version.location}, and in "
+                f"this state it is {version.location}: is it the state of another group?"
+            )
+        self._state, self._is_given, self._is_taken_up = state, True, False
+        self._last = state.fine_tune_job
 
     async def train(self) -> None:
-        """Put the engine of a language-model server away; elsewhere both fit."""
-        if self.training_client_type == "lm_server":
-            await self._lm_server.put_engine_away()
+        """Put the engine of a language-model server away, where its adapter has `free_engine`."""
+        adapter = self.line.adapter
+        trains = self.is_trainable and not self.settings.dry_run
+        if trains and isinstance(adapter, LmServerAdapter) and adapter.adapter_config.free_engine:
+            await adapter.put_engine_away()
 
     async def eval(self) -> None:
         """Have the engine sample from the current model."""
         if self.training_client_type == "lm_server":
             await self._lm_server.bring_engine_back()
+        await self._take_up()
         if self._state.version is not None:
             await self.line.sample_from(self._state.version)
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
         """Wait until the backend answers, then take up the state: the one given, or the journal's.
 
-        At a language-model server its version is checked too. Raises TimeoutError after `timeout`
-        seconds.
+        Tells the log what it waits for. At a language-model server its version is checked too. Raises
+        TimeoutError after `timeout` seconds, ServerVersionError.
         """
-        await until(self._is_reachable, timeout, f"group '{self.group_name}'")
         if self.training_client_type == "lm_server":
-            await self.language_model_client.validate_server_version()
-        kept = self.line.log.state()
-        if kept is not None and not self._given:
-            self.set_state(kept)
-        await self.line.take_up(self._state.version)
-        self._state = self._state.model_copy(update={"version": self.line.version})
+            await self.language_model_client.wait_for_ready(timeout)
+        else:
+            backend = f"the training backend '{self.line.adapter.adapter_config.type_name}'"
+            await until(self.line.adapter.is_healthy, timeout, f"group '{self.group_name}'", backend)
+        await self._take_up()
 
-    async def _is_reachable(self) -> bool:
-        if self.training_client_type == "lm_server":
-            return await self.language_model_client.accepts_connections()
-        return await self.line.adapter.is_healthy()
+    async def _take_up(self) -> None:
+        """Go on from the state, once: the one given, or the journal's."""
+        if self._is_taken_up:
+            return
+        kept = self.line.log.state()
+        if kept is not None and not self._is_given:
+            self._state = SharedModelGroupState.model_validate(kept)
+            self._last = self._state.fine_tune_job
+        begin = self.line.log.base() if self._is_given else None
+        await self.line.take_up(self._state.version or begin)
+        self._state = self._state.model_copy(update={"version": self.line.version})
+        if self._is_given:
+            await self._note_where_from()
+            await self._keep(self._state)
+        self._is_given, self._is_taken_up = False, True
+
+    async def _note_where_from(self) -> None:
+        """Put a version that was made elsewhere into the lineage, so that its number is taken."""
+        version = self._state.version
+        if version is None or not version.number or self.line.log.entry(version.number) is not None:
+            return
+        made_by = TrainingJobRef(run_id=version.location, backend=self.line.adapter.adapter_config.type_name)
+        await self.line.log.add(LineageEntry(version=version, job=made_by))
+
+    def _is_hosted_here(self, status: TrainingJobStatus) -> bool:
+        """Whether the model that a job made is sampled from already: after a state that says so."""
+        made = version_of(status, False, TrainingJobRef(run_id=status.run_id, backend=status.backend))
+        now = self.line.version
+        if made is None or now is None or not isinstance(self.line.adapter, OpenAiJobs):
+            return False
+        return made.location == now.location
 
     def _require_own(self, per_agent: Mapping[str, Any]) -> None:
         for name in per_agent:
@@ -241,21 +297,27 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     ) -> JobResult:
         """Submit the data set as a job, or say why there is none."""
         data = collection(fine_tune_dataset, method, job_name or "")
-        if job_name is None:
-            number = 1 if self.line.version is None else self.line.version.number + 1
-            job_name = f"{self.group_name}-v{number}-{data_hash(data)[:12]}"
-        data = data.model_copy(update={"run_id": await self._attempt(job_name)})
-        match self.training_client_type:
-            case "openai":
-                result = await self._make_fine_tune_api_call_openai(data)
-            case "lm_server":
-                result = await self._make_fine_tune_api_call_lm_server(data)
-            case _:
-                result = await self.line.submit(data)
+        result: JobResult | None = self.line.reason_to_skip(len(data))
+        if result is None:
+            await self._take_up()
+            data = data.model_copy(update={"run_id": await self._attempt(job_name or self._name_of(data))})
+            match self.training_client_type:
+                case "openai":
+                    result = await self._make_fine_tune_api_call_openai(data)
+                case "lm_server":
+                    result = await self._make_fine_tune_api_call_lm_server(data)
+                case _:
+                    result = await self.line.submit(data)
         self._last = result
         if isinstance(result, TrainingJobRef):
             await self._keep(self._state.model_copy(update={"fine_tune_job": result}))
         return result
+
+    def _name_of(self, data: TrajectoryCollection) -> str:
+        """The name of a job that was given none: another one for other content."""
+        start = None if self.settings.fine_tune_from_scratch else self.line.version
+        content = content_hash([data_hash(data), self.settings.hyperparameters.given()])
+        return f"{self.group_name}-from-v{0 if start is None else start.number}-{content[:12]}"
 
     async def _attempt(self, job_name: str) -> str:
         """The name of a job's next attempt: the same one until it has failed."""
@@ -273,8 +335,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         return await self.line.submit(fine_tune_dataset)
 
     async def _make_fine_tune_api_call_lm_server(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
-        """Make the job at the language-model server, once its engine is out of the way."""
-        await self.train()
+        """Make the job at the language-model server."""
         return await self.line.submit(fine_tune_dataset)
 
     async def _get_openai_fine_tune_job(self) -> FineTuningJob:

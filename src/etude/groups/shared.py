@@ -82,10 +82,9 @@ class SharedModelGroup(ABC):
         return not self.settings.freeze_agent
 
     @property
-    def lora_alpha(self) -> int | None:
-        """The alpha of the LoRA weights: their rank times its scale. None when all weights are trained."""
-        rank = self.settings.lora_rank
-        return None if rank is None else round(rank * self.settings.lora_alpha_scale)
+    def lora_alpha(self) -> float | None:
+        """The alpha of the LoRA weights: their rank times its scale. None where the settings have no rank."""
+        return self.settings.lora_alpha
 
     @property
     def max_message_rounds(self) -> int:
@@ -100,13 +99,13 @@ class SharedModelGroup(ABC):
         """The current model: the base model, or a fine-tuned one."""
 
     @property
-    def num_epochs(self) -> int:
-        """Times that a job goes over its data."""
+    def num_epochs(self) -> int | None:
+        """Times that a job goes over its data; None when the adapter's config says."""
         return self.settings.num_epochs
 
     @property
     def rl_learning_rate(self) -> float | None:
-        """The learning rate of reinforcement learning and DPO; None when the backend chooses."""
+        """The learning rate of reinforcement learning and DPO; None when the adapter's config says."""
         return self.settings.rl_learning_rate
 
     def agent_ids_and_names(self) -> Iterable[tuple[int, str]]:
@@ -127,9 +126,11 @@ class SharedModelGroup(ABC):
             rollouts_per_agent: finished episodes, for each agent those that it is to imitate.
             guess_replaced_rollouts: further episodes, for verifiers only: their decision is replaced by
                 the truth.
-            job_name: names the job, and is its idempotency key; made from the data by default.
+            job_name: names the job, and is with its content its idempotency key; made from the data by
+                default.
 
-        Raises RequestError for an agent that is not of the group, or no verifier where one is needed.
+        Raises JobNameTakenError for the name of another job, and RequestError for an agent that is not of
+        the group, or no verifier where one is needed.
         """
 
     @abstractmethod
@@ -188,7 +189,10 @@ class SharedModelGroup(ABC):
 
     @abstractmethod
     def set_state(self, checkpoint: SharedModelGroupState | dict[str, Any]) -> None:
-        """Go on from a state. `wait_for_ready` and `eval` make the weights those of the state."""
+        """Go on from a state: the next episodes and the next job are from its version.
+
+        Raises RequestError for what is no state, and then changes nothing.
+        """
 
     async def train(self) -> None:  # noqa: B027  # a hook with a sound default
         """Prepare for training: free what sampling takes up, where both do not fit."""

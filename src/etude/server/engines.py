@@ -20,6 +20,9 @@ from etude.server.settings import ServerSettings
 
 _LOG = logging.getLogger("etude.server")
 
+JOBS = "jobs"
+"""Who puts the engine away while jobs train."""
+
 State: TypeAlias = Literal["running", "stopping", "stopped"]
 
 
@@ -61,6 +64,7 @@ class EnginePool:
             "object": "engine.status",
             "engine": self._backend.name,
             "status": self._state,
+            "away_for_jobs": JOBS in self._holds,
             "models": sorted(self._loaded),
             "sequences": self.sequences,
             **self._backend.status(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import sqlalchemy as sa
 
 from etude.export.draft import draft_of
 from etude.server.database import FILES
+from etude.server.errors import ApiError
 from etude.server.ids import is_id, new_id, not_found
 from etude.server.pages import Order, Row, page_of
 from etude.server.training_file import TrainingFile, check_training_file
@@ -57,6 +59,22 @@ class FileStore:
         if not is_id(row["id"]):
             raise not_found("file", name, param="id", code="file_not_found")
         return self._folder / str(row["id"])
+
+    def are_same(self, name: str | None, other: str | None) -> bool:
+        """Whether two files have the same content. One that is not there is the same as itself only."""
+        if name == other:
+            return True
+        if name is None or other is None:
+            return False
+        try:
+            contents = [self._digest(one) for one in (name, other)]
+        except ApiError:
+            return False
+        return contents[0] == contents[1]
+
+    def _digest(self, name: str) -> bytes:
+        with self.path(name).open("rb") as content:
+            return hashlib.file_digest(content, "blake2b").digest()
 
     def page(
         self, purpose: str | None, after: str | None, limit: int, order: Order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -13,6 +14,9 @@ from etude.server.ids import check_suffix
 
 IDEMPOTENCY_FIELD = "idempotency_key"
 """In the metadata, where a client cannot send the header `Idempotency-Key`."""
+
+SameFile = Callable[[str | None, str | None], bool]
+"""Whether two files, by their ids, have the same content."""
 
 _Key = Annotated[str, Field(min_length=1, max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
@@ -80,6 +84,24 @@ class JobBody(BaseModel):
         return header or (self.metadata or {}).get(IDEMPOTENCY_FIELD) or None
 
     def hash(self) -> str:
-        """Differs between requests for different jobs."""
-        told: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        """Differs between requests for different jobs, but for their files."""
+        told: dict[str, Any] = self.model_dump(
+            mode="json", exclude_none=True, exclude={"training_file", "validation_file"}
+        )
         return content_hash(told)
+
+    def differences(self, job: Mapping[str, Any], same_file: SameFile) -> list[str]:
+        """The fields in which this request is not the one that created `job`, a row of the database."""
+        fields = {
+            "model": self.model == job["model"],
+            "method": self.method.type == job["method"],
+            "training_file": same_file(self.training_file, job["training_file"]),
+            "validation_file": same_file(self.validation_file, job["validation_file"]),
+            "suffix": self.suffix == job["suffix"],
+            "metadata": (self.metadata or {}) == job["metadata"],
+            "seed": self.seed in (None, job["seed"]),
+        }
+        different = [name for name, same in fields.items() if not same]
+        if not different and self.hash() != job["request_hash"]:
+            return ["hyperparameters"]
+        return different

@@ -49,7 +49,9 @@ class JobStore:
             known = self.of_key(str(values["idempotency_key"]))
             if known is None:
                 raise
-            return self._same(known, str(values["request_hash"])), False
+            compared = ("request_hash", "training_file", "validation_file")
+            require_same(known, [name for name in compared if known[name] != values[name]])
+            return known, False
         return self.get(str(row["id"])), True
 
     def require_place(self, most: int) -> None:
@@ -62,11 +64,6 @@ class JobStore:
     def of_key(self, key: str) -> Row | None:
         """The job that was created with an idempotency key."""
         return self._first(JOBS.c.idempotency_key == key)
-
-    def again(self, key: str, request_hash: str) -> Row | None:
-        """The job of an earlier request with the same key. Raises ApiError 409 for another request."""
-        known = self.of_key(key)
-        return None if known is None else self._same(known, request_hash)
 
     def get(self, name: str) -> Row:
         """A job. Raises ApiError 404."""
@@ -191,14 +188,16 @@ class JobStore:
             row = connection.execute(sa.select(JOBS).where(condition)).mappings().first()
         return None if row is None else dict(row)
 
-    def _same(self, known: Row, request_hash: str) -> Row:
-        if known["request_hash"] != request_hash:
-            raise ApiError(
-                409,
-                f"the idempotency key belongs to job {known['id']}, which was created by another request",
-                code="idempotency_key_reused",
-            )
-        return known
+
+def require_same(known: Row, differences: Sequence[str]) -> None:
+    """Raise ApiError 409 where a request has the idempotency key of another job."""
+    if differences:
+        raise ApiError(
+            409,
+            f"the idempotency key belongs to job {known['id']}, which was created by another request: it "
+            f"differs in {', '.join(differences)}",
+            code="idempotency_key_reused",
+        )
 
 
 def _tell(

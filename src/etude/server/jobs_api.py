@@ -14,7 +14,7 @@ from etude.server.files import FileStore
 from etude.server.hyperparameters import resolved
 from etude.server.job_objects import checkpoint_object, event_object, job_object
 from etude.server.job_request import JobBody
-from etude.server.jobs import JobStore
+from etude.server.jobs import JobStore, require_same
 from etude.server.models import ModelStore
 from etude.server.pages import Row, list_object
 
@@ -31,11 +31,12 @@ def job_routes(
     @router.post("", summary="Train a model")
     def create_job(body: JobBody, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
         """Queue a job. One that was created with the same `Idempotency-Key` is given back instead."""
-        key, told = body.key(idempotency_key), body.hash()
-        known = None if key is None else jobs.again(key, told)
+        key = body.key(idempotency_key)
+        known = None if key is None else jobs.of_key(key)
         if known is not None:
+            require_same(known, body.differences(known, files.are_same))
             return job_object(known)
-        values = _values(body, files, models) | {"idempotency_key": key, "request_hash": told}
+        values = _values(body, files, models) | {"idempotency_key": key, "request_hash": body.hash()}
         jobs.require_place(waiting_jobs)
         row, _ = jobs.create(values)
         woken()

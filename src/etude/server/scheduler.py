@@ -11,9 +11,11 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
-from etude.server.engines import EnginePool
+from etude.adapters.lm_client import FREE_ENGINE
+from etude.server.engines import JOBS, EnginePool
 from etude.server.job_folder import JobFolder, exit_words
 from etude.server.jobs import JobStore
+from etude.server.pages import Row
 from etude.server.processes import training_processes
 from etude.server.settings import ServerSettings
 from etude.server.worker import WorkerOrder
@@ -26,7 +28,6 @@ _ATTEMPTS = 3
 _LOOK_SECONDS = 0.5
 _GRACE_SECONDS = 20.0
 """For a worker to end by itself once its job is cancelled or the server stops."""
-_HOLDER = "jobs"
 
 
 class Scheduler:
@@ -50,6 +51,8 @@ class Scheduler:
         self._workers = Workers(_without_keys(settings) if environment is None else environment)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._engine_away_for: set[str] = set()
+        """Jobs that the engine was put away for, until it is back."""
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
@@ -98,8 +101,7 @@ class Scheduler:
                     await self._take_up_orphans()
                     taken_up = True
                 await self._take_from_queue()
-                if self._settings.stop_engine_for_jobs and not self._tasks:
-                    await self._pool.start(_HOLDER)
+                await self._bring_engine_back()
             except Exception:  # noqa: BLE001  a full disk today must not end the queue for good
                 _LOG.exception("the queue of jobs could not be looked at; it will be tried again")
             with contextlib.suppress(TimeoutError):
@@ -107,6 +109,7 @@ class Scheduler:
 
     async def _take_up_orphans(self) -> None:
         for job in await asyncio.to_thread(self._jobs.with_status, "running"):
+            await self._make_room(job)
             self._add(job["id"], self._wait_for_orphan(job["id"]))
 
     async def _take_from_queue(self) -> None:
@@ -115,9 +118,20 @@ class Scheduler:
                 return
             if job["id"] in self._tasks or not await asyncio.to_thread(self._jobs.start, job["id"]):
                 continue
-            if self._settings.stop_engine_for_jobs:
-                await self._pool.stop(_HOLDER)
+            await self._make_room(job)
             self._add(job["id"], self._work(job["id"]))
+
+    async def _make_room(self, job: Row) -> None:
+        """Put the engine away for a job that needs the device."""
+        if self._settings.stop_engine_for_jobs or job["metadata"].get(FREE_ENGINE) == "true":
+            self._engine_away_for.add(job["id"])
+            await self._pool.stop(JOBS)
+
+    async def _bring_engine_back(self) -> None:
+        """Once no job needs the device any more."""
+        if self._engine_away_for and not self._engine_away_for & self._tasks.keys():
+            await self._pool.start(JOBS)
+            self._engine_away_for.clear()
 
     def _add(self, job: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -1,0 +1,354 @@
+"""The shared model group against a real `etude serve`: where jobs start, what they are told and disturb."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from etude.adapters.job_content import JobNameTakenError
+from etude.adapters.lm_client import LanguageModelClient
+from etude.adapters.lm_server import LmServerAdapter
+from etude.adapters.lm_server_config import LmServerAdapterConfig
+from etude.adapters.openai_connection import connect
+from etude.core.errors import BackendError, RequestError
+from etude.groups import (
+    DryRun,
+    Frozen,
+    ModelLine,
+    ModelSettings,
+    OpenAiSharedModelGroup,
+    Step,
+    agents_of_model,
+)
+from etude.inference.openai_compatible import OpenAiEngine
+from etude.inference.openai_config import OpenAiLlmConfig
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.protocols import adp
+from etude.store.journal import Journal
+from tests.builders.plays import played
+from tests.server.process import ServerProcess
+
+ACCEPT = "Decision: accept"
+FAST = {"lora_rank": 2, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = build_tokenizer(["You are prover. e Decide now. proof lie yes no"], vocab_size=300)
+    shape = TinyShape(hidden_size=16, layers=1, heads=2, intermediate_size=32, max_context=256)
+    build_policy(tokenizer, 0, shape).export(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory) -> Iterator[ServerProcess]:
+    with ServerProcess(model, tmp_path_factory.mktemp("server"), "--engine-wait", "60") as running:
+        yield running
+
+
+@pytest.fixture
+async def plays(tmp_path):
+    """Several ways to say it, one of which is better than another."""
+    return [
+        await played(tmp_path, adp(), [text, ACCEPT], id=f"train/0/e/{number}", generation=number)
+        for number, text in enumerate(["proof", "yes", "no"])
+    ]
+
+
+@pytest.fixture
+async def pair(tmp_path):
+    tree = await played(tmp_path, adp(), ["yes", "no", ACCEPT], generation=9, widths={"prover": 2})
+    return {"prover": [Step(tree, 0)]}, {"prover": [Step(tree, 1)]}
+
+
+class Setting:
+    """One journal, and groups on it as other processes would make them."""
+
+    def __init__(self, server, folder):
+        self.server, self.folder = server, folder
+        self.journals: list[Journal] = []
+
+    def group(self, journal="run", name="pair", *, free_engine=False, adapter=None, **settings):
+        """A group of a process of its own."""
+        for known in self.journals:
+            known.close()
+        kept = Journal(self.folder / f"{journal}.db")
+        self.journals.append(kept)
+        url = f"{self.server.address}/v1"
+        llm = OpenAiLlmConfig(model_name="tiny", base_url=url, api_key="none", max_tokens=2)
+        config = LmServerAdapterConfig(
+            free_engine=free_engine, hyperparameters={} if "lora_rank" in settings else FAST, **adapter or {}
+        )
+        backend = LmServerAdapter(
+            config, connect(config, llm, needs_key=False), LanguageModelClient(url), "tiny"
+        )
+        line = ModelLine(name, "policy", backend, OpenAiEngine(llm), kept)
+        agents = agents_of_model(
+            adp(), dict.fromkeys(adp().agents, "policy"), "policy", name, ModelSettings("tiny", **settings)
+        )
+        return OpenAiSharedModelGroup(name, agents, line, adp())
+
+    def jobs(self):
+        """All jobs of the server, oldest first."""
+        return list(self.server.client().fine_tuning.jobs.list(limit=100))[::-1]
+
+    def job(self, ref):
+        return self.server.client().fine_tuning.jobs.retrieve(ref.metadata["job_id"])
+
+    def engine(self):
+        with self.server.http() as http:
+            return http.get("/engine/status").json()
+
+
+@pytest.fixture
+def setting(server, tmp_path) -> Iterator[Setting]:
+    made = Setting(server, tmp_path)
+    yield made
+    for journal in made.journals:
+        journal.close()
+
+
+async def trained(group, play, name=None, agent="prover"):
+    """The version that one job made."""
+    await group.create_supervised_fine_tune_job({agent: [play]}, job_name=name)
+    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
+    return await group.switch_to_next_model()
+
+
+@pytest.mark.parametrize(
+    ("fresh", "prepare"), [(False, "eval"), (True, "eval"), (True, "wait_for_ready"), (True, None)]
+)
+async def test_after_going_back_the_next_job_starts_from_there(setting, plays, fresh, prepare):
+    name = f"back-{fresh}-{prepare}"
+    group = setting.group(name=name)
+    await group.wait_for_ready()
+    first = await trained(group, plays[0])
+    state = group.get_state_dict()
+    second = await trained(group, plays[1])
+    entries = group.lineage()
+    assert (first.number, second.number) == (1, 2)
+    if fresh:
+        group = setting.group(name=name)
+    group.set_state(state)
+    if prepare is not None:
+        await getattr(group, prepare)()
+        assert group.line.engine.version == 1
+    ref = await group.create_supervised_fine_tune_job({"prover": [plays[2]]})
+    assert setting.job(ref).model == first.location
+    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
+    third = await group.switch_to_next_model()
+    assert third.number == 3
+    assert group.lineage()[:2] == entries
+    assert [entry.data.parent for entry in group.lineage()] == [0, 1, 1]
+    # Whoever comes later goes on from there, and not from what was left.
+    later = setting.group(name=name)
+    await later.wait_for_ready()
+    assert later.model_name == third.location
+
+
+async def test_no_number_is_given_twice_whatever_is_gone_back_to(setting, plays):
+    group = setting.group(name="numbers")
+    await group.wait_for_ready()
+    begin = group.get_state_dict()
+    await trained(group, plays[0])
+    await group.create_supervised_fine_tune_job({"prover": [plays[1]]}, job_name="left")
+    left = group.get_state_dict()
+    # It is not waited for: another process goes back to the base model, and from there once more.
+    group = setting.group(name="numbers")
+    group.set_state(begin)
+    assert (await trained(group, plays[2])).number == 3
+    assert group.lineage()[-1].data.parent == 0
+    group.set_state(left)
+    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
+    assert (await group.switch_to_next_model()).number == 2
+    assert [entry.version.number for entry in group.lineage()] == [1, 2, 3]
+    # It begins where the job that was left did, and that version's number is known to be taken.
+    assert (await trained(group, plays[2])).number == 4
+
+
+async def test_a_process_that_gets_ready_for_nothing_goes_on_all_the_same(setting, plays):
+    group = setting.group(name="unready")
+    await trained(group, plays[0])
+    again = setting.group(name="unready")
+    ref = await again.create_supervised_fine_tune_job({"prover": [plays[1]]})
+    assert setting.job(ref).model == group.model_name
+    assert setting.job(ref).metadata["etude_version"] == "2"
+
+
+async def test_a_name_belongs_to_one_job(setting, plays, pair):
+    group = setting.group(name="names")
+    await group.wait_for_ready()
+    made = await group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="mine")
+    assert await group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="mine") == made
+    before = len(setting.jobs())
+    with pytest.raises(JobNameTakenError, match="other data"):
+        await group.create_supervised_fine_tune_job({"verifier": [plays[0]]}, job_name="mine")
+    with pytest.raises(JobNameTakenError, match="another method"):
+        await group.create_dpo_fine_tune_job(*pair, job_name="mine")
+    # Another group, whose journal knows nothing of it, is told by the server's job.
+    other = setting.group("other", "others", num_epochs=2)
+    with pytest.raises(JobNameTakenError, match="other hyperparameters") as caught:
+        await other.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="mine")
+    assert caught.value.differences == ["other hyperparameters"]
+    with pytest.raises(JobNameTakenError, match="other data"):
+        await setting.group("third").create_supervised_fine_tune_job(
+            {"verifier": [plays[0]]}, job_name="mine"
+        )
+    assert setting.group("third").lineage() == []
+    assert len(setting.jobs()) == before
+
+
+async def test_a_name_belongs_to_one_start(setting, plays):
+    group = setting.group(name="starts")
+    await trained(group, plays[0], "begin")
+    with pytest.raises(JobNameTakenError, match="another start model"):
+        await group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="begin")
+    elsewhere = setting.group("elsewhere")
+    elsewhere.set_state({"fine_tune_job_id": None, "fine_tuned_model_name": group.model_name})
+    await elsewhere.create_supervised_fine_tune_job({"prover": [plays[1]]}, job_name="next")
+    # The base model is not what 'next' starts from.
+    with pytest.raises(JobNameTakenError, match=r"another start model \(ft:tiny:.*, and not tiny\)"):
+        await setting.group("fresh").create_supervised_fine_tune_job({"prover": [plays[1]]}, job_name="next")
+
+
+async def test_the_settings_reach_the_job(setting, pair, plays):
+    settings = {"num_epochs": 7, "dpo_beta": 0.9, "lora_rank": 4, "lora_alpha_scale": 3.0}
+    group = setting.group(name="settings", rl_learning_rate=3e-4, **settings)
+    dpo = setting.job(await group.create_dpo_fine_tune_job(*pair)).method.dpo.hyperparameters.model_dump()
+    assert (dpo["n_epochs"], dpo["beta"], dpo["learning_rate"]) == (7, 0.9, 3e-4)
+    assert (dpo["lora_rank"], dpo["lora_alpha"]) == (4, group.lora_alpha) == (4, 12.0)
+    plain = setting.group("plain", "plain", adapter={"n_epochs": 2})
+    ref = await plain.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    supervised = setting.job(ref).method.supervised.hyperparameters.model_dump()
+    assert (supervised["n_epochs"], supervised["lora_rank"]) == (2, 2)
+    assert plain.num_epochs is None
+
+
+async def test_what_submits_nothing_leaves_the_engine_alone(setting, plays):
+    async def refused(awaited, error):
+        with pytest.raises(error):
+            await awaited
+
+    play = {"prover": [plays[0]]}
+    frozen = setting.group(name="frozen", free_engine=True, freeze_agent=True)
+    assert isinstance(await frozen.create_supervised_fine_tune_job(play), Frozen)
+    await frozen.train()
+    dry = setting.group(name="dry", free_engine=True, dry_run=True)
+    assert isinstance(await dry.create_supervised_fine_tune_job(play), DryRun)
+    await dry.train()
+    group = setting.group(name="refused", free_engine=True)
+    await refused(group.create_supervised_fine_tune_job({"judge": []}), RequestError)
+    await group.create_supervised_fine_tune_job(play, job_name="engine")
+    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
+    await refused(
+        group.create_supervised_fine_tune_job({"prover": [plays[1]]}, job_name="engine"), RequestError
+    )
+    skipped = setting.group(name="skipped", free_engine=True, adapter={"min_rows": 5})
+    await skipped.create_supervised_fine_tune_job(play)
+    assert setting.engine()["status"] == "running"
+
+
+@pytest.mark.parametrize("free_engine", [False, True])
+async def test_the_engine_is_away_only_for_jobs_that_need_its_place(setting, plays, free_engine):
+    group = setting.group(name=f"engine-{free_engine}", free_engine=free_engine)
+    await group.create_supervised_fine_tune_job({"prover": list(plays)}, job_name=f"room-{free_engine}")
+    seen = set()
+    # Nobody asks after the job, as if its process had died: the engine comes back by itself.
+    while (job := setting.jobs()[-1]).status not in ("succeeded", "failed"):
+        seen.add((job.status, setting.engine()["status"]))
+        await asyncio.sleep(0.02)
+    assert job.status == "succeeded"
+    training = {engine for status, engine in seen if status == "running"}
+    assert ("stopped" in training) is free_engine
+    async with asyncio.timeout(30):
+        while setting.engine()["status"] != "running":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await group.wait_for_fine_tune_job(timeout=30)
+
+
+async def test_a_state_of_neural_interactive_proofs_is_gone_on_from(setting, plays):
+    made = setting.group(name="maker")
+    await trained(made, plays[0])
+    job, name = made.get_state().fine_tune_job.metadata["job_id"], made.model_name
+    state = {"fine_tune_job_id": job, "fine_tuned_model_name": name}
+    group = setting.group("nip", "nip")
+    group.set_state(state)
+    await group.eval()
+    assert (group.model_name, group.line.engine.version) == (name, 1)
+    assert await group.get_fine_tune_job_status() == "succeeded"
+    assert (await group.switch_to_next_model()).location == name
+    ref = await group.create_supervised_fine_tune_job({"prover": [plays[1]]})
+    assert setting.job(ref).model == name
+    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
+    assert (await group.switch_to_next_model()).number == 2
+    first, second = group.lineage()
+    assert (first.version.location, first.data, second.data.parent) == (name, None, 1)
+    # The same state again is the same version.
+    group.set_state(state)
+    assert group.get_state().version == first.version
+
+
+async def test_a_job_under_way_in_such_a_state_is_switched_to(setting, plays):
+    made = setting.group(name="starter")
+    ref = await made.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="under-way")
+    group = setting.group("nip")
+    group.set_state({"fine_tune_job_id": ref.metadata["job_id"], "fine_tuned_model_name": None})
+    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
+    version = await group.switch_to_next_model()
+    assert (version.number, version.location) == (1, setting.job(ref).fine_tuned_model)
+
+
+async def test_a_server_that_is_not_there_yet_is_waited_for_and_told_of(model, tmp_path, caplog):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    late = ServerProcess(model, tmp_path, "--port", str(port))
+    late.address = f"http://127.0.0.1:{port}"
+    setting = Setting(late, tmp_path)
+    with caplog.at_level(logging.INFO):
+        with pytest.raises(
+            TimeoutError, match=r"no language-model server answers at .* after 0.2 s.*etude serve"
+        ):
+            await setting.group(name="late").wait_for_ready(timeout=0.2)
+        assert f"waiting up to 0.2 s for a language-model server at {late.address}" in caplog.text
+        assert "ConnectError" in caplog.text
+        waiting = asyncio.create_task(setting.group(name="late").wait_for_ready(timeout=120))
+        try:
+            await asyncio.to_thread(late.start)
+            await waiting
+        finally:
+            late.stop()
+        assert f"the language-model server at {late.address} answers now" in caplog.text
+    for journal in setting.journals:
+        journal.close()
+
+
+async def test_a_line_of_another_model_is_an_error_that_names_both(setting, plays, pair):
+    group = setting.group(name="line")
+    group.line.model = "polcy"
+    for create in (
+        group.create_supervised_fine_tune_job({"prover": plays}),
+        group.create_grpo_fine_tune_job({"prover": plays}),
+        group.create_dpo_fine_tune_job(*pair),
+        group.create_supervised_fine_tune_job({}, {"verifier": plays}),
+    ):
+        with pytest.raises(
+            RequestError, match=r"of the model 'polcy', and agent '.*' answered with 'policy'"
+        ):
+            await create
+
+
+async def test_a_fine_tuned_model_goes_on_with_the_rank_that_it_has(setting, plays):
+    group = setting.group(name="rank", lora_rank=2, num_epochs=1)
+    await trained(group, plays[0])
+    again = setting.group(name="rank", lora_rank=3, num_epochs=1)
+    with pytest.raises(BackendError, match="lora_rank 2"):
+        await again.create_supervised_fine_tune_job({"prover": [plays[1]]})
