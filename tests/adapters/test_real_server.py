@@ -106,11 +106,12 @@ def test_a_run_of_each_method(project, method):
     change(
         project, trajectory_builders={"made": BUILDERS[method]}, trainer_adapters__server__free_engine=True
     )
-    shown = etude("train", "config.yml", "--name", "r")
+    # The server is shared, and a job's name is taken there once and for all.
+    shown = etude("train", "config.yml", "--name", method)
     assert shown.exit_code == 0, shown.stderr
-    summary = json.loads(Path("runs/r/summary.json").read_text())
-    assert summary["last_version"]["location"].startswith("ft:policy:r-epoch-0:")
-    (job,) = json.loads(etude("jobs", "r", "--json").stdout)
+    summary = json.loads(Path(f"runs/{method}/summary.json").read_text())
+    assert summary["last_version"]["location"].startswith(f"ft:policy:{method}-epoch-0:")
+    (job,) = json.loads(etude("jobs", method, "--json").stdout)
     assert (job["status"], job["backend"]) == ("completed", "lm_server")
     assert job["metrics"]["trained_tokens"] > 0
 
@@ -145,8 +146,8 @@ async def test_an_unknown_job_is_not_found(server):
 def test_a_server_that_is_killed_while_it_trains_goes_on_and_so_does_the_run(project, server):
     # The job may be over before the kill; then it is the samples that have to wait for the server.
     change(project, trainer_adapters__server__outage_limit=120, llms__policy__max_retries=40)
-    train = process("train", "config.yml", "--name", "r", folder=project.parent)
-    log = project.parent / "runs" / "r" / "lm_server_jobs.jsonl"
+    train = process("train", "config.yml", "--name", "killed", folder=project.parent)
+    log = project.parent / "runs" / "killed" / "lm_server_jobs.jsonl"
     while train.poll() is None and not (log.exists() and "Created fine-tuning job" in log.read_text()):
         time.sleep(0.05)
     server.stop(signal.SIGKILL)

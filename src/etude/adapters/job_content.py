@@ -17,7 +17,7 @@ class JobNameTakenError(RequestError):
     def __init__(self, name: str, differences: list[str]) -> None:
         super().__init__(
             f"there is a job named {name!r} already, and it is another one: it has {', '.join(differences)}. "
-            "Nothing was submitted; give this job another name"
+            "Nothing was submitted; give this job another name (jobs are called by their run: `--name`)"
         )
         self.differences = differences
 
