@@ -7,6 +7,7 @@ import functools
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,20 @@ def test_rooms_import_only_from_rooms_below_them():
         if ROOMS.index(room_of(imported)) > ROOMS.index(room_of(module))
     ]
     assert not found, "\n".join(found)
+
+
+def test_the_modules_of_the_protocols_import_each_other_in_no_circle():
+    """Imports for type checkers included: whoever reads one can read those below it first."""
+    room = {name: tree for name, tree in modules().items() if name.startswith("etude.protocols.")}
+    graph = {
+        name: {
+            str(node.module)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("etude.protocols.")
+        }
+        for name, tree in room.items()
+    }
+    assert set(TopologicalSorter(graph).static_order()) == set(room)
 
 
 def test_nothing_imports_the_public_package():

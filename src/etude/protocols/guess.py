@@ -14,7 +14,7 @@ def answer_for(scenario: Scenario, turn: Turn, verdict: Verdict) -> str | None:
     It is what the scenario writes, or else the last word of the turn's scale, after `Decision:` or alone.
     """
     word = turn.scale.strongest(verdict)
-    # A scenario need not inherit from the base class.
+    # Not every scenario has it; see `Scenario`.
     written = getattr(scenario, "write_decision", None)
     own: list[str] = [] if written is None else [written(verdict, turn)]
     for text in (*own, f"Decision: {word}", word):

@@ -30,8 +30,9 @@ def nip(
 
     The verifier may decide from round `min_message_rounds` on, counted from 1, and must in the last; the
     default is the first number of rounds from 8 on that ends with it. The prover argues for accept, or
-    with `randomize_prover_stance` for what the scenario says of each example. `terms` are those of
-    `Terms`. Raises RequestError for rounds that do not end with the verifier, and for unknown terms.
+    with `randomize_prover_stance` for what the scenario says of each example; where it says nothing, a
+    side is drawn for each play. `terms` are those of `Terms`. Raises RequestError for rounds that do not
+    end with the verifier, and for unknown terms.
     """
     return _proof(
         "nip",

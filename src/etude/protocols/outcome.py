@@ -27,11 +27,11 @@ class Outcome:
     ballots came to."""
     invalid: frozenset[str] = frozenset()
     """Agents whose answer stayed malformed."""
-    ballots: Mapping[str, float] = field(default_factory=dict)
+    ballots: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The latest decision of each agent that has decided in the play, as it gave it."""
-    sides: Mapping[str, Verdict] = field(default_factory=dict)
+    sides: Mapping[str, Verdict] = field(default_factory=dict, hash=False)
     """The verdict that each agent argues for in this play; those that argue for nothing are left out."""
-    log: PlayLog = field(default_factory=PlayLog)
+    log: PlayLog = field(default_factory=PlayLog, hash=False)
     """Everything that was said so far, this round included. A payoff that looks at it needs a protocol
     with `bounds`: they cannot be worked out."""
 

@@ -16,7 +16,13 @@ from etude.protocols.turn import Turn
 class Scenario(Protocol):
     """Prompts, answers and the right verdicts of a task. All methods are pure functions.
 
-    Subclass it to have `parse`, `stance` and `write_decision`, or write a class with the first four methods.
+    Subclass it to have `parse` and `stance`, or write a class with these four methods. It may have two more:
+
+    - `write_decision(verdict, turn)` gives the answer that `parse` reads as a verdict, for guesses that are
+      replaced. It takes one where neither `Decision:` and the turn's strongest word, nor that word alone,
+      is read so.
+    - `check_protocol(protocol)` raises RequestError for a protocol that the scenario cannot play. It is
+      asked before the first play.
     """
 
     def render(self, example: Example, log: Log, agent: str, turn: Turn) -> list[Message]:
@@ -37,7 +43,3 @@ class Scenario(Protocol):
         None, as by default, has it drawn for each play.
         """
         return None
-
-    def write_decision(self, verdict: Verdict, turn: Turn) -> str:
-        """The answer that gives a verdict without reserve, as `parse` reads it: what replaced guesses say."""
-        return f"Decision: {turn.scale.strongest(verdict)}"

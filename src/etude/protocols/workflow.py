@@ -59,6 +59,10 @@ class ProtocolWorkflow:
             raise RequestError(f"policies: no model for the agent '{missing[0]}'; name an entry of `llms`")
         if self.retries < 0:
             raise RequestError(f"retries must be at least 0, found {self.retries}")
+        # Not every scenario has it; see `Scenario`.
+        check = getattr(self.scenario, "check_protocol", None)
+        if check is not None:
+            check(self.protocol)
         for changes in self.sampling.values():
             change_sampling(Sampling(), changes)
 

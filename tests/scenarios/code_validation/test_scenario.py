@@ -24,6 +24,7 @@ from etude.protocols import (
     Malformed,
     Node,
     Protocol,
+    ProtocolWorkflow,
     Role,
     Turn,
     Verdict,
@@ -317,6 +318,60 @@ def test_a_protocol_of_ones_own_has_prompts_for_known_kinds_only():
         RequestError, match=r"no prompt for 'jury', the role of 'b' in 'duel'; give one under"
     ):
         system_of(own("jury"), "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nip/verifer", "the protocol 'nip' has no agent or kind 'verifer'; did you mean 'verifier'"),
+        ("nip/prover0", "the protocol 'nip' has no agent or kind 'prover0'"),
+        ("debate/prover9", None),
+    ],
+)
+def test_a_prompt_of_an_agent_that_is_not_there_is_refused_before_the_first_play(
+    name: str, complaint: str | None
+):
+    scenario = CodeValidation(prompts={name: "I am $label."})
+    if complaint is None:
+        ProtocolWorkflow(PROTOCOLS["nip"](), scenario)
+        return
+    with pytest.raises(RequestError, match=complaint):
+        ProtocolWorkflow(PROTOCOLS["nip"](), scenario)
+
+
+def test_an_agent_without_a_prompt_is_refused_before_the_first_play():
+    protocol = Protocol(
+        name="duel",
+        agents={"b": Role("umpire", may_decide=True)},
+        channels={},
+        schedules=(((Turn("b", (), "must"),),),),
+        payoff=lambda outcome: {},
+    )
+    with pytest.raises(RequestError, match="no prompt for 'umpire', the role of 'b' in 'duel'"):
+        ProtocolWorkflow(protocol, SCENARIO)
+
+
+def test_sides_that_are_drawn_are_told_to_those_who_can_know_them():
+    def sided(name: str, other: Any) -> Protocol:
+        agents = {
+            "a": Role("prover", stance="drawn"),
+            "b": Role("prover", stance=other),
+            "v": Role("verifier", may_decide=True),
+        }
+        turns = ((Turn("a", ("one",)), Turn("b", ("two",))), (Turn("v", (), "must"),))
+        channels = dict.fromkeys(("one", "two"), frozenset(agents))
+        return Protocol(name, agents, channels, (turns,), lambda outcome: {})
+
+    mine = CodeValidation(prompts={"prover": "$stance $others", "verifier": "$experts"})
+    opposed, alike, fixed = sided("x", "opposed"), sided("y", "drawn"), sided("z", 1)
+    # Key 0 draws reject.
+    assert "program is wrong" in system_of(opposed, "a", scenario=mine)
+    assert "b argues that it is right." in system_of(opposed, "a", scenario=mine)
+    assert "a argues that it is wrong." in system_of(opposed, "b", scenario=mine)
+    assert "b also argues that it is wrong." in system_of(alike, "a", scenario=mine)
+    assert "argues that" not in system_of(fixed, "b", scenario=mine)
+    heard = system_of(opposed, "v", scenario=mine)
+    assert "a has been given one side" in heard and "b has been given one side" in heard
 
 
 @pytest.mark.parametrize(

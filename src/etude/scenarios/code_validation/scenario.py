@@ -13,6 +13,7 @@ from etude.core.message import Message
 from etude.protocols.decision import ACCEPT, REJECT, Verdict
 from etude.protocols.log import Log
 from etude.protocols.messages import dialogue
+from etude.protocols.protocol import Protocol
 from etude.protocols.registry import register_scenario
 from etude.protocols.scenario import Scenario
 from etude.protocols.turn import Turn
@@ -46,7 +47,7 @@ class CodeValidation(Scenario):
         Raises RequestError for a role that no template is for.
         """
         words = fields(example, log, agent, turn, self._max_words)
-        system = self._template(log, agent).substitute(words).strip()
+        system = self._template(log.protocol, agent).substitute(words).strip()
         decides = log.protocol.agents[agent].may_decide
         closing = Template(LAST_TURN).substitute(words) if decides and log.own_turns > 1 else ""
         return dialogue(log, agent, system, last_words=closing)
@@ -66,14 +67,28 @@ class CodeValidation(Scenario):
         """What provers argue for where the protocol leaves it to the example: drawn from the program."""
         return stance_of(str(example.inputs.get("solution", "")))
 
-    def _template(self, log: Log, agent: str) -> Template:
-        protocol, kind = log.protocol.name, log.protocol.agents[agent].kind
-        for name in (f"{protocol}/{agent}", f"{protocol}/{kind}", kind):
+    def check_protocol(self, protocol: Protocol) -> None:
+        """Raises RequestError for an agent without a prompt, and for a prompt without its agent."""
+        for agent in protocol.agents:
+            self._template(protocol, agent)
+        prefix = f"{protocol.name}/"
+        names = [*protocol.agents, *dict.fromkeys(role.kind for role in protocol.agents.values())]
+        for name in self._prompts:
+            agent = name.removeprefix(prefix)
+            if name.startswith(prefix) and agent not in names:
+                raise RequestError(
+                    f"scenario_arguments.prompts['{name}']: the protocol '{protocol.name}' has no agent or "
+                    f"kind '{agent}'" + alternatives(agent, names)
+                )
+
+    def _template(self, protocol: Protocol, agent: str) -> Template:
+        kind = protocol.agents[agent].kind
+        for name in (f"{protocol.name}/{agent}", f"{protocol.name}/{kind}", kind):
             if name in self._prompts:
                 return self._prompts[name]
         raise RequestError(
-            f"code validation has no prompt for '{kind}', the role of '{agent}' in '{protocol}'; give one "
-            f"under scenario_arguments.prompts['{kind}']"
+            f"code validation has no prompt for '{kind}', the role of '{agent}' in '{protocol.name}'; give "
+            f"one under scenario_arguments.prompts['{kind}']"
         )
 
 
