@@ -32,6 +32,15 @@ def test_intervals_that_touch_are_no_collapse():
     assert warnings_of(collapsed(measured(1, None, None, None))) == []
 
 
+def test_shaped_rewards_that_have_become_constant_can_be_a_collapse():
+    """Many equal rewards outside of [0, 1] have no interval."""
+    constant = validation(1, -1.0, num_scored=60)
+    past = History(run_id="r", validations=(measured(0, 5.0, 4.0, 6.0), constant))
+    assert "collapsed to -1.000 (" in str(collapse_in(past))
+    single = validation(1, -1.0, num_scored=1)
+    assert collapse_in(past.model_copy(update={"validations": (past.validations[0], single)})) is None
+
+
 def test_a_collapse_is_told_once_and_again_after_a_recovery():
     low, back = (0.0, 0.0, 0.01), (0.4, 0.3, 0.5)
     assert new_warnings(collapsed(measured(1, *low), measured(2, *low)).validations, RUN) == []

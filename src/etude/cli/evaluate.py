@@ -128,6 +128,9 @@ def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_ex
     cut_off = cut_off_in(evaluation.output.calls)
     if cut_off is not None:
         say(f"warning         {cut_off}")
+    if evaluation.output.calls.get("retries"):
+        count = evaluation.output.calls["retries"]
+        say(f"retries         {count} attempts at model calls gave no usable answer, and were made again")
     run = facts.get("run")
     for cause in evaluation.as_json()["causes"]:
         say(f"failed          {shown_cause(cause)}")

@@ -140,6 +140,7 @@ def _show_facts(facts: RunFacts) -> None:
         for name, scores in ((facts.result or {}).get("scores") or {}).items():
             examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
             say(f"{name:<15} {shown_score(scores)}{examples}")
+        _show_retries(((facts.result or {}).get("model_calls") or {}).get("retries", 0))
         _show_causes(facts.path, (facts.result or {}).get("causes") or [])
         return
     say(f"epochs          {_epochs(facts)}")
@@ -184,8 +185,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         say(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
     entries: list[Entry] = [*history.validations, *history.epochs]
     retries = sum((entry.metrics.get("calls") or {}).get("retries", 0) for entry in entries)
-    if retries:
-        say(f"retries         {retries} model calls were tried again")
+    _show_retries(retries)
     _show_causes(run, causes_in(entries))
 
 
@@ -204,6 +204,11 @@ def _show_evaluators(history: History) -> None:
             for figure in figures
         ]
         table(("measured on", *names), rows)
+
+
+def _show_retries(count: int) -> None:
+    if count:
+        say(f"retries         {count} attempts at model calls gave no usable answer, and were made again")
 
 
 def _show_causes(run: Path, causes: list[dict[str, Any]]) -> None:
