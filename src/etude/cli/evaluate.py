@@ -105,6 +105,7 @@ def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_ex
     """The scores as a table, or as a JSON object."""
     from etude.epochs.warnings import cut_off_in, show_command, shown_cause
     from etude.evaluation.result import item_rows
+    from etude.report.figure_lines import shown_bounds
 
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
@@ -115,7 +116,7 @@ def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_ex
         (
             name + (" (reward)" if name == evaluation.reward else ""),
             scores["mean"],
-            None if scores["low"] is None else f"{scores['low']:.3f} … {scores['high']:.3f}",
+            shown_bounds(scores["low"], scores["high"]),
             scores["n"],
             scores["scored"],
             scores["unscored"],

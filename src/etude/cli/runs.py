@@ -190,20 +190,21 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
 
 
 def _show_evaluators(history: History) -> None:
-    """A row for everything that was measured, with the mean of each evaluator and its interval."""
-    from etude.epochs.figures import figure_of
-    from etude.report.figure_lines import evaluators_in, shown_score
+    """The mean of each evaluator with its interval, in everything that was measured."""
+    from etude.epochs.figures import figure_of, short_name
+    from etude.report.figure_lines import evaluators_in, shown_bounds
 
     measured = (entry for entry in history.epochs if entry.resting is None)
     entries: list[Entry] = [*history.validations, *measured]
-    figures = [figure_of(entry) for entry in entries]
-    names = evaluators_in(figures)
-    if names:
-        rows = [
-            (figure["measured"], *(shown_score(figure["evaluators"].get(name)) for name in names))
-            for figure in figures
-        ]
-        table(("measured on", *names), rows)
+    names = evaluators_in([figure_of(entry) for entry in entries])
+    rows = [
+        (name, short_name(entry), score["mean"], shown_bounds(score["low"], score["high"]), score["n"])
+        for name in names
+        for entry in entries
+        if (score := (entry.metrics.get("evaluators") or {}).get(name)) is not None
+    ]
+    if rows:
+        table(("evaluator", "measured on", "mean", "95 % interval", "n"), rows)
 
 
 def _show_retries(count: int) -> None:
