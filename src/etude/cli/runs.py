@@ -128,19 +128,24 @@ def compare(
 
 
 def _show_facts(facts: RunFacts) -> None:
+    from etude.epochs.warnings import cut_off_in
     from etude.report.figure_lines import shown_score
 
     say(f"run             {path_shown(facts.path)}")
     say(f"state           {_state(facts)}")
-    model = ("model", facts.model) if facts.kind == "evaluate" else ("base model", facts.base)
-    for label, value in (model, ("method", facts.method), ("backend", facts.backend)):
+    trained = (("base model", facts.base), ("method", facts.method), ("backend", facts.backend))
+    for label, value in (("model", facts.model),) if facts.kind == "evaluate" else trained:
         if value is not None:
             say(f"{label:<15} {value}")
     if facts.kind == "evaluate":
         for name, scores in ((facts.result or {}).get("scores") or {}).items():
             examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
             say(f"{name:<15} {shown_score(scores)}{examples}")
-        _show_retries(((facts.result or {}).get("model_calls") or {}).get("retries", 0))
+        calls = (facts.result or {}).get("model_calls") or {}
+        cut_off = cut_off_in(calls)
+        if cut_off is not None:
+            say(f"warning         {cut_off}")
+        _show_retries(calls.get("retries", 0))
         _show_causes(facts.path, (facts.result or {}).get("causes") or [])
         return
     say(f"epochs          {_epochs(facts)}")
