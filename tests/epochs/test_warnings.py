@@ -57,6 +57,14 @@ def test_without_validations_the_training_episodes_show_a_collapse():
     text = collapse_in(History(run_id="r", epochs=entries))
     assert text is not None
     assert "training episodes of epoch 2, sampled from v1" in text
+    assert "v1 may be worse" in text, "the epochs can have gone through different examples"
+
+
+def test_with_other_models_in_training_a_lower_reward_can_be_theirs():
+    metrics = {"reward_low": 0.0, "reward_high": 0.01, "target": "prover"}
+    text = collapse_in(collapsed(validation(1, 0.0, **metrics)))
+    assert text is not None
+    assert "v1 may be worse" in text and "or the others have got better" in text
 
 
 def test_an_epoch_of_flat_groups_is_told_when_it_begins():

@@ -74,13 +74,22 @@ def collapse_of(entries: Sequence[Entry]) -> str | None:
     high, low = _bound(last, "reward_high"), _bound(first, "reward_low")
     if high is None or low is None or high >= low:
         return None
-    version = version_of(last)
-    worse = "it" if version is None else f"v{version}"
     return (
         f"the reward has collapsed to {_reward(last)} ({measured(last)}) from {_reward(first)} "
-        f"({measured(first)}): {worse} is worse than the model that training began with; "
-        "a lower learning rate may help"
+        f"({measured(first)}): {_meaning(first, last)}; a lower learning rate may help"
     )
+
+
+def _meaning(first: Entry, last: Entry) -> str:
+    """What a collapse says of the model: less where something else than the model has changed too."""
+    before, after = version_of(first), version_of(last)
+    model = "the model" if after is None else f"v{after}"
+    start = f"v{before}" if before else "the model that training began with"
+    if "target" in last.metrics:
+        return f"{model} may be worse than {start}, or the others have got better"
+    if isinstance(last, ValidationEntry):
+        return f"{model} is worse than {start}"
+    return f"{model} may be worse than {start}, or the examples of the epoch harder"
 
 
 def causes_in(entries: Iterable[Entry]) -> list[dict[str, Any]]:
