@@ -32,6 +32,15 @@ def test_intervals_that_touch_are_no_collapse():
     assert warnings_of(collapsed(measured(1, None, None, None))) == []
 
 
+def test_shaped_rewards_that_have_become_constant_can_be_a_collapse():
+    """Many equal rewards outside of [0, 1] have no interval."""
+    constant = validation(1, -1.0, num_scored=60)
+    past = History(run_id="r", validations=(measured(0, 5.0, 4.0, 6.0), constant))
+    assert "collapsed to -1.000 (" in str(collapse_in(past))
+    single = validation(1, -1.0, num_scored=1)
+    assert collapse_in(past.model_copy(update={"validations": (past.validations[0], single)})) is None
+
+
 def test_a_collapse_is_told_once_and_again_after_a_recovery():
     low, back = (0.0, 0.0, 0.01), (0.4, 0.3, 0.5)
     assert new_warnings(collapsed(measured(1, *low), measured(2, *low)).validations, RUN) == []
@@ -48,6 +57,14 @@ def test_without_validations_the_training_episodes_show_a_collapse():
     text = collapse_in(History(run_id="r", epochs=entries))
     assert text is not None
     assert "training episodes of epoch 2, sampled from v1" in text
+    assert "v1 may be worse" in text, "the epochs can have gone through different examples"
+
+
+def test_with_other_models_in_training_a_lower_reward_can_be_theirs():
+    metrics = {"reward_low": 0.0, "reward_high": 0.01, "target": "prover"}
+    text = collapse_in(collapsed(validation(1, 0.0, **metrics)))
+    assert text is not None
+    assert "v1 may be worse" in text and "or the others have got better" in text
 
 
 def test_an_epoch_of_flat_groups_is_told_when_it_begins():

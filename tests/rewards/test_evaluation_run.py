@@ -453,6 +453,20 @@ async def test_the_causes_of_failures_are_counted_with_an_episode_of_each(journa
     assert output.scores() == {"even": [0.0, 0.0], "picky": []}
 
 
+async def test_retries_of_calls_that_never_end_are_counted(journal: Journal) -> None:
+    class Stuck(ScriptedEngine):
+        async def complete(self, request: Any) -> Any:
+            note_retry()
+            note_retry()
+            await asyncio.sleep(30)
+
+    engine = Stuck(lambda request: "x")
+    run = evaluation(journal, {"even": even}, engine=engine, error_budget=1.0, episode_timeout=0.1)
+    output = await run.run(EXAMPLES[:2], phase="eval")
+    assert output.failures == {"timeout": 2}
+    assert output.calls == {"answers": 0, "cut_off": 0, "failed": 2, "retries": 4}
+
+
 async def test_model_calls_are_counted_with_those_cut_off_and_those_tried_again(journal: Journal) -> None:
     class Tired(ScriptedEngine):
         async def complete(self, request: Any) -> Any:

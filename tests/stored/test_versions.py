@@ -50,6 +50,41 @@ def test_runs_by_name_and_by_folder(run, text, shown):
     assert str(run_version(str(run.parent / text), Path("elsewhere"))) == shown
 
 
+def test_without_a_wish_the_version_says_why_it_was_taken(run):
+    assert choose_version(run).choice == "the version with the best validation"
+    assert choose_version(run, "last").choice == "the last version"
+    assert choose_version(run, "v3").choice == ""
+
+
+async def test_where_no_version_was_measured_after_training_none_is_the_best(tmp_path):
+    with RunFolder.create(tmp_path, "r") as folder:
+        made = version(folder.path, 1)
+        (folder.checkpoints / "v1").mkdir()
+        await EpochLog(folder.journal).add_epoch(
+            EpochEntry(epoch=0, timestamp="", version=made, metrics={"avg_reward": 0.9})
+        )
+    with pytest.raises(RequestError, match=r"r:last is the last one, v1.*validation_dataset"):
+        choose_version(tmp_path / "r", "best")
+    chosen = choose_version(tmp_path / "r")
+    assert (chosen.number, chosen.choice) == (1, "the last version; none was measured after it was trained")
+
+
+async def test_the_base_model_is_the_best_where_training_made_it_worse(tmp_path):
+    with RunFolder.create(tmp_path, "r") as folder:
+        log = EpochLog(folder.journal)
+        await log.add_epoch(EpochEntry(epoch=0, timestamp="", version=version(folder.path, 1)))
+        for number, reward in ((0, 0.4), (1, 0.0)):
+            measured = version(folder.path, number)
+            metrics = {"avg_reward": reward}
+            await log.add_validation(
+                ValidationEntry(epoch=number, timestamp="", metrics=metrics, version=measured)
+            )
+    for wish in ("", "best"):
+        chosen = choose_version(tmp_path / "r", wish)
+        assert chosen.version is None
+        assert "no trained version has done better" in chosen.choice
+
+
 @pytest.mark.parametrize("text", ["Qwen/Qwen3-0.6B", "./model", "gpt-4:latest", "runs"])
 def test_other_names_are_no_runs(run, text):
     assert run_version(text, run.parent / "other") is None

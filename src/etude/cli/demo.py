@@ -12,6 +12,7 @@ from etude.cli.console import emit, next_step, path_shown, say, table
 from etude.cli.errors import then
 from etude.cli.options import AsJson
 from etude.cli.running import run as run_async
+from etude.core.stats import shown_mean
 
 if TYPE_CHECKING:
     from etude.demo.report import DemoReport
@@ -98,4 +99,4 @@ def _label(name: str, report: DemoReport) -> str:
 def _interval(scores: dict[str, Any]) -> str:
     if scores["mean"] is None:
         return "none"
-    return f"{scores['mean']:.3f} [{scores['low']:.3f}, {scores['high']:.3f}]"
+    return shown_mean(scores["mean"], scores["low"], scores["high"])

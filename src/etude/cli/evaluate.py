@@ -105,6 +105,7 @@ def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_ex
     """The scores as a table, or as a JSON object."""
     from etude.epochs.warnings import cut_off_in, show_command, shown_cause
     from etude.evaluation.result import item_rows
+    from etude.report.figure_lines import shown_bounds
 
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
@@ -115,7 +116,7 @@ def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_ex
         (
             name + (" (reward)" if name == evaluation.reward else ""),
             scores["mean"],
-            None if scores["low"] is None else f"{scores['low']:.3f} … {scores['high']:.3f}",
+            shown_bounds(scores["low"], scores["high"]),
             scores["n"],
             scores["scored"],
             scores["unscored"],
@@ -128,6 +129,9 @@ def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_ex
     cut_off = cut_off_in(evaluation.output.calls)
     if cut_off is not None:
         say(f"warning         {cut_off}")
+    if evaluation.output.calls.get("retries"):
+        count = evaluation.output.calls["retries"]
+        say(f"retries         {count} attempts at model calls gave no usable answer, and were made again")
     run = facts.get("run")
     for cause in evaluation.as_json()["causes"]:
         say(f"failed          {shown_cause(cause)}")

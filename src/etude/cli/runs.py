@@ -128,18 +128,24 @@ def compare(
 
 
 def _show_facts(facts: RunFacts) -> None:
+    from etude.epochs.warnings import cut_off_in
     from etude.report.figure_lines import shown_score
 
     say(f"run             {path_shown(facts.path)}")
     say(f"state           {_state(facts)}")
-    model = ("model", facts.model) if facts.kind == "evaluate" else ("base model", facts.base)
-    for label, value in (model, ("method", facts.method), ("backend", facts.backend)):
+    trained = (("base model", facts.base), ("method", facts.method), ("backend", facts.backend))
+    for label, value in (("model", facts.model),) if facts.kind == "evaluate" else trained:
         if value is not None:
             say(f"{label:<15} {value}")
     if facts.kind == "evaluate":
         for name, scores in ((facts.result or {}).get("scores") or {}).items():
             examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
             say(f"{name:<15} {shown_score(scores)}{examples}")
+        calls = (facts.result or {}).get("model_calls") or {}
+        cut_off = cut_off_in(calls)
+        if cut_off is not None:
+            say(f"warning         {cut_off}")
+        _show_retries(calls.get("retries", 0))
         _show_causes(facts.path, (facts.result or {}).get("causes") or [])
         return
     say(f"epochs          {_epochs(facts)}")
@@ -184,26 +190,31 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         say(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
     entries: list[Entry] = [*history.validations, *history.epochs]
     retries = sum((entry.metrics.get("calls") or {}).get("retries", 0) for entry in entries)
-    if retries:
-        say(f"retries         {retries} model calls were tried again")
+    _show_retries(retries)
     _show_causes(run, causes_in(entries))
 
 
 def _show_evaluators(history: History) -> None:
-    """A row for everything that was measured, with the mean of each evaluator and its interval."""
-    from etude.epochs.figures import figure_of
-    from etude.report.figure_lines import evaluators_in, shown_score
+    """The mean of each evaluator with its interval, in everything that was measured."""
+    from etude.epochs.figures import figure_of, short_name
+    from etude.report.figure_lines import evaluators_in, shown_bounds
 
     measured = (entry for entry in history.epochs if entry.resting is None)
     entries: list[Entry] = [*history.validations, *measured]
-    figures = [figure_of(entry) for entry in entries]
-    names = evaluators_in(figures)
-    if names:
-        rows = [
-            (figure["measured"], *(shown_score(figure["evaluators"].get(name)) for name in names))
-            for figure in figures
-        ]
-        table(("measured on", *names), rows)
+    names = evaluators_in([figure_of(entry) for entry in entries])
+    rows = [
+        (name, short_name(entry), score["mean"], shown_bounds(score["low"], score["high"]), score["n"])
+        for name in names
+        for entry in entries
+        if (score := (entry.metrics.get("evaluators") or {}).get(name)) is not None
+    ]
+    if rows:
+        table(("evaluator", "measured on", "mean", "95 % interval", "n"), rows)
+
+
+def _show_retries(count: int) -> None:
+    if count:
+        say(f"retries         {count} attempts at model calls gave no usable answer, and were made again")
 
 
 def _show_causes(run: Path, causes: list[dict[str, Any]]) -> None:

@@ -42,6 +42,16 @@ def measured(entry: Entry) -> str:
     return f"training episodes of epoch {entry.epoch + 1}{whence}"
 
 
+def short_name(entry: Entry) -> str:
+    """The same in a few words, for a table."""
+    version = version_of(entry)
+    if isinstance(entry, ValidationEntry):
+        name = "validation before" if entry.epoch == 0 else f"validation {entry.epoch}"
+    else:
+        name = f"training epoch {entry.epoch + 1}"
+    return name + ("" if version is None else f" (v{version})")
+
+
 def version_of(entry: Entry) -> int | None:
     """The number of the version that an entry's figures are of."""
     version = entry.version if isinstance(entry, ValidationEntry) else entry.sampled_from

@@ -16,6 +16,8 @@ from etude.rewards.failures import without_numbers
 
 CUT_OFF_SHARE = 0.2
 """Of all answers: more that were cut off at the limit of tokens are worth a warning."""
+MANY_EQUAL = 5
+"""Rewards outside of [0, 1] that are all equal: as many are taken for what the model always gets."""
 SHOWN_CAUSES = 3
 """Causes of failures in a warning."""
 
@@ -69,16 +71,25 @@ def collapse_of(entries: Sequence[Entry]) -> str | None:
     if len(known) < 2:
         return None
     first, last = known[0], known[-1]
-    high, low = last.metrics.get("reward_high"), first.metrics.get("reward_low")
+    high, low = _bound(last, "reward_high"), _bound(first, "reward_low")
     if high is None or low is None or high >= low:
         return None
-    version = version_of(last)
-    worse = "it" if version is None else f"v{version}"
     return (
         f"the reward has collapsed to {_reward(last)} ({measured(last)}) from {_reward(first)} "
-        f"({measured(first)}): {worse} is worse than the model that training began with; "
-        "a lower learning rate may help"
+        f"({measured(first)}): {_meaning(first, last)}; a lower learning rate may help"
     )
+
+
+def _meaning(first: Entry, last: Entry) -> str:
+    """What a collapse says of the model: less where something else than the model has changed too."""
+    before, after = version_of(first), version_of(last)
+    model = "the model" if after is None else f"v{after}"
+    start = f"v{before}" if before else "the model that training began with"
+    if "target" in last.metrics:
+        return f"{model} may be worse than {start}, or the others have got better"
+    if isinstance(last, ValidationEntry):
+        return f"{model} is worse than {start}"
+    return f"{model} may be worse than {start}, or the examples of the epoch harder"
 
 
 def causes_in(entries: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -156,6 +167,15 @@ def _name(entry: Entry) -> str:
 
 def _cause(cause: Mapping[str, Any]) -> tuple[str, str]:
     return cause["kind"], without_numbers(cause["reason"])
+
+
+def _bound(entry: Entry, key: str) -> float | None:
+    """A bound of the reward's interval; of many equal rewards, which have none, the reward itself."""
+    metrics = entry.metrics
+    bound = metrics.get(key)
+    if bound is None and (metrics.get("num_scored") or 0) >= MANY_EQUAL:
+        bound = metrics["avg_reward"]
+    return bound
 
 
 def _reward(entry: Entry) -> str:

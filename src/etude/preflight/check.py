@@ -26,6 +26,7 @@ from etude.config.schema import Config
 from etude.config.target_builder import TargetBuilder
 from etude.core.errors import CapabilityError, EtudeError
 from etude.core.example import Example
+from etude.core.stats import estimate
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.dry_builder import DryBuilder
@@ -129,8 +130,8 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
     if source is None:
         findings.warn(
             what,
-            "no validation dataset: the run is judged by its own training episodes. Add "
-            "`finetuning.run_configuration.validation_dataset`",
+            "no validation dataset: only the training episodes are measured, and the last version is not. "
+            "Add `finetuning.run_configuration.validation_dataset`",
         )
         return []
     held_out = await _examples(builder, source, what, findings)
@@ -142,9 +143,16 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
         )
     if 0 < len(held_out) < _FEW:
         findings.warn(
-            what, f"only {len(held_out)} examples: the 95 % interval is about ±{1 / len(held_out) ** 0.5:.2f}"
+            what,
+            f"only {len(held_out)} examples: a reward of 0.5 is known to ±{_precision(len(held_out)):.2f}",
         )
     return held_out
+
+
+def _precision(count: int) -> float:
+    """Half of the 95 % interval where half of so many examples go well."""
+    even = estimate([float(place % 2) for place in range(count)])
+    return (even.high - even.low) / 2
 
 
 def _content(example: Example) -> str:

@@ -37,7 +37,7 @@ def shown_figure(figure: Mapping[str, Any]) -> str:
     if figure["avg_reward"] is None:
         return "none  n=0"
     shown = shown_mean(figure["avg_reward"], figure["reward_low"], figure["reward_high"])
-    return f"{shown}  n={figure['n']}"
+    return shown if figure["n"] is None else f"{shown}  n={figure['n']}"
 
 
 def shown_score(score: Mapping[str, Any] | None) -> str:
@@ -45,6 +45,11 @@ def shown_score(score: Mapping[str, Any] | None) -> str:
     if score is None or score["mean"] is None:
         return "none"
     return f"{shown_mean(score['mean'], score['low'], score['high'])}  n={score['n']}"
+
+
+def shown_bounds(low: float | None, high: float | None) -> str | None:
+    """An interval as text; None where it is not known."""
+    return None if low is None or high is None else f"{low:.3f} … {high:.3f}"
 
 
 def _is_reward(figure: Mapping[str, Any], name: str) -> bool:

@@ -55,12 +55,14 @@ class LineProgress(RunState):
         """One line for the epoch."""
         super().trained(epoch, metrics)
         failed, unscored = failed_counts(metrics)
+        retries = (metrics.get("calls") or {}).get("retries")
         drifted = f", {metrics['drifted']} branches by drift" if metrics.get("drifted") else ""
         self._say(
             f"epoch {epoch + 1}/{self.num_epochs}{of_target(metrics)}: reward {shown_reward(metrics)}, "
             f"{metrics.get('filtered_trajectories', 0)} trajectories"
             + (f", {failed} failed" if failed else "")
             + (f", {unscored} scores failed" if unscored else "")
+            + (f", {retries} retries" if retries else "")
             + drifted
             + f", {shown_time(self.elapsed)} elapsed"
         )
