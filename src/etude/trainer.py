@@ -122,7 +122,9 @@ class Trainer(ABC):
         if self.journals_epochs:
             adapter.bind_jobs(ledger)
         else:
-            self.__books = Bookkeeper(ledger, runtime.progress, self.get_curriculum_state)
+            self.__books = Bookkeeper(
+                ledger, runtime.progress, self.get_curriculum_state, lambda: self._curriculum_facts
+            )
             adapter.bind_jobs(self.__books)
         return ledger
 
@@ -161,6 +163,8 @@ class Trainer(ABC):
         if self.__ledger is None:
             return await proceed(epoch, run_id)
         number = epoch if self.__books is None else self.__books.entered(epoch, self.__num_epochs)
+        if self.__books is not None:
+            self._curriculum_facts = {}
         with self.__ledger.working_on(number):
             outcome = await proceed(epoch, run_id)
             if self.__books is not None:
@@ -216,6 +220,9 @@ class Trainer(ABC):
         self, proceed: Callable[..., Awaitable[dict[str, Any]]], epoch: int, run_id: str
     ) -> dict[str, Any]:
         """Called for `run_validation_evaluation` of every subclass: record what was measured."""
+        if self.__books is None or not self.__books.is_validated:
+            if self._runtime is not None:
+                self._runtime.progress.phase("validating", len(self._runtime.validation_examples))
         if self.__books is None:
             with within("validation", epoch):
                 return await proceed(epoch, run_id)
@@ -289,7 +296,6 @@ class Trainer(ABC):
         builder.run_config = config.model_copy(update={"run_configuration": held_out})
         if self._runtime is not None:
             examples = self._runtime.validation_examples
-            self._runtime.progress.phase("validating", len(examples))
             builder.bind_runtime(replace(self._runtime, examples=examples))
         try:
             yield
