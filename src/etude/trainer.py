@@ -220,9 +220,8 @@ class Trainer(ABC):
         self, proceed: Callable[..., Awaitable[dict[str, Any]]], epoch: int, run_id: str
     ) -> dict[str, Any]:
         """Called for `run_validation_evaluation` of every subclass: record what was measured."""
-        if self.__books is None or not self.__books.is_validated:
-            if self._runtime is not None:
-                self._runtime.progress.phase("validating", len(self._runtime.validation_examples))
+        if self._runtime is not None and not (self.__books and self.__books.is_validated):
+            self._runtime.progress.phase("validating", len(self._runtime.validation_examples))
         if self.__books is None:
             with within("validation", epoch):
                 return await proceed(epoch, run_id)
