@@ -55,7 +55,7 @@ class Bookkeeper:
         if isinstance(ref, TrainingJobRef):
             self._epochs[ref.run_id] = epoch
             self._submitted_at.setdefault(ref.run_id, time.monotonic())
-            if not self._record.is_done_by(epoch, ref):
+            if self._record.ended(ref) is None:
                 self._progress.phase("training")
         else:
             self._reasons[epoch] = ref.reason
@@ -68,9 +68,10 @@ class Bookkeeper:
 
         When it is over for the first time, its weights are adopted and its epoch is recorded.
         """
-        recorded = self._record.log.status(ref)
+        recorded = self._record.ended(ref)
         if recorded is not None:
-            self._over.add(self._epochs.get(ref.run_id, 0))
+            if ref.run_id in self._epochs:
+                self._over.add(self._epochs[ref.run_id])
             return recorded
         status = await ask()
         if ref.run_id in self._epochs and status.status.is_final:
@@ -137,7 +138,7 @@ class Bookkeeper:
         """
         for name, epoch in self._epochs.items():
             submission = self._ledger.submission_of(epoch, name)
-            if submission is not None and self._record.log.status(submission.ref) is None:
+            if submission is not None and self._record.ended(submission.ref) is None:
                 status = await self._ledger.adapter.status(submission.ref)
                 if not status.status.is_final:
                     raise TrainingError(
@@ -158,7 +159,7 @@ class Bookkeeper:
             return
         epoch = self._epochs[ref.run_id]
         self._over.add(epoch)
-        if status.status is TrainingStatusEnum.COMPLETED and not self._record.is_done_by(epoch, ref):
+        if status.status is TrainingStatusEnum.COMPLETED:
             try:
                 await self._adopt(epoch, ref, status)
             except EtudeError as error:

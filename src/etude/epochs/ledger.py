@@ -134,7 +134,7 @@ class Ledger:
         epoch, log = self.epoch, self.record.log
         job = self._jobs.get(epoch, 0) + 1
         known = log.submission(epoch, job)
-        if known is not None and (log.status(known.ref) or await self.line.is_known(known.ref)):
+        if known is not None and (self.record.ended(known.ref) or await self.line.is_known(known.ref)):
             self._jobs[epoch] = job
             return known.ref
         self.check(collection, epoch)
