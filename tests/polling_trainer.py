@@ -51,18 +51,31 @@ async def polling(config: PollingConfig, builder: etude.Builder):
 class SlowBackendConfig(CoinBackendConfig, name="slow_coin_backend"):
     """Jobs run for three looks."""
 
+    forgets: bool = False
+
 
 class SlowBackend(CoinBackend):
-    """Says that a job runs, when it is asked the first times."""
+    """Says that a job runs, when it is asked the first times; `forgets` jobs of an earlier process."""
 
-    asked = 0
+    def __init__(self, adapter_config, coin, folder) -> None:
+        super().__init__(adapter_config, coin, folder)
+        self.looks: dict[str, int] = {}
+
+    async def submit(self, trajectories: etude.TrajectoryCollection) -> etude.TrainingJobRef:
+        name = trajectories.run_id
+        if self.adapter_config.forgets and name not in self.looks:
+            (self.folder / f"{name}.json").unlink(missing_ok=True)
+            self.looks[name] = 0
+        return await super().submit(trajectories)
 
     async def status(self, ref: etude.TrainingJobRef) -> etude.TrainingJobStatus:
         status = await super().status(ref)
-        self.asked += status.status is etude.TrainingStatusEnum.COMPLETED
-        if self.asked % 4:
-            return status.model_copy(update={"status": etude.TrainingStatusEnum.RUNNING, "metadata": None})
-        return status
+        changed = {"status": etude.TrainingStatusEnum.RUNNING, "metadata": None}
+        if self.adapter_config.forgets and ref.run_id not in self.looks:
+            changed["status"] = etude.TrainingStatusEnum.NOT_FOUND
+            return status.model_copy(update=changed)
+        self.looks[ref.run_id] = self.looks.get(ref.run_id, 0) + 1
+        return status.model_copy(update=changed) if self.looks[ref.run_id] <= 3 else status
 
 
 @etude.register_trainer_adapter(config_type=SlowBackendConfig)

@@ -20,7 +20,7 @@ FILES = ("training_metrics.jsonl", "validation_history.json", "reward_history.js
 EPOCHS = 3
 
 
-@pytest.fixture(params=["the page's", "polling"])
+@pytest.fixture(params=["the page's", "polling", "polling, jobs are lost"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The files of the page on trainers; its trainer, or one that polls in one loop."""
     page = ROOT / "docs" / "own-trainer.md"
@@ -28,10 +28,11 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         write_file(block, page, tmp_path)
     config = yaml.safe_load((tmp_path / "config.yml").read_text())
     config["finetuning"]["num_epochs"] = EPOCHS
-    if request.param == "polling":
+    if request.param != "the page's":
         shutil.copy(ROOT / "tests" / "polling_trainer.py", tmp_path / "polling.py")
         config["trainers"] = {"polling": {"_type": "polling:polling"}}
-        config["trainer_adapters"] = {"slow": {"_type": "polling:slow_backend", "learning_rate": 2.0}}
+        slow = {"_type": "polling:slow_backend", "learning_rate": 2.0, "forgets": "lost" in request.param}
+        config["trainer_adapters"] = {"slow": slow}
         del config["finetuning"]["run_configuration"]
     (tmp_path / "config.yml").write_text(yaml.safe_dump(config))
     return tmp_path
