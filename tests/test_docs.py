@@ -3,6 +3,7 @@
 A fenced block says what is to be done with it after its language:
 
     ```python file=my_agent.py      the content of a file; a second block of the same name continues it
+    ```python file=… with=other.md  the files of that page, in the same folder, are there too
     ```python runnable              run by Python, in the folder with the page's files
     ```console runnable             lines that start with `$ ` are run by the shell there, as one script
     ```python shows=my_agent.py     a part of a file that is there by then
@@ -29,6 +30,7 @@ import yaml
 from etude.cli.app import app
 from etude.config.load import parse_config
 from etude.config.reference import render_reference
+from etude.config.registry import Kind, lookup, names
 from etude.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -92,21 +94,52 @@ def test_links_lead_somewhere(page: Path):
 
 
 def test_there_are_programs_to_run():
-    assert {"docs/extending.md", "docs/first-agent.md"} <= {name_of(page) for page in WITH_PROGRAMS}
+    assert {*(f"docs/{name}" for name in OWN_PARTS), "docs/first-agent.md"} <= {
+        name_of(page) for page in WITH_PROGRAMS
+    }
 
 
 @pytest.mark.parametrize("page", WITH_PROGRAMS, ids=name_of)
 def test_programs_run(page: Path, tmp_path: Path):
     for block in blocks_of(page):
-        if "file" in block.orders:
-            path = tmp_path / block.orders["file"]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            before = path.read_text(encoding="utf-8") if path.exists() else ""
-            path.write_text(before + block.text, encoding="utf-8")
+        write_file(block, page, tmp_path)
         if "shows" in block.orders:
             assert block.text in (tmp_path / block.orders["shows"]).read_text(encoding="utf-8"), block.line
         if "runnable" in block.orders:
             run(command_of(block), tmp_path, f"{name_of(page)}:{block.line}")
+
+
+OWN_PARTS = ["extending.md", "own-backend.md", "own-builder.md", "own-trainer.md"]
+
+
+@pytest.mark.parametrize("name", OWN_PARTS)
+def test_own_parts_are_short_and_import_from_etude_alone(name: str):
+    programs = [
+        block
+        for block in blocks_of(ROOT / "docs" / name)
+        if block.language == "python" and "file" in block.orders
+    ]
+    assert programs
+    for program in programs:
+        assert program.text.count("\n") < 80, program.orders["file"]
+        modules = re.findall(r"^(?:from|import) (etude[\w.]*)", program.text, flags=re.MULTILINE)
+        assert set(modules) <= {"etude"}
+
+
+def test_the_page_on_extending_names_every_type_that_is_shipped():
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    shown = {
+        row.split("|")[1].strip(): row.split("|")[4] for row in page.splitlines() if row.startswith("| `")
+    }
+    assert shown.keys() == {"`etude.TrajectoryBuilder`", "`etude.TrainerAdapter`", "`etude.Trainer`"}
+    kinds: dict[str, Kind] = {
+        "`etude.TrajectoryBuilder`": "trajectory_builders",
+        "`etude.TrainerAdapter`": "trainer_adapters",
+        "`etude.Trainer`": "trainers",
+    }
+    for interface, kind in kinds.items():
+        shipped = {name for name in names(kind) if lookup(kind, name).module.startswith("etude.")}
+        assert set(re.findall(r"`(\w+)`", shown[interface])) == shipped
 
 
 def test_the_program_of_the_readme_fits_its_config(tmp_path: Path):
@@ -143,6 +176,19 @@ def test_keys_of_configs_that_are_shown_are_known(where: str, data: dict[str, An
         # What a piece lacks, and what it imports from elsewhere, is no fault of it.
         wrong = [line for line in str(error).splitlines() if "is not known" in line or "expected" in line]
         assert not wrong
+
+
+def write_file(block: Block, page: Path, folder: Path) -> None:
+    """Write the block's file, where it is one, after those of the page that it goes with."""
+    if "with" in block.orders:
+        other = page.parent / block.orders["with"]
+        for needed in blocks_of(other):
+            write_file(needed, other, folder)
+    if "file" in block.orders:
+        path = folder / block.orders["file"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        path.write_text(before + block.text, encoding="utf-8")
 
 
 def command_of(block: Block) -> list[str]:

@@ -12,6 +12,7 @@ from etude.builders.grpo import GrpoBuilder, GrpoBuilderConfig
 from etude.core.errors import RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from etude.epochs.log import EpochLog
 from tests import guide_parts as guide
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 
@@ -98,6 +99,7 @@ async def test_the_epochs_of_an_own_trainer_are_journalled_reported_and_summed_u
     lines = [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 3
     assert [line["model_version"] for line in lines] == [1, 2, 3]
+    assert all(line["filtered_trajectories"] == line["num_trajectories"] == 12 for line in lines)
     assert all(line["episodes"] == 12 and line["reward_low"] < line["avg_reward"] for line in lines)
     if trainer == "guide":
         assert [line["my_figure"] for line in lines] == [0.5, 1.5, 2.5]
@@ -139,6 +141,32 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
     # A job whose submission was not acknowledged is asked for again by the same name, and not made twice.
     assert len(jobs) == 4 if place == "submitting" else len(jobs) == 3
     assert again.engine.version == whole.engine.version == 3
+
+
+@pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
+async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its_job_again(
+    run, tmp_path, monkeypatch, lose_jobs
+):
+    use(run, "guide", "guide")
+    monkeypatch.setattr(EpochLog, "add_status", lambda self, ref, status: interrupt(status))
+    with pytest.raises(Interrupted):
+        await run.start(num_epochs=2)
+    monkeypatch.undo()
+    again = use(run.restarted(), "guide", "guide")
+    again.adapter = FakeAdapter(tmp_path / "backend", lose_jobs=lose_jobs)
+    await again.start(num_epochs=2)
+    assert again.adapter.submitted == ["run-epoch-1"]
+    assert (again.engine.version, len(again.statuses)) == (2, 2)
+
+
+async def test_a_resumed_run_of_an_own_trainer_says_nothing_of_what_was_done_before(run):
+    use(run, "guide", "guide")
+    await run.start(num_epochs=2)
+    again = use(run.restarted(), "guide", "guide")
+    await again.start(num_epochs=3)
+    spoken = ("epoch", "trained", "collecting", "training")
+    events = [event for event in again.watcher.events if event.startswith(spoken)]
+    assert events == ["epoch 2", "collecting", "training", "trained 2"]
 
 
 def stop_after(count: int) -> Any:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         register_workflow,
     )
     from etude.config.schema import Config
+    from etude.core.call import ChatRequest, Completion
     from etude.core.errors import BackendError, ConfigError, EtudeError, RequestError
     from etude.core.evaluation import (
         EvalInput,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
         EvaluationRunOutput,
     )
     from etude.core.example import Example
-    from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+    from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
     from etude.core.message import OpenAIMessage
     from etude.core.skipped import DryRun, Frozen, Skipped
     from etude.core.trajectory import (
@@ -100,6 +101,7 @@ _HOMES = {
         "register_workflow",
     ),
     "etude.config.schema": ("Config",),
+    "etude.core.call": ("ChatRequest", "Completion"),
     "etude.core.errors": ("BackendError", "ConfigError", "EtudeError", "RequestError"),
     "etude.core.evaluation": (
         "EvalInput",
@@ -109,7 +111,7 @@ _HOMES = {
         "EvaluationRunOutput",
     ),
     "etude.core.example": ("Example",),
-    "etude.core.job": ("TrainingJobRef", "TrainingJobStatus", "TrainingStatusEnum"),
+    "etude.core.job": ("ModelVersion", "TrainingJobRef", "TrainingJobStatus", "TrainingStatusEnum"),
     "etude.core.message": ("OpenAIMessage",),
     "etude.core.skipped": ("DryRun", "Frozen", "Skipped"),
     "etude.core.trajectory": (
@@ -136,6 +138,8 @@ __all__ = [
     "BackendError",
     "Builder",
     "Capabilities",
+    "ChatRequest",
+    "Completion",
     "Config",
     "ConfigError",
     "CurriculumLearningConfig",
@@ -161,6 +165,7 @@ __all__ = [
     "LanguageModelClient",
     "LanguageModelClientError",
     "LlmConfig",
+    "ModelVersion",
     "OpenAIMessage",
     "OpenAiSharedModelGroup",
     "Reply",

@@ -162,7 +162,6 @@ class Trainer(TrainerSeam):
         builder.run_config = config.model_copy(update={"run_configuration": held_out})
         if self._runtime is not None:
             examples = self._runtime.validation_examples
-            self._runtime.progress.phase("validating", len(examples))
             builder.bind_runtime(replace(self._runtime, examples=examples))
         try:
             yield

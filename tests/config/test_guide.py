@@ -15,67 +15,9 @@ from etude.config.builder import Builder
 from etude.config.load import load_config, resolved_yaml
 from etude.config.registry import register_dataset, register_llm
 from etude.core.errors import ConfigError
-from etude.core.job import TrainingStatusEnum
 from tests.config.parts import JsonConfig, RemoteConfig
 
-COMPLETE = """\
-llms:
-  my_model:
-    _type: openai
-    model_name: gpt-4
-    base_url: http://localhost:8000/v1
-
-workflow:
-  _type: my_agent_workflow
-  llm: my_model
-
-eval:
-  general:
-    max_concurrency: 8
-    output_dir: .tmp/finetuning/eval
-    dataset:
-      _type: json
-      file_path: data/train.json
-  evaluators:
-    my_reward:
-      _type: my_custom_evaluator
-
-trajectory_builders:
-  my_builder:
-    _type: my_traj_builder
-    num_generations: 4
-    include_tool_calls: true
-    min_episode_length: 3
-
-trainer_adapters:
-  my_adapter:
-    _type: my_trainer_adapter
-    backend:
-      endpoint: http://training-server:8080
-      api_key: ${TRAINING_API_KEY}
-      learning_rate: 1e-5
-      batch_size: 8
-    validate_trajectories: true
-
-trainers:
-  my_trainer:
-    _type: my_trainer
-
-finetuning:
-  enabled: true
-  trainer: my_trainer
-  trajectory_builder: my_builder
-  trainer_adapter: my_adapter
-  reward_function:
-    name: my_reward
-  num_epochs: 20
-  output_dir: .tmp/finetuning/output
-  curriculum_learning:
-    enabled: true
-    initial_percentile: 0.3
-    increment_percentile: 0.2
-    expansion_interval: 5
-"""
+COMPLETE = (Path(__file__).parents[1] / "seed_guide.yml").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -89,8 +31,8 @@ def guide(
 
     register_llm(config_type=RemoteConfig)(build)
     register_dataset(config_type=JsonConfig)(build)
-    monkeypatch.delitem(sys.modules, "tests.config.guide", raising=False)
-    importlib.import_module("tests.config.guide")
+    monkeypatch.delitem(sys.modules, "tests.seed_guide", raising=False)
+    importlib.import_module("tests.seed_guide")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "config.yml"
@@ -98,7 +40,9 @@ def guide(
     yield path
 
 
-async def test_the_complete_config_loads_and_its_components_run(guide: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_the_complete_config_loads_and_its_components_are_initialized(
+    guide: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("TRAINING_API_KEY", "sk-training")
     config = load_config(guide)
     assert config.finetuning.num_epochs == 20
@@ -114,8 +58,6 @@ async def test_the_complete_config_loads_and_its_components_run(guide: Path, mon
         assert (
             trainer.trajectory_builder.trajectory_builder_config.reward == config.finetuning.reward_function
         )
-        statuses = await trainer.run(2)
-        assert [status.status for status in statuses] == [TrainingStatusEnum.COMPLETED] * 2
         await trainer.cleanup()
 
 

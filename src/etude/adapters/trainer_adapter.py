@@ -12,6 +12,7 @@ from etude.adapters.hyperparameters import JobHyperparameters
 from etude.adapters.pauses import pauses
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.around import is_entered, wrap_implementations
+from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
@@ -83,6 +84,11 @@ class TrainerAdapter(ABC):
     async def _followed(
         self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
     ) -> TrainingJobStatus:
+        if isinstance(ref, Skipped):
+            raise TrainingError(
+                f"there is no job to ask after, because nothing was submitted: {ref.reason}. Where `submit` "
+                "returns an `etude.Skipped`, go on with the next epoch"
+            )
         return await ask() if self.__jobs is None else await self.__jobs.followed(ref, ask)
 
     async def initialize(self, run_config: FinetuneConfig) -> None:

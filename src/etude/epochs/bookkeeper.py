@@ -28,12 +28,18 @@ class Bookkeeper:
     """
 
     def __init__(
-        self, ledger: Ledger, progress: Progress, curriculum_state: Callable[[], dict[str, Any]]
+        self,
+        ledger: Ledger,
+        progress: Progress,
+        curriculum_state: Callable[[], dict[str, Any]],
+        curriculum_facts: Callable[[], dict[str, Any]],
     ) -> None:
+        """`curriculum_facts` says what the curriculum has left of the epoch's groups, as metrics."""
         self._ledger = ledger
         self._record = ledger.record
         self._progress = progress
         self._curriculum_state = curriculum_state
+        self._curriculum_facts = curriculum_facts
         self._epochs: dict[str, int] = {}
         """Of the jobs of this process, by name."""
         self._submitted_at: dict[str, float] = {}
@@ -46,11 +52,14 @@ class Bookkeeper:
     async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Start the job of the epoch, or give back the one that it has."""
         epoch = self._ledger.epoch
-        ref = await self._ledger.submit(collection, curriculum_state=self._curriculum_state())
+        ref = await self._ledger.submit(
+            collection, facts=self._curriculum_facts(), curriculum_state=self._curriculum_state()
+        )
         if isinstance(ref, TrainingJobRef):
             self._epochs[ref.run_id] = epoch
             self._submitted_at.setdefault(ref.run_id, time.monotonic())
-            self._progress.phase("training")
+            if self._record.ended(ref) is None:
+                self._progress.phase("training")
         else:
             self._reasons[epoch] = ref.reason
         return ref
@@ -62,9 +71,10 @@ class Bookkeeper:
 
         When it is over for the first time, its weights are adopted and its epoch is recorded.
         """
-        recorded = self._record.log.status(ref)
+        recorded = self._record.ended(ref)
         if recorded is not None:
-            self._over.add(self._epochs.get(ref.run_id, 0))
+            if ref.run_id in self._epochs:
+                self._over.add(self._epochs[ref.run_id])
             return recorded
         status = await ask()
         if ref.run_id in self._epochs and status.status.is_final:
@@ -76,8 +86,9 @@ class Bookkeeper:
         if epoch in self._visited:
             epoch = max(self._visited) + 1
         self._visited.add(epoch)
-        self._progress.epoch_started(epoch, num_epochs)
-        self._progress.phase("collecting")
+        if not self._record.is_done(epoch):
+            self._progress.epoch_started(epoch, num_epochs)
+            self._progress.phase("collecting")
         return epoch
 
     async def left(self, epoch: int, outcome: object) -> None:
@@ -89,7 +100,7 @@ class Bookkeeper:
         if self._record.is_done(epoch):
             return
         reason = outcome.reason if isinstance(outcome, Skipped) else self._reasons.get(epoch)
-        metrics = await self._ledger.metrics(epoch)
+        metrics = {**await self._ledger.metrics(epoch), **self._curriculum_facts()}
         if reason is None:
             reason = f"run_epoch submitted nothing; {reason_for_skip(metrics)}"
         await self._record.add_epoch(
@@ -110,6 +121,11 @@ class Bookkeeper:
         """How many epochs are over, in the order in which the trainer comes to them."""
         return len(self._over)
 
+    @property
+    def is_validated(self) -> bool:
+        """Whether the weights as they are were validated."""
+        return self._record.is_validated(self.epochs_done)
+
     async def validated(self, metrics: dict[str, Any]) -> None:
         """Record a validation of the weights as they are."""
         epoch = self.epochs_done
@@ -127,7 +143,7 @@ class Bookkeeper:
         """
         for name, epoch in self._epochs.items():
             submission = self._ledger.submission_of(epoch, name)
-            if submission is not None and self._record.log.status(submission.ref) is None:
+            if submission is not None and self._record.ended(submission.ref) is None:
                 status = await self._ledger.adapter.status(submission.ref)
                 if not status.status.is_final:
                     raise TrainingError(
@@ -158,7 +174,7 @@ class Bookkeeper:
             return
         epoch = self._epochs[ref.run_id]
         self._over.add(epoch)
-        if status.status is TrainingStatusEnum.COMPLETED and not self._record.is_done_by(epoch, ref):
+        if status.status is TrainingStatusEnum.COMPLETED:
             try:
                 await self._adopt(epoch, ref, status)
             except EtudeError as error:

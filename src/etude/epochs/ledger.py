@@ -18,7 +18,7 @@ from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 from etude.epochs.jobs import job_name, renamed
 from etude.epochs.log import Submission
-from etude.epochs.metrics import collection_metrics, finite
+from etude.epochs.metrics import collection_metrics, finite, selection_metrics
 from etude.epochs.provenance import Provenance
 from etude.epochs.record import Record
 from etude.epochs.targeted import TargetWatch
@@ -122,17 +122,19 @@ class Ledger:
         collection: TrajectoryCollection,
         *,
         metrics: dict[str, Any] | None = None,
+        facts: dict[str, Any] | None = None,
         curriculum_state: dict[str, Any] | None = None,
     ) -> TrainingJobRef | Skipped:
         """Start the job of the epoch, or give back the one that it has.
 
-        The job is called by the run, the epoch and how often it has failed, whatever the collection was
+        `metrics` are the epoch's where they are not those that the ledger knows, and `facts` are more of
+        them. The job is called by the run, the epoch and how often it has failed, whatever the collection was
         called. Raises TrainingError when the data are not of the weights that they are said to come from.
         """
         epoch, log = self.epoch, self.record.log
         job = self._jobs.get(epoch, 0) + 1
         known = log.submission(epoch, job)
-        if known is not None and (log.status(known.ref) or await self.line.is_known(known.ref)):
+        if known is not None and (self.record.ended(known.ref) or await self.line.is_known(known.ref)):
             self._jobs[epoch] = job
             return known.ref
         self.check(collection, epoch)
@@ -140,9 +142,11 @@ class Ledger:
         with entered(self.adapter, "submit"):
             ref = await self.line.submit(renamed(collection, name))
         if isinstance(ref, TrainingJobRef):
+            if metrics is None:
+                metrics = {**await self.metrics(epoch), **selection_metrics(collection)}
             submission = Submission(
                 ref=ref,
-                metrics=finite(metrics if metrics is not None else await self.metrics(epoch)),
+                metrics=finite({**metrics, **(facts or {})}),
                 curriculum_state=finite(curriculum_state),
                 sampled_from=await self.sampled_from(epoch),
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.history import EpochEntry, History, ValidationEntry
-from etude.core.job import TrainingJobRef
+from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.epochs.log import EpochLog
 from etude.epochs.metrics import finite
 from etude.runtime import Runtime
@@ -34,10 +34,11 @@ class Record:
         """Whether the validation is recorded."""
         return any(entry.epoch == epoch for entry in self.history.validations)
 
-    def is_done_by(self, epoch: int, ref: TrainingJobRef) -> bool:
-        """Whether the epoch is recorded with that job."""
-        statuses = [entry.status for entry in self.history.epochs if entry.epoch == epoch]
-        return any(status is not None and status.run_id == ref.run_id for status in statuses)
+    def ended(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
+        """How a job ended, where that was recorded: by itself, or before that with its epoch."""
+        statuses = (entry.status for entry in self.history.trained)
+        by_epoch = (status for status in statuses if status is not None and status.run_id == ref.run_id)
+        return self.log.status(ref) or next(by_epoch, None)
 
     async def add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
         """Record an epoch, in place of what is recorded of it; `outcome` is the other fields of its entry."""

@@ -31,6 +31,7 @@ class TrainerSeam(ABC):
     """Whether the trainer records its epochs itself, as `EpochTrainer` does. All others leave it as it is."""
 
     _runtime: Runtime | None = None
+    _curriculum_facts: dict[str, Any]
     __parts: tuple[TrajectoryBuilder, TrainerAdapter] | None = None
     __ledger: Ledger | None = None
     __books: Bookkeeper | None = None
@@ -121,7 +122,9 @@ class TrainerSeam(ABC):
         if self.journals_epochs:
             adapter.bind_jobs(ledger)
         else:
-            self.__books = Bookkeeper(ledger, runtime.progress, self.get_curriculum_state)
+            self.__books = Bookkeeper(
+                ledger, runtime.progress, self.get_curriculum_state, lambda: self._curriculum_facts
+            )
             adapter.bind_jobs(self.__books)
         return ledger
 
@@ -145,6 +148,8 @@ class TrainerSeam(ABC):
         if self.__ledger is None:
             return await proceed(epoch, run_id)
         number = epoch if self.__books is None else self.__books.entered(epoch, self.__num_epochs)
+        if self.__books is not None:
+            self._curriculum_facts = {}
         with self.__ledger.working_on(number):
             outcome = await proceed(epoch, run_id)
             if self.__books is not None:
@@ -191,6 +196,8 @@ class TrainerSeam(ABC):
         self, proceed: Callable[..., Awaitable[dict[str, Any]]], epoch: int, run_id: str
     ) -> dict[str, Any]:
         """Called for `run_validation_evaluation` of every subclass: record what was measured."""
+        if self._runtime is not None and not (self.__books and self.__books.is_validated):
+            self._runtime.progress.phase("validating", len(self._runtime.validation_examples))
         if self.__books is None:
             with within("validation", epoch):
                 return await proceed(epoch, run_id)

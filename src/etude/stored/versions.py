@@ -108,7 +108,7 @@ def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) ->
 def require_kept(run: Path, version: ModelVersion) -> None:
     """Raise RequestError when the weights of a version that was stored here have been deleted."""
     folder = stored_at(run, version)
-    if folder is not None and not folder.is_dir():
+    if folder is not None and not folder.exists():
         kept = [int(path.name[1:]) for path in folder.parent.glob("v*") if path.name[1:].isdigit()]
         raise RequestError(
             f"the weights of v{version.number} of run {run.name} were not kept; there are {_listed(kept)}. "

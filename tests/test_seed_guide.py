@@ -1,0 +1,187 @@
+"""The components of the toolkit's guide train, whatever they know of Etude."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import AsyncMock
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from etude import EvaluationRunOutput, TrajectoryCollection
+from etude.cli.app import app
+from etude.config.load import load_config
+from etude.core.errors import TrainingError
+from etude.finetune import Outcome, finetune
+from etude.stored.new_run import new_run
+from tests.support import ScriptedEngine
+
+EPOCHS, GENERATIONS, EXAMPLES = 3, 4, 10
+GROUPS = 3
+"""What the config's curriculum leaves of ten at the start."""
+
+
+class TrainingServer:
+    """The remote: takes jobs, and has each of them done at the second look."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, list[dict[str, Any]]] = {}
+        self.looks: dict[str, int] = {}
+        self.keys: set[str] = set()
+        self.healthy = True
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.keys.add(request.headers["Authorization"])
+        if request.url.path == "/health":
+            return httpx.Response(200 if self.healthy else 503)
+        job = request.url.path.removeprefix("/jobs/")
+        if request.method == "POST":
+            self.jobs[job] = json.loads(request.content)["rows"]
+            return httpx.Response(201)
+        if job not in self.jobs:
+            return httpx.Response(404)
+        self.looks[job] = self.looks.get(job, 0) + 1
+        return httpx.Response(200, json={"status": "running" if self.looks[job] == 1 else "completed"})
+
+
+@pytest.fixture
+def server() -> TrainingServer:
+    return TrainingServer()
+
+
+@pytest.fixture
+def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: TrainingServer) -> ModuleType:
+    """The user's module, freshly imported; the current folder has the guide's config and its data."""
+    monkeypatch.delitem(sys.modules, "tests.seed_guide", raising=False)
+    module = importlib.import_module("tests.seed_guide")
+    monkeypatch.setattr(module.MyTrainerAdapter, "transport", httpx.MockTransport(server))
+    monkeypatch.setenv("TRAINING_API_KEY", "sk-training")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    shutil.copy(Path(__file__).parent / "seed_guide.yml", "config.yml")
+    Path("data").mkdir()
+    rows = [
+        {"id": f"q{number}", "question": f"question {number}", "answer": "yes"} for number in range(EXAMPLES)
+    ]
+    Path("data/train.json").write_text(json.dumps(rows))
+    return module
+
+
+def instant() -> ScriptedEngine:
+    return ScriptedEngine(lambda request: ["yes", "no"][request.key % 2], slowly=True)
+
+
+async def train(engine: ScriptedEngine, name: str = "guide") -> Outcome:
+    config = load_config("config.yml", [("finetuning.num_epochs", str(EPOCHS))])
+    with new_run(config, name) as run:
+        return await finetune(config, run, engines={"my_model": engine})
+
+
+def etude(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*arguments, "--output-dir", ".tmp/finetuning/output"])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+async def test_the_guides_components_train_with_its_config_on_other_data_in_every_epoch(guide, server):
+    engine = instant()
+    outcome = await train(engine)
+    assert [status.status for status in outcome.statuses] == ["completed"] * EPOCHS
+    assert server.keys == {"Bearer sk-training"}
+    # Every episode was played: no call has the key of another.
+    assert len({request.key for request in engine.requests}) == EPOCHS * GENERATIONS * EXAMPLES
+    assert len(engine.requests) == EPOCHS * GENERATIONS * EXAMPLES
+    # And no two answers that were trained on are the same sample, of one epoch or generation or another.
+    assert [len(rows) for rows in server.jobs.values()] == [GROUPS * GENERATIONS] * EPOCHS
+    logprobs = [tuple(row["logprobs"]) for rows in server.jobs.values() for row in rows]
+    assert len(set(logprobs)) == EPOCHS * GROUPS * GENERATIONS
+    for rows in server.jobs.values():
+        assert len({row["group"] for row in rows}) == GROUPS
+        assert all(len({row["group"] for row in rows[at : at + GENERATIONS]}) == 1 for at in range(0, 12, 4))
+
+
+async def test_what_they_did_is_in_the_files_and_on_the_command_line(guide, server):
+    await train(instant())
+    folder = Path(".tmp/finetuning/output/guide")
+    lines = [json.loads(line) for line in (folder / "training_metrics.jsonl").read_text().splitlines()]
+    assert [line["episodes"] for line in lines] == [EXAMPLES * GENERATIONS] * EPOCHS
+    assert [line["filtered_trajectories"] for line in lines] == [GROUPS * GENERATIONS] * EPOCHS
+    assert [line["percentile"] for line in lines] == [0.3] * EPOCHS
+    for line in lines:
+        figures = line["evaluators"]["my_reward"]
+        assert line["avg_reward"] == pytest.approx(figures["mean"])
+        assert figures["n"] == EXAMPLES * GENERATIONS
+    assert len({line["avg_reward"] for line in lines}) == EPOCHS
+    assert len(json.loads((folder / "reward_history.json").read_text())) == EPOCHS
+    # The trainer's own file is its own affair.
+    assert len((folder.parent / "my_progress.jsonl").read_text().splitlines()) == EPOCHS
+
+    (listed,) = json.loads(etude("runs", "list", "--json"))
+    assert (listed["name"], listed["state"]) == ("guide", "finished")
+    assert listed["summary"]["epochs_trained"] == EPOCHS
+    shown = json.loads(etude("runs", "show", "guide", "--json"))
+    assert (shown["method"], shown["backend"]) == ("my_traj_builder", "my_trainer_adapter")
+    assert f"{EPOCHS}/{EPOCHS}" in etude("runs", "show", "guide")
+    jobs = json.loads(etude("jobs", "guide", "--json"))
+    assert [(job["name"], job["status"]) for job in jobs] == [(name, "completed") for name in server.jobs]
+    assert [job["trajectories"] for job in jobs] == [GROUPS * GENERATIONS] * EPOCHS
+
+
+async def test_an_error_in_an_epoch_is_logged_by_the_user_and_ends_the_run(
+    guide, server, monkeypatch, caplog
+):
+    monkeypatch.setattr(guide.MyTrajectoryBuilder, "parse", lambda self, item: 1 / 0)
+    with caplog.at_level(logging.INFO), pytest.raises(ZeroDivisionError):
+        await train(instant())
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "Error in epoch 0"
+    ]
+    assert server.jobs == {}
+
+
+async def test_an_epoch_without_data_is_an_error_that_says_what_a_trainer_does_then(
+    guide, server, monkeypatch
+):
+    monkeypatch.setattr(guide.MyTrajectoryBuilder, "parse", lambda self, item: [])
+    with pytest.raises(TrainingError, match=r"nothing was submitted: too little data.*etude\.Skipped"):
+        await train(instant())
+    assert server.jobs == {}
+
+
+async def test_an_unhealthy_training_server_is_refused_before_the_first_token(guide, server):
+    server.healthy = False
+    engine = instant()
+    with pytest.raises(TrainingError, match="'my_trainer_adapter' is not healthy"):
+        await train(engine)
+    assert engine.requests == []
+
+
+async def test_the_guides_test_of_a_builder_passes(guide):
+    config = guide.MyTrajectoryBuilderConfig(num_generations=2)
+    builder = guide.MyTrajectoryBuilder(trajectory_builder_config=config)
+    builder.run_eval = AsyncMock(return_value=EvaluationRunOutput())
+    await builder.start_run("test-run")
+    assert "test-run" in builder.evaluation_runs
+    result = await builder.finalize("test-run")
+    assert isinstance(result, TrajectoryCollection)
+
+
+async def test_cleanup_cancels_what_is_being_collected_and_closes_connections(guide):
+    builder = guide.MyTrajectoryBuilder(guide.MyTrajectoryBuilderConfig())
+    await builder.start_run("x")
+    tasks = builder.evaluation_runs["x"]
+    await builder.cleanup()
+    assert all(task.cancelling() for task in tasks)
+    config = guide.MyTrainerAdapterConfig(backend={"endpoint": "http://server", "api_key": "key"})
+    adapter = guide.MyTrainerAdapter(config)
+    await adapter.initialize(load_config("config.yml").finetuning)
+    await adapter.cleanup()
+    assert adapter.client.is_closed
