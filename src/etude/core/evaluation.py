@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from etude.core.data_model import DataModel, Id, Number
 from etude.core.episode import EpisodeRecord
 
 
-class EvalInputItem(BaseModel):
+class EvalInputItem(DataModel):
     """One episode as an evaluator sees it."""
 
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    id: str
+    id: Id
     """Id of the example."""
     generation: int = 0
     """Which of the example's parallel episodes."""
@@ -26,14 +27,12 @@ class EvalInputItem(BaseModel):
     episode: EpisodeRecord | None = None
 
 
-class EvalOutputItem(BaseModel):
+class EvalOutputItem(DataModel):
     """The score of one episode, or why there is none."""
 
-    model_config = ConfigDict(frozen=True)
-
-    id: str
+    id: Id
     generation: int = 0
-    score: float | None = None
+    score: Number | None = None
     """None when the episode or the evaluator failed. Never a made-up zero."""
     reasoning: Any = None
     error: str | None = None
@@ -44,13 +43,13 @@ class EvalOutputItem(BaseModel):
         return self.error is None and self.score is not None and math.isfinite(self.score)
 
 
-class EvalInput(BaseModel):
+class EvalInput(DataModel):
     """All episodes of an evaluation run."""
 
     eval_input_items: list[EvalInputItem] = Field(default_factory=list)
 
 
-class EvalOutput(BaseModel):
+class EvalOutput(DataModel):
     """All scores of one evaluator."""
 
     average_score: float | None = None
@@ -58,7 +57,7 @@ class EvalOutput(BaseModel):
     eval_output_items: list[EvalOutputItem] = Field(default_factory=list)
 
 
-class EvaluationRunOutput(BaseModel):
+class EvaluationRunOutput(DataModel):
     """What an evaluation run gives back."""
 
     eval_input: EvalInput = Field(default_factory=EvalInput)
