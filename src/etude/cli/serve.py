@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from etude.cli.console import say
+from etude.cli.errors import LOG_LEVEL
 
 
 def _option(help: str, **bounds: Any) -> Any:
@@ -64,7 +65,7 @@ def serve(
     from etude.server.settings import MEBIBYTE, server_settings
 
     options |= {"name": name or _name_of(model), "api_key": _key(api_key_env)}
-    options["vllm_args"] = tuple(vllm_arg or ())
+    options |= {"vllm_args": tuple(vllm_arg or ()), "log_level": LOG_LEVEL.get()}
     settings = server_settings(**options, max_file=max_file_mb * MEBIBYTE)
     run(settings, lambda address: _say_ready(settings.name, address))
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
+from etude.core.user_code import note_user_module
 
 _IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
@@ -47,6 +48,7 @@ def import_object(path: str) -> Any:
     if match is None:
         raise RequestError(f"'{path}' is not an import path; write package.module:name")
     module_name, name = match["module"], match["name"]
+    note_user_module(module_name)
     _forget_namesake(module_name.partition(".")[0])
     try:
         module = importlib.import_module(module_name)

@@ -18,6 +18,7 @@ from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, Traject
 from etude.config.import_path import where_defined
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
+from etude.core.user_code import note_user_module
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -93,6 +94,7 @@ class Registry:
         import importlib.metadata  # Only here: it takes as long to import as all of this room.
 
         for entry_point in importlib.metadata.entry_points(group=group):
+            note_user_module(entry_point.module)
             try:
                 entry_point.load()
             except Exception as error:

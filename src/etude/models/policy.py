@@ -253,3 +253,6 @@ def _silence_progress_bars() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    # Its log lines go where all others go, and not over a live panel.
+    logging.disable_default_handler()
+    logging.enable_propagation()
