@@ -348,3 +348,18 @@ def test_a_part_that_does_not_fit_leaves_the_rest_of_its_module_alone(project):
 )
 def test_an_override_is_named_once(project, override, told):
     refused(etude("train", "config.yml", "-o", override), WRONG, re.escape(told))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "modles/tiny"],
+        ["doctor", "--drift", "modles/tiny"],
+        ["evaluate", "config.yml", "--model", "modles/tiny"],
+        ["train", "config.yml", "-o", "llms.policy.model=modles/tiny"],
+    ],
+)
+def test_a_mistyped_model_is_answered_with_the_nearest_folder(local, base, command):
+    shutil.copytree(base, local / "models" / "tiny")
+    told = "there is no folder 'modles/tiny'; did you mean './models/tiny'?"
+    refused(etude(*command), WRONG, re.escape(told))

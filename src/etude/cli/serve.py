@@ -61,6 +61,9 @@ def serve(
         key: value for key, value in locals().items() if key not in ("api_key_env", "max_file_mb", "vllm_arg")
     }
     _require_extras()
+    from etude.models.source import locate
+
+    locate(model)
     from etude.server.serve import serve as run
     from etude.server.settings import MEBIBYTE, server_settings
 
