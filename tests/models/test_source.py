@@ -33,7 +33,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked() -> Any:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("huggingface_hub.utils.get_session", asked)
+    monkeypatch.setattr("huggingface_hub.get_session", asked)
 
 
 @pytest.fixture

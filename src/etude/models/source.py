@@ -164,8 +164,7 @@ def _why_unreachable() -> str | None:
 
     One look: `transformers` would try again and again for most of a minute.
     """
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
         return None
