@@ -433,6 +433,23 @@ async def test_an_own_curriculum_takes_the_place_of_the_shipped_one(run):
     assert trainer.get_curriculum_state()["seen"] == 2
 
 
+async def test_included_groups_are_a_set_for_whoever_adds_to_it_and_a_list_in_the_files(run):
+    class Remembers(EpochTrainer):
+        def apply_curriculum_learning(self, trajectory_collection, epoch):
+            self._curriculum_state["included_groups"].add(f"epoch {epoch}")
+            self._curriculum_state["included_groups"].update({"all"})
+            return trajectory_collection
+
+    run.trainer_type = Remembers
+    run.finetuning.curriculum_learning.enabled = True
+    await run.start(num_epochs=1)
+    trainer = await run.restarted().start(num_epochs=2)
+    assert trainer._curriculum_state["included_groups"] == {"all", "epoch 0", "epoch 1"}
+    assert trainer.get_curriculum_state()["included_groups"] == ["all", "epoch 0", "epoch 1"]
+    state = json.loads((run.path / "curriculum_state.json").read_text())
+    assert state["included_groups"] == ["all", "epoch 0", "epoch 1"]
+
+
 async def test_a_run_stops_early_when_the_target_is_reached(run):
     run.settings = {"target_reward": 0.55}
     run.validation = examples(40, "v")

@@ -8,7 +8,7 @@ trained on. The share grows after `expansion_interval` epochs have trained at it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -54,6 +54,17 @@ def initial_state(config: CurriculumLearningConfig) -> State:
     }
 
 
+def as_json(state: Mapping[str, Any]) -> State:
+    """The state with its sets as sorted lists."""
+    return {key: sorted(value, key=str) if _is_set(value) else value for key, value in state.items()}
+
+
+def with_sets(state: State, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The state as trainers hold it: `included_groups` is a set, and so is what is one in `like`."""
+    names = {"included_groups", *(key for key, value in (like or {}).items() if _is_set(value))}
+    return {key: set(value) if key in names else value for key, value in state.items()}
+
+
 def apply(
     groups: Sequence[Sequence[Trajectory]],
     state: State,
@@ -73,6 +84,10 @@ def apply(
     if len(present) == 1:
         return _single(present[0], state, config, seed, epoch)
     return _several(present, state, config, seed, epoch)
+
+
+def _is_set(value: Any) -> bool:
+    return isinstance(value, set | frozenset)
 
 
 def _single(

@@ -18,6 +18,7 @@ from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.progress import Progress
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
+from etude.curriculum import with_sets
 from etude.epochs.config import EpochTrainerConfig
 from etude.epochs.jobs import job_name
 from etude.epochs.ledger import Ledger
@@ -314,7 +315,8 @@ class EpochTrainer(Trainer):
 
     def _take_curriculum_state(self, state: dict[str, Any] | None) -> None:
         if state is not None:
-            self._curriculum_state = {key: value for key, value in state.items() if key != "config"}
+            kept = {key: value for key, value in state.items() if key != "config"}
+            self._curriculum_state = with_sets(kept, like=self._curriculum_state)
 
 
 @register_trainer(config_type=EpochTrainerConfig)

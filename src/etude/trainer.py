@@ -17,7 +17,7 @@ from etude.core.evaluation import EvaluationRunOutput
 from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
-from etude.curriculum import apply, initial_state
+from etude.curriculum import apply, as_json, initial_state, with_sets
 from etude.epochs.ledger import rewards_of
 from etude.epochs.metrics import interval, spread, validation_metrics
 from etude.epochs.seam import TrainerSeam
@@ -63,7 +63,7 @@ class Trainer(TrainerSeam):
         self.run_config = run_config
         self.trainer_config.reward = run_config.reward_function
         self.curriculum_config = run_config.curriculum_learning
-        self._curriculum_state = initial_state(run_config.curriculum_learning)
+        self._curriculum_state = with_sets(initial_state(run_config.curriculum_learning))
         await self.trajectory_builder.initialize(run_config)
         await self.trainer_adapter.initialize(run_config)
 
@@ -132,24 +132,23 @@ class Trainer(TrainerSeam):
     ) -> TrajectoryCollection:
         """The groups to train on in this epoch, by `etude.curriculum`; override it for another curriculum.
 
-        An override keeps its state in `self._curriculum_state`, as JSON: it is journalled with the
-        epoch and put back when the run is resumed.
+        An override keeps its state in `self._curriculum_state`, as JSON; what is a set there from
+        `initialize` on may stay one. It is journalled with the epoch and put back when the run is resumed.
         """
         config = self.curriculum_config or CurriculumLearningConfig()
-        groups, self._curriculum_state, self._curriculum_facts = apply(
+        groups, state, self._curriculum_facts = apply(
             trajectory_collection.trajectories,
-            self._curriculum_state or initial_state(config),
+            as_json(self._curriculum_state or initial_state(config)),
             config,
             self.run_config.seed,
             epoch,
         )
+        self._curriculum_state = with_sets(state)
         return trajectory_collection.model_copy(update={"trajectories": groups})
 
     def get_curriculum_state(self) -> dict[str, Any]:
         """The curriculum's state and config, as JSON."""
-        state = dict(self._curriculum_state or {})
-        if "included_groups" in state:
-            state["included_groups"] = sorted(state["included_groups"])
+        state = as_json(self._curriculum_state or {})
         config = self.curriculum_config
         return state | {"config": None if config is None else config.model_dump(mode="json")}
 

@@ -318,3 +318,48 @@ def _disk_fills_up(folder: Path, runs: Path, limit: int | None) -> None:
 def _calls(run: Path) -> set[str]:
     with sqlite3.connect(run / "run.db") as database:
         return {key for (key,) in database.execute("SELECT key FROM steps WHERE key LIKE '%/call/%'")}
+
+
+def test_a_part_that_does_not_fit_leaves_the_rest_of_its_module_alone(project):
+    code = "import etude\n\n\n@etude.evaluator\ndef lonely(example):\n    return 1.0\n\n\n"
+    code += "@etude.workflow\ndef empty():\n    return ''\n\n\n"
+    code += "@etude.workflow\nasync def fine(example, episode):\n    return 'yes'\n"
+    (project / "bad.py").write_text(code)
+    well = etude("evaluate", "config.yml", "-o", "workflow=bad:fine")
+    assert well.exit_code == 0, well.stderr
+    for override, told in (
+        (
+            "workflow=bad:empty",
+            r"bad.py:9: workflow 'empty' is called with \(example, episode\), and takes \(\)",
+        ),
+        ("eval.evaluators.correct=bad:lonely", r"bad.py:4: the evaluator lonely\(example\) cannot be called"),
+    ):
+        refused(etude("evaluate", "config.yml", "-o", override), WRONG, told)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("workflow=no_module:x", "error: -o workflow: cannot import 'no_module:x'"),
+        ("finetuning.num_epochs=x", "error: -o finetuning.num_epochs: expected an integer >= 1, found 'x'"),
+        ("finetuning.target_model=x", "error: -o finetuning.target_model: 'llms' has no model 'x'"),
+        ("finetuning.num_epoch=3", "error: -o finetuning.num_epoch: key 'finetuning.num_epoch' is not known"),
+    ],
+)
+def test_an_override_is_named_once(project, override, told):
+    refused(etude("train", "config.yml", "-o", override), WRONG, re.escape(told))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "modles/tiny"],
+        ["doctor", "--drift", "modles/tiny"],
+        ["evaluate", "config.yml", "--model", "modles/tiny"],
+        ["train", "config.yml", "-o", "llms.policy.model=modles/tiny"],
+    ],
+)
+def test_a_mistyped_model_is_answered_with_the_nearest_folder(local, base, command):
+    shutil.copytree(base, local / "models" / "tiny")
+    told = "there is no folder 'modles/tiny'; did you mean './models/tiny'?"
+    refused(etude(*command), WRONG, re.escape(told))

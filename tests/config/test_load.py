@@ -9,6 +9,7 @@ import pytest
 from pydantic import Field
 
 from etude.config.component import EvaluatorConfig
+from etude.config.finetuning import FinetuneConfig
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.config.references import LlmRef, Refers
 from etude.config.registry import register_evaluator, register_trainer
@@ -300,3 +301,40 @@ def test_components_that_are_not_needed_do_not_stop_a_config(empty_registry: obj
     with pytest.raises(ConfigError) as raised:
         parse_config({})
     assert "trainers" not in str(raised.value)
+
+
+@pytest.mark.parametrize("left_out", ["", ", trainer: null"])
+def test_a_block_that_is_made_in_python_and_one_of_a_file_mean_the_same_components(
+    folder: Path, left_out: str
+):
+    own = "trainers: {mine: epochs}\n"
+    text = SMALL.replace("enabled: true", f"enabled: true{left_out}")
+    from_file = load_config(write(folder, own + text))
+    block = FinetuneConfig(enabled=True)
+    made = parse_config(
+        {
+            "trainers": {"mine": "epochs"},
+            "llms": {"policy": "local"},
+            "workflow": "my_agent:play",
+            "eval": {"general": {"dataset": "train.jsonl"}, "evaluators": {"correct": "my_agent:correct"}},
+            "finetuning": block,
+        }
+    )
+    for config in (from_file, made):
+        finetuning = config.finetuning
+        named = (finetuning.trainer, finetuning.trajectory_builder, finetuning.trainer_adapter)
+        assert named == ("mine", "grpo", "local")
+    assert (block.trainer, block.reward_function) == ("epochs", None), "the block is copied"
+
+
+def test_a_component_that_a_block_names_is_looked_for_in_its_section(folder: Path):
+    text = SMALL.replace("enabled: true", "enabled: true, trainer: epochs")
+    with pytest.raises(ConfigError, match="'trainers' has no trainer 'epochs'"):
+        load_config(write(folder, "trainers: {mine: epochs}\n" + text))
+
+
+def test_a_config_that_does_not_train_may_leave_open_which_component_is_meant(folder: Path):
+    config = load_config(write(folder, "trainer_adapters: {a: local, b: local}\n"))
+    assert config.finetuning.trainer_adapter is None
+    write(folder, resolved_yaml(config), "again.yml")
+    assert load_config("again.yml").finetuning.trainer_adapter is None

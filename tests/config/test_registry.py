@@ -74,25 +74,45 @@ def test_two_classes_of_one_name_are_an_error_that_names_both_modules(empty_regi
     )
 
 
-def test_a_class_of_another_kind_is_refused(empty_registry: Registry):
-    with pytest.raises(RequestError, match="MineConfig must inherit from LlmConfig to be a model"):
-        register_llm(config_type=define())  # type: ignore[arg-type]
+def test_a_class_of_another_kind_is_refused_when_it_is_used(empty_registry: Registry):
+    register_llm(config_type=define())(build)  # type: ignore[arg-type]
+    where = rf"test_registry\.py:{build.__code__.co_firstlineno}: "
+    with pytest.raises(RequestError, match=where + "MineConfig must inherit from LlmConfig to be a model"):
+        registry.lookup("llms", "mine")
 
 
-def test_a_class_without_a_name_is_refused(empty_registry: Registry):
+def test_a_class_without_a_name_is_refused_when_it_is_used(empty_registry: Registry):
     class Nameless(TrainerConfig):
         """It has no `name=`."""
 
+    register_trainer(config_type=Nameless)(build)
+    found = registry.of_factory("trainers", build)
+    assert found is not None
     with pytest.raises(RequestError, match=r'class Nameless\(TrainerConfig, name="…"\)'):
-        register_trainer(config_type=Nameless)
+        registry.lookup("trainers", found.name)
 
 
-def test_a_function_that_does_not_yield_is_refused(empty_registry: Registry):
-    async def returns(config, builder):
-        return config
+async def returns(config, builder):
+    return config
 
-    with pytest.raises(RequestError, match="must be an async generator"):
-        register_trainer(config_type=define())(returns)  # type: ignore[type-var]
+
+async def takes_too_little(config):
+    yield config
+
+
+@pytest.mark.parametrize(
+    ("factory", "fault"),
+    [
+        (returns, "returns must be an async generator"),
+        (takes_too_little, r"takes_too_little is called with \(config, builder\): too many positional"),
+    ],
+)
+def test_a_function_that_does_not_fit_is_refused_with_its_line_when_it_is_used(
+    empty_registry: Registry, factory, fault: str
+):
+    assert register_trainer(config_type=define())(factory) is factory
+    with pytest.raises(RequestError, match=rf"test_registry\.py:{factory.__code__.co_firstlineno}: {fault}"):
+        registry.lookup("trainers", "mine")
 
 
 def test_an_unknown_type_is_answered_with_the_nearest(empty_registry: Registry):

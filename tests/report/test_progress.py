@@ -1,5 +1,6 @@
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -152,6 +153,13 @@ def test_a_sparkline_shows_the_last_values():
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (65, "1:05"), (3661, "1:01:01")])
 def test_durations(seconds, shown):
     assert shown_time(seconds) == shown
+
+
+def test_lines_have_the_time_where_nobody_watches():
+    stream = io.StringIO()
+    with progress_for(stream=stream) as progress:
+        progress.message("said")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d said\n", stream.getvalue())
 
 
 def test_the_display_suits_the_output():

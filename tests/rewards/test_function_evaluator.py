@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +96,16 @@ async def test_without_an_episode_the_example_is_made_of_the_item() -> None:
         (True, 1.0, None),
         (0.25, 0.25, None),
         (Fraction(1, 4), 0.25, None),
+        (Decimal("0.25"), 0.25, None),
+        (numpy.bool_(True), 1.0, None),
+        (numpy.float32(0.25), 0.25, None),
+        (numpy.longdouble(0.25), 0.25, None),
+        (numpy.int64(2), 2.0, None),
+        (numpy.array(0.25), 0.25, None),
+        ((numpy.array(True), numpy.float32(0.5)), 1.0, 0.5),
+        (torch.tensor(0.25, requires_grad=True), 0.25, None),
+        (torch.tensor(True), 1.0, None),
+        (EvalOutputItem(id=1, score=numpy.bool_(True)), 1.0, None),
         (-2.5, -2.5, None),
         ((0.5, "half right"), 0.5, "half right"),
         ((0.5, {"parts": (1, 2)}), 0.5, {"parts": [1, 2]}),
@@ -114,6 +127,13 @@ async def test_what_counts_as_a_score(result: Any, score: float, reasoning: Any)
         ("0.5", "returned a str"),
         ((math.nan, "why"), "returned nan"),
         ((1, 2, 3), "returned a tuple"),
+        ([0.5, "why"], "returned a list"),
+        (numpy.array([0.5]), "returned an ndarray of shape (1,)"),
+        (torch.tensor([1.0, 2.0]), "returned a Tensor of shape (2,)"),
+        (numpy.datetime64("2026-01-01"), "returned a datetime64"),
+        (numpy.complex64(1), "returned a complex64"),
+        (10**400, "a score is a number"),
+        (Decimal("sNaN"), "a score is a number"),
         (EvalOutputItem(id="q1", error="the sandbox is down"), "the sandbox is down"),
         (EvalOutputItem(id="q1", score=math.nan), "returned nan"),
     ],
@@ -130,6 +150,71 @@ def test_whatever_is_returned_is_a_finite_score_or_an_error(result: Any) -> None
     output = scored(ITEM, (result, result))
     assert output.is_scored == (isinstance(result, float) and math.isfinite(result))
     assert (output.error is None) == output.is_scored
+
+
+async def test_a_wrong_score_of_an_output_item_is_told_in_one_sentence() -> None:
+    output = await outcome(lambda example, output: EvalOutputItem(id="q1", score="0.5"))  # type: ignore[arg-type]
+    assert "EvalOutputItem: score: Value error, a number is expected, found a str" in (output.error or "")
+
+
+async def test_what_an_evaluator_changes_reaches_neither_the_record_nor_another_evaluator() -> None:
+    record = EpisodeRecord("train/q1/0", Example("q1", {"n": 1}), 0, output={"answer": 4})
+    item = EvalInputItem(
+        id="q1",
+        input_obj=record.example.inputs,
+        output_obj=record.output,
+        full_dataset_entry=record.example,
+        episode=record,
+    )
+
+    class Careless(Evaluator):
+        async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+            item.output_obj["answer"] = None
+            item.input_obj["n"] = item.full_dataset_entry.inputs["n"] = None
+            item.output_obj, item.id = "mine", "other"
+            assert item.episode is not None
+            return EvalOutputItem(id=item.id, score=float(item.episode.output["answer"] is None))
+
+    (output,) = await evaluate(Careless(), [item], 5.0)
+    assert (output.id, output.score) == ("q1", 1.0)
+    assert (item.id, item.output_obj, item.input_obj) == ("q1", {"answer": 4}, {"n": 1})
+    assert (record.output, record.example.inputs) == ({"answer": 4}, {"n": 1})
+
+
+class Backwards(Evaluator):
+    """Compares, and gives its scores in another order, with the ids as numbers."""
+
+    def __init__(self, *generations: int) -> None:
+        self.generations = generations
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        raise NotImplementedError
+
+    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
+        return [EvalOutputItem(id=1, generation=place, score=place / 10) for place in self.generations]  # type: ignore[arg-type]
+
+
+async def test_scores_of_a_group_are_matched_by_their_generation() -> None:
+    items = [EvalInputItem(id="1", generation=generation) for generation in range(3)]
+    outputs = await evaluate(Backwards(2, 1, 0), items, 5.0)
+    assert [(one.id, one.generation, one.score) for one in outputs] == [
+        ("1", 0, 0.0),
+        ("1", 1, 0.1),
+        ("1", 2, 0.2),
+    ]
+    for wrong in (Backwards(0, 0, 1), Backwards(1, 2, 3)):
+        assert all(
+            "scores of the generations" in (one.error or "") for one in await evaluate(wrong, items, 5.0)
+        )
+
+
+async def test_a_group_that_gets_no_list_of_scores_says_what_came() -> None:
+    class Nothing(Backwards):
+        async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
+            return None  # type: ignore[return-value]
+
+    (output, _) = await evaluate(Nothing(), [EvalInputItem(id=1), EvalInputItem(id=1, generation=1)], 5.0)  # type: ignore[arg-type]
+    assert "evaluate_group returned None; return a list" in (output.error or "")
 
 
 async def test_an_exception_is_an_error_that_names_the_line() -> None:
@@ -216,9 +301,11 @@ def test_a_marked_function_is_still_a_function() -> None:
 
 
 @pytest.mark.parametrize("fn", [lambda: 1.0, lambda example: 1.0, lambda a, b, c, d: 1.0])
-def test_a_function_that_takes_something_else_is_refused_where_it_is_written(fn: Any) -> None:
-    with pytest.raises(RequestError, match=r"takes \(example, output\) or \(example, output, episode\)"):
-        evaluator(fn)
+def test_a_function_that_takes_something_else_is_refused_with_its_line_when_it_is_used(fn: Any) -> None:
+    assert evaluator(fn) is fn
+    line = rf"test_function_evaluator\.py:{fn.__code__.co_firstlineno}: the evaluator "
+    with pytest.raises(RequestError, match=line + r".*takes \(example, output\) or \(example, output, ep"):
+        as_evaluator(fn)
 
 
 def test_unknown_arguments_are_refused() -> None:

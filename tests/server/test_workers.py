@@ -43,6 +43,15 @@ def spare_after_a_job(server: ServerProcess) -> int:
     return spare
 
 
+def test_the_workers_log_from_the_level_that_the_server_was_given(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path, "--log-level", "debug") as server:
+        client = server.client()
+        job = wait(client, create(client, upload(client, supervised(8)), **SHORT).id)
+        assert job.status == "succeeded"
+        lines = (tmp_path / "jobs" / job.id / "worker.log").read_text()
+        assert " DEBUG etude.server.worker: order: " in lines
+
+
 def test_the_next_job_gets_the_process_that_is_ready(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path) as server:
         client, spare = server.client(), spare_after_a_job(server)

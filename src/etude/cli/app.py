@@ -25,7 +25,8 @@ from etude.cli import (
     train,
     transcripts,
 )
-from etude.cli.errors import DEBUG, reported
+from etude.cli.errors import DEBUG, LOG_LEVEL, reported
+from etude.report.logs import LogLevel, show_logs
 
 _HELP = """Etude fine-tunes the models inside LLM agents from the agents' own runs.
 
@@ -44,11 +45,24 @@ class Commands(TyperGroup):
             # What libraries will change one day is no news for whoever trains an agent.
             warnings.simplefilter("ignore", FutureWarning)
         words = [word for place, word in enumerate(args) if word != "--debug" or place >= end]
+        words = _first(words, "--log-level")
         if "-o" in words or "--override" in words:
             from etude.config.overrides import join_words
 
             words = join_words(words)
         return list(super().parse_args(ctx, words))
+
+
+def _first(words: list[str], option: str) -> list[str]:
+    """The words with an option of the program, and its value, before the command that it was typed behind."""
+    end = words.index("--") if "--" in words else len(words)
+    for place, word in enumerate(words[:end]):
+        if word == option:
+            is_complete = place + 1 < end
+            return [word, words[place + 1], *words[:place], *words[place + 2 :]] if is_complete else [word]
+        if word.startswith(f"{option}="):
+            return [word, *words[:place], *words[place + 1 :]]
+    return words
 
 
 app = typer.Typer(
@@ -74,9 +88,23 @@ def etude(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; anywhere on the line.")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show tracebacks, and all log lines; anywhere on the line."),
+    ] = False,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(
+            case_sensitive=False,
+            show_default=False,
+            help="Show log lines of the agent's code, and Etude's, from this level on (info by default); "
+            "anywhere on the line.",
+        ),
+    ] = None,
 ) -> None:
     """Options of the program itself."""
+    LOG_LEVEL.set(log_level or (LogLevel.DEBUG if DEBUG.get() else LogLevel.INFO))
+    show_logs(LOG_LEVEL.get())
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (

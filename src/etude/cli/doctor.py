@@ -45,6 +45,9 @@ def _audit(model: str, as_json: bool) -> None:
     from etude.inference.local import require_local_extra
 
     require_local_extra()
+    from etude.models.source import locate
+
+    locate(model)
     from etude.models.speech import Speech
     from etude.preflight.drift import audit
 

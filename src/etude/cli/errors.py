@@ -15,12 +15,16 @@ from typing import ParamSpec, TypeVar
 import typer
 
 from etude.core.errors import EtudeError, RequestError
+from etude.report.logs import LogLevel
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 DEBUG: ContextVar[bool] = ContextVar("etude_debug", default=False)
 """Whether `--debug` is on the command line: errors come with their traceback."""
+
+LOG_LEVEL: ContextVar[LogLevel] = ContextVar("etude_log_level", default=LogLevel.INFO)
+"""From which level on log lines are shown."""
 
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 """Exit codes; a wrong request has 2. The last two are what a shell says of a process that a signal ended."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from etude.cli.console import say
+from etude.cli.errors import LOG_LEVEL
 
 
 def _option(help: str, **bounds: Any) -> Any:
@@ -60,11 +61,14 @@ def serve(
         key: value for key, value in locals().items() if key not in ("api_key_env", "max_file_mb", "vllm_arg")
     }
     _require_extras()
+    from etude.models.source import locate
+
+    locate(model)
     from etude.server.serve import serve as run
     from etude.server.settings import MEBIBYTE, server_settings
 
     options |= {"name": name or _name_of(model), "api_key": _key(api_key_env)}
-    options["vllm_args"] = tuple(vllm_arg or ())
+    options |= {"vllm_args": tuple(vllm_arg or ()), "log_level": LOG_LEVEL.get()}
     settings = server_settings(**options, max_file=max_file_mb * MEBIBYTE)
     run(settings, lambda address: _say_ready(settings.name, address))
 

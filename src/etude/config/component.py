@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from etude.core.data_model import DataModel
 
 
-class ComponentConfig(BaseModel):
+class ComponentConfig(DataModel):
     """Base of all component configs. `class MyConfig(TrainerConfig, name="mine")` makes `_type: mine`.
 
-    Unknown keys are errors. Instances stay mutable, because the harness hands the reward function
-    down to them.
+    Unknown keys are errors. The harness hands the reward function down by assignment.
     """
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
     type_name: ClassVar[str] = ""
 

@@ -10,6 +10,9 @@ from typing import Any, TypeAlias
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""
 
+Place: TypeAlias = tuple[str | None, int | None, int | None]
+"""A source, a line and a column, as far as they are known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -26,7 +29,7 @@ class Document:
         """The same places with other content, after the command line set the paths `overridden`."""
         return replace(self, data=data, overridden=(*self.overridden, *overridden))
 
-    def place(self, path: KeyPath) -> tuple[str | None, int | None, int | None]:
+    def place(self, path: KeyPath) -> Place:
         """Source, line and column of a key; of its nearest parent when it is not in the file itself."""
         for depth in range(len(path), -1, -1):
             if path[:depth] in self.overridden:

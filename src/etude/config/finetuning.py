@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from etude.config.component import ComponentConfig, DatasetConfig
+from etude.core.data_model import OWN_COPIES, DataModel
 
 
-class RewardFunctionConfig(BaseModel):
+class RewardFunctionConfig(DataModel):
     """Names the evaluator whose score is the reward."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = OWN_COPIES
 
     name: str = Field(description="An entry of `eval.evaluators`.")
 
@@ -45,10 +47,10 @@ class TrainerAdapterConfig(ComponentConfig):
     )
 
 
-class CurriculumLearningConfig(BaseModel):
+class CurriculumLearningConfig(DataModel):
     """Train on the easiest groups first, and widen."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = OWN_COPIES
 
     enabled: bool = Field(default=False, description="Filter groups by difficulty.")
     initial_percentile: float = Field(
@@ -71,10 +73,10 @@ class CurriculumLearningConfig(BaseModel):
     )
 
 
-class FinetuneRunConfig(BaseModel):
+class FinetuneRunConfig(DataModel):
     """How the runs of the workflow are evaluated while training."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = OWN_COPIES
 
     config_file: Path | None = Field(default=None, description="Set to the file that was loaded.")
     dataset: str | Path | SerializeAsAny[DatasetConfig] | None = Field(
@@ -88,10 +90,10 @@ class FinetuneRunConfig(BaseModel):
     )
 
 
-class TargetConfig(BaseModel):
+class TargetConfig(DataModel):
     """One of several models that are trained in one run. What is left out is as `finetuning` has it."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = OWN_COPIES
 
     model: str | None = Field(
         default=None, description="The entry of `llms` to train; by default the one called like the target."
@@ -132,15 +134,25 @@ class TargetConfig(BaseModel):
         return None
 
 
-class FinetuneConfig(BaseModel):
-    """The `finetuning` block."""
+SHIPPED = {"trainer": "epochs", "trajectory_builder": "grpo", "trainer_adapter": "local"}
+"""The components of an enabled block that names none, and of a config whose section for them is left out."""
 
-    model_config = ConfigDict(extra="forbid")
+_COMPONENT = "An entry of `{}`; may be left out when there is only one."
+
+
+class FinetuneConfig(DataModel):
+    """The `finetuning` block.
+
+    Where it is enabled, the components that it leaves out are those of `SHIPPED`; in a config, whose
+    sections may have others, the only ones that there are.
+    """
+
+    model_config = OWN_COPIES
 
     enabled: bool = Field(default=False, description="Must be true to train.")
-    trainer: str | None = Field(default=None, description="An entry of `trainers`.")
-    trajectory_builder: str | None = Field(default=None, description="An entry of `trajectory_builders`.")
-    trainer_adapter: str | None = Field(default=None, description="An entry of `trainer_adapters`.")
+    trainer: str | None = Field(default=None, description=_COMPONENT.format("trainers"))
+    trajectory_builder: str | None = Field(default=None, description=_COMPONENT.format("trajectory_builders"))
+    trainer_adapter: str | None = Field(default=None, description=_COMPONENT.format("trainer_adapters"))
     reward_function: RewardFunctionConfig | None = Field(
         default=None, description="The evaluator that counts; may be left out when there is only one."
     )
@@ -191,6 +203,19 @@ class FinetuneConfig(BaseModel):
         default_factory=FinetuneRunConfig, description="Validation and the dataset in use."
     )
 
+    @field_validator("run_configuration", mode="before")
+    @classmethod
+    def _none_is_default(cls, value: Any) -> Any:
+        return FinetuneRunConfig() if value is None else value
+
+    @model_validator(mode="after")
+    def _shipped_where_left_out(self) -> FinetuneConfig:
+        for key, name in SHIPPED.items():
+            if self.enabled and getattr(self, key) is None:
+                self.__dict__[key] = name
+                self.__pydantic_fields_set__.discard(key)
+        return self
+
     @model_validator(mode="after")
     def _targets_named_once(self) -> FinetuneConfig:
         _require_once(self.target_functions)
@@ -204,6 +229,11 @@ class FinetuneConfig(BaseModel):
                 "set max_staleness: 1, or leave it out"
             )
         return self
+
+    def named(self, key: str) -> str | None:
+        """The component that the block itself names under `key`; None where it leaves that out."""
+        name: str | None = getattr(self, key) if key in self.model_fields_set else None
+        return name
 
     def for_target(self, name: str) -> FinetuneConfig:
         """The block as it would be if `name` were the only model that is trained.

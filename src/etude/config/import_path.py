@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 import traceback
+from functools import partial
 from importlib.machinery import PathFinder
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
+from etude.core.user_code import note_user_module
 
 _IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
@@ -43,6 +48,7 @@ def import_object(path: str) -> Any:
     if match is None:
         raise RequestError(f"'{path}' is not an import path; write package.module:name")
     module_name, name = match["module"], match["name"]
+    note_user_module(module_name)
     _forget_namesake(module_name.partition(".")[0])
     try:
         module = importlib.import_module(module_name)
@@ -61,13 +67,34 @@ def import_object(path: str) -> Any:
 
 def where_raised(error: BaseException) -> str:
     """`file:line: Type: message` of the user's line that raised, shortened to one line."""
-    summary = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    summary = f"{type(error).__name__}: {_first_line(error)}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {summary}"
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")
     ]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {summary}" if frames else summary
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        told = [
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors()
+        ]
+        return f"{error.title}: {'; '.join(told)}"
+    lines = str(error).splitlines()
+    return lines[0] if lines else "no message"
+
+
+def where_defined(function: Any) -> str:
+    """`file:line` where a function begins, or a class or an object's class; else what it is."""
+    while isinstance(function, partial):
+        function = function.func
+    for candidate in (function, getattr(type(function), "__call__", None)):  # noqa: B004  its code
+        code = getattr(inspect.unwrap(candidate), "__code__", None) if callable(candidate) else None
+        if code is not None:
+            return f"{code.co_filename}:{code.co_firstlineno}"
+    return repr(function)
 
 
 def _why_not_imported(path: str, module: str, error: Exception) -> str:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from etude.config.describe import describe, shown
-from etude.config.document import Document, KeyPath, dig, dotted, holds
+from etude.config.document import Document, KeyPath, Place, dig, dotted, holds
 from etude.config.nearest import alternatives, nearest
 from etude.config.slots import Slot, keys_of, slot_at
 from etude.core.errors import ConfigError
@@ -64,11 +64,16 @@ class Problems:
         """Raises ConfigError with a line for each problem."""
         if not self._messages:
             return
-        placed = [(self._document.place(path), message) for path, message in self._messages.items()]
+        placed = [self._placed(path, message) for path, message in self._messages.items()]
         placed.sort(key=lambda item: (item[0][1] is None, item[0][1], item[0][2]))
         (path, line, column), first = placed[0]
         others = [str(ConfigError(message, path=p, line=n, column=c)) for (p, n, c), message in placed[1:]]
         raise ConfigError("\n".join([first, *others]), path=path, line=line, column=column)
+
+    def _placed(self, path: KeyPath, message: str) -> tuple[Place, str]:
+        """Where a message belongs. One on an override begins with its key, and need not name it again."""
+        place, key = self._document.place(path), dotted(path)
+        return place, message.removeprefix(f"{key}: ") if place[0] == f"-o {key}" else message
 
     def _wrong_value(
         self, details: ErrorDetails, model: type[BaseModel], path: KeyPath, prefix: KeyPath

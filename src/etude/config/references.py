@@ -15,6 +15,7 @@ from etude.config.names import check_name, choose
 from etude.config.problems import Problems
 from etude.config.registry import Kind
 from etude.config.schema import Config
+from etude.config.sections import SECTION_OF
 from etude.config.slots import Slot
 from etude.config.targets import complete_targets
 
@@ -57,28 +58,26 @@ def complete_finetuning(config: Config, problems: Problems) -> None:
     finetuning = config.finetuning
     if finetuning.enabled:
         _require_parts(config, problems)
-    finetuning.trainer = choose(("finetuning", "trainer"), finetuning.trainer, "trainers", config, problems)
+    _choose_component("trainer", config, problems)
     if finetuning.targets:
         complete_targets(config, problems)
         return
     if config.workflow is not None and "target_functions" not in finetuning.model_fields_set:
         finetuning.target_functions = list(config.workflow.target_functions)
-    finetuning.trajectory_builder = choose(
-        ("finetuning", "trajectory_builder"),
-        finetuning.trajectory_builder,
-        "trajectory_builders",
-        config,
-        problems,
-    )
-    finetuning.trainer_adapter = choose(
-        ("finetuning", "trainer_adapter"), finetuning.trainer_adapter, "trainer_adapters", config, problems
-    )
+    _choose_component("trajectory_builder", config, problems)
+    _choose_component("trainer_adapter", config, problems)
     finetuning.target_model = choose(
         ("finetuning", "target_model"), finetuning.target_model, "llms", config, problems
     )
     given = finetuning.reward_function.name if finetuning.reward_function else None
     name = choose(("finetuning", "reward_function"), given, "evaluators", config, problems)
     finetuning.reward_function = RewardFunctionConfig(name=name) if name else None
+
+
+def _choose_component(key: str, config: Config, problems: Problems) -> None:
+    """Fill in the entry that `finetuning.<key>` means: the one that is named, or the only one."""
+    finetuning, kind = config.finetuning, SECTION_OF[key]
+    setattr(finetuning, key, choose(("finetuning", key), finetuning.named(key), kind, config, problems))
 
 
 def marked(

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from etude.config.component import ComponentConfig, DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
+from etude.config.import_path import where_defined
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
+from etude.core.user_code import note_user_module
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -59,6 +61,8 @@ class Registration:
     config_type: type[ComponentConfig]
     factory: Factory
     module: str
+    fault: str | None = None
+    """Why it cannot be used: told when it is, so that the rest of its module can be."""
 
 
 class Registry:
@@ -90,6 +94,7 @@ class Registry:
         import importlib.metadata  # Only here: it takes as long to import as all of this room.
 
         for entry_point in importlib.metadata.entry_points(group=group):
+            note_user_module(entry_point.module)
             try:
                 entry_point.load()
             except Exception as error:
@@ -107,10 +112,13 @@ class Registry:
         return sorted(name for registered, name in self._registrations if registered == kind)
 
     def lookup(self, kind: Kind, name: str) -> Registration:
-        """Raises RequestError for an unknown type, with the nearest known one."""
+        """Raises RequestError for an unknown type, with the nearest known one, and for a faulty one."""
         self.load_entry_points()
         if (kind, name) in self._registrations:
-            return self._registrations[kind, name]
+            known = self._registrations[kind, name]
+            if known.fault is not None:
+                raise RequestError(known.fault)
+            return known
         elsewhere = [NOUNS[other] for other in BASES if (other, name) in self._registrations]
         if elsewhere:
             sentence = f"'{name}' is registered as {elsewhere[0]}, not as {NOUNS[kind]}"
@@ -198,30 +206,33 @@ def register_trainer(*, config_type: type[TrainerConfig]) -> Callable[[FactoryT]
 
 
 def _decorator(kind: Kind, config_type: type[ComponentConfig]) -> Callable[[FactoryT], FactoryT]:
-    base = BASES[kind]
-    if not issubclass(config_type, base):
-        raise RequestError(
-            f"{config_type.__qualname__} must inherit from {base.__name__} to be a {NOUNS[kind]}"
-        )
-    if not config_type.type_name:
-        example = f'class {config_type.__name__}({base.__name__}, name="…")'
-        raise RequestError(f"{config_type.__qualname__} has no name for `_type`; write {example}")
-
     def register(factory: FactoryT) -> FactoryT:
-        where = f"{factory.__module__}.{factory.__qualname__}"
-        if not _is_async_generator(factory):
-            raise RequestError(
-                f"{where} must be an async generator: `async def …(config, builder):` with one `yield`"
-            )
-        name = config_type.type_name
-        _registry.add(Registration(kind, name, config_type, factory, config_type.__module__))
+        fault = _fault(kind, config_type, factory)
+        name = config_type.type_name or config_type.__qualname__
+        _registry.add(Registration(kind, name, config_type, factory, config_type.__module__, fault))
         return factory
 
     return register
 
 
-def _is_async_generator(factory: object) -> bool:
-    return inspect.isasyncgenfunction(factory)
+def _fault(kind: Kind, config_type: type[ComponentConfig], factory: Callable[..., object]) -> str | None:
+    """Why a decorated function makes no component, with its file and line; None when it does."""
+    base, where = BASES[kind], where_defined(factory)
+    if not issubclass(config_type, base):
+        return f"{where}: {config_type.__qualname__} must inherit from {base.__name__} to be a {NOUNS[kind]}"
+    if not config_type.type_name:
+        example = f'class {config_type.__name__}({base.__name__}, name="…")'
+        return f"{where}: {config_type.__qualname__} has no name for `_type`; write {example}"
+    if not inspect.isasyncgenfunction(factory):
+        return (
+            f"{where}: {factory.__qualname__} must be an async generator: "
+            "`async def …(config, builder):` with one `yield`"
+        )
+    try:
+        inspect.signature(factory).bind(None, None)
+    except TypeError as error:
+        return f"{where}: {factory.__qualname__} is called with (config, builder): {error}"
+    return None
 
 
 def _home(config_type: type) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from etude.config.document import KeyPath, copied, dig
+from etude.config.finetuning import SHIPPED
 from etude.config.registry import Kind
 
 NAMED: dict[Kind, KeyPath] = {
@@ -29,11 +30,14 @@ SINGLE: dict[KeyPath, Kind] = {
 }
 """Keys that hold one component."""
 
-_DEFAULTS: dict[str, Any] = {
-    "trajectory_builders": {"grpo": {"_type": "grpo"}},
-    "trainer_adapters": {"local": {"_type": "local"}},
-    "trainers": {"epochs": {"_type": "epochs"}},
+SECTION_OF: dict[str, Kind] = {
+    "trainer": "trainers",
+    "trajectory_builder": "trajectory_builders",
+    "trainer_adapter": "trainer_adapters",
 }
+"""The sections that keys of `finetuning` name an entry of."""
+
+_DEFAULTS = {SECTION_OF[key]: {name: {"_type": name}} for key, name in SHIPPED.items()}
 
 
 def with_defaults(data: dict[str, Any]) -> dict[str, Any]:

@@ -39,8 +39,8 @@ def _complete(path: KeyPath, name: str, target: TargetConfig, config: Config, pr
             problems.add(path, f"key '{dotted(path)}.model' is missing: 'llms' has no model '{name}'")
     else:
         check_name((*path, "model"), "llms", target.model, config, problems)
-    builder = target.trajectory_builder or finetuning.trajectory_builder
-    adapter = target.trainer_adapter or finetuning.trainer_adapter
+    builder = target.trajectory_builder or finetuning.named("trajectory_builder")
+    adapter = target.trainer_adapter or finetuning.named("trainer_adapter")
     reward = target.reward_function or finetuning.reward_function
     target.trajectory_builder = choose(
         (*path, "trajectory_builder"), builder, "trajectory_builders", config, problems

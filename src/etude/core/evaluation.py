@@ -6,17 +6,18 @@ import math
 from itertools import compress
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from etude.core.data_model import DataModel, Id, Number
 from etude.core.episode import EpisodeRecord
 
 
-class EvalInputItem(BaseModel):
+class EvalInputItem(DataModel):
     """One episode as an evaluator sees it."""
 
-    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    id: str
+    id: Id
     """Id of the example."""
     generation: int = 0
     """Which of the example's parallel episodes."""
@@ -27,14 +28,12 @@ class EvalInputItem(BaseModel):
     episode: EpisodeRecord | None = None
 
 
-class EvalOutputItem(BaseModel):
+class EvalOutputItem(DataModel):
     """The score of one episode, or why there is none."""
 
-    model_config = ConfigDict(frozen=True)
-
-    id: str
+    id: Id
     generation: int = 0
-    score: float | None = None
+    score: Number | None = None
     """None when the episode or the evaluator failed. Never a made-up zero."""
     reasoning: Any = None
     error: str | None = None
@@ -45,13 +44,13 @@ class EvalOutputItem(BaseModel):
         return self.error is None and self.score is not None and math.isfinite(self.score)
 
 
-class EvalInput(BaseModel):
+class EvalInput(DataModel):
     """All episodes of an evaluation run."""
 
     eval_input_items: list[EvalInputItem] = Field(default_factory=list)
 
 
-class EvalOutput(BaseModel):
+class EvalOutput(DataModel):
     """All scores of one evaluator."""
 
     average_score: float | None = None
@@ -59,10 +58,8 @@ class EvalOutput(BaseModel):
     eval_output_items: list[EvalOutputItem] = Field(default_factory=list)
 
 
-class FailureCause(BaseModel):
+class FailureCause(DataModel):
     """One cause of failures: how often it was met, and where first."""
-
-    model_config = ConfigDict(frozen=True)
 
     kind: str
     """The kind of a failed episode, or `score:<evaluator>`."""
@@ -73,7 +70,7 @@ class FailureCause(BaseModel):
     """The first episode that it was met in."""
 
 
-class EvaluationRunOutput(BaseModel):
+class EvaluationRunOutput(DataModel):
     """What an evaluation run gives back."""
 
     eval_input: EvalInput = Field(default_factory=EvalInput)

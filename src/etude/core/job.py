@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from etude.core.data_model import OWN_COPIES, DataModel
+
 
 class TrainingStatusEnum(StrEnum):
     """Where a training job stands."""
@@ -25,20 +27,20 @@ class TrainingStatusEnum(StrEnum):
         return self not in (TrainingStatusEnum.PENDING, TrainingStatusEnum.RUNNING)
 
 
-class TrainingJobRef(BaseModel):
+class TrainingJobRef(DataModel):
     """Names a submitted job well enough to find it again from another process."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = OWN_COPIES
 
     run_id: str
     backend: str
     metadata: dict[str, Any] | None = None
 
 
-class TrainingJobStatus(BaseModel):
+class TrainingJobStatus(DataModel):
     """The state of a job at one moment."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = OWN_COPIES
 
     run_id: str
     backend: str

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
+
+from etude.core.data_model import DataModel
 
 Message: TypeAlias = dict[str, Any]
 """`{"role": …, "content": …}` and, where they apply, `tool_calls`, `tool_call_id` and `name`."""
@@ -19,10 +21,10 @@ Tool: TypeAlias = dict[str, Any]
 """A tool in OpenAI's format: `{"type": "function", "function": {"name": …, "parameters": …}}`."""
 
 
-class OpenAIMessage(BaseModel):
+class OpenAIMessage(DataModel):
     """A chat message as OpenAI's API defines it. Nothing that came with it is dropped."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     role: str
     content: str | None = None

@@ -10,8 +10,9 @@ import math
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from etude.core.data_model import DataModel, Number
 from etude.core.message import OpenAIMessage
 
 
@@ -27,10 +28,8 @@ class EpisodeItemRole(StrEnum):
     OTHER = "other"
 
 
-class EpisodeItem(BaseModel):
+class EpisodeItem(DataModel):
     """One message of an episode. Only assistant items are trained on."""
-
-    model_config = ConfigDict(frozen=True)
 
     role: EpisodeItemRole
     content: str
@@ -51,10 +50,8 @@ class EpisodeItem(BaseModel):
         return self
 
 
-class DPOItem(BaseModel):
+class DPOItem(DataModel):
     """A preference: two responses to one prompt."""
-
-    model_config = ConfigDict(frozen=True)
 
     prompt: list[OpenAIMessage] | str
     chosen_response: str
@@ -73,14 +70,12 @@ class DPOItem(BaseModel):
     they are context, and count neither in the loss nor in the reference. None: all were sampled."""
 
 
-class Trajectory(BaseModel):
+class Trajectory(DataModel):
     """What a trainer sees of an episode, for one model."""
 
-    model_config = ConfigDict(frozen=True)
-
     episode: list[EpisodeItem] | list[DPOItem]
-    reward: float
-    shaped_rewards: list[float] | None = None
+    reward: Number
+    shaped_rewards: list[Number] | None = None
     """One reward per assistant item, where the agent gave step rewards: the discounted return."""
     metadata: dict[str, Any] | None = None
     """`id` of the example, `generation`, `episode` id, `branch`, and what the builder adds."""
@@ -96,10 +91,8 @@ class Trajectory(BaseModel):
 Method = Literal["grpo", "dpo", "supervised"]
 
 
-class TrajectoryCollection(BaseModel):
+class TrajectoryCollection(DataModel):
     """Trajectories of one epoch, grouped: a group starts from one example (or one turn)."""
-
-    model_config = ConfigDict(frozen=True)
 
     trajectories: list[list[Trajectory]] = Field(default_factory=list)
     run_id: str

@@ -13,6 +13,7 @@ from etude.config.component import LlmConfig
 from etude.config.registry import register_llm
 from etude.core.call import Sampling
 from etude.core.errors import MissingExtraError
+from etude.models.source import locate
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -42,6 +43,7 @@ class LocalLlmConfig(LlmConfig, name="local"):
 async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[EmbeddedEngine]:
     """Load the model and start its engine. Raises MissingExtraError without torch."""
     require_local_extra()
+    locate(config.model)  # Before torch is loaded: a slip of the pen need not wait for it.
     from etude.inference.embedded import EmbeddedEngine
     from etude.models.policy import Policy
 

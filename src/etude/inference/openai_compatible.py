@@ -40,7 +40,8 @@ class OpenAiEngine:
         self._model = config.model_name
         self._version = 0
         self._closed = False
-        # Without a handler, logging would print "stamina.retry_scheduled" in the middle of the progress.
+        # Each retry would be a line; what came of them all is on the call.
+        logging.getLogger("stamina").propagate = False
         logging.getLogger("stamina").addHandler(_SILENT)
         self._fixed_fields = self._make_fixed_fields()
         thinks = self._provider.thinks(config.model_name)

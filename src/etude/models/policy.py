@@ -18,7 +18,7 @@ from etude.core.job import ModelVersion
 from etude.models.architecture import max_context
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.masks import undo_mask_patch
-from etude.models.source import not_loaded, require_source
+from etude.models.source import locate, not_loaded
 from etude.models.speech import Speech
 from etude.models.stops import stop_ids
 from etude.models.template import ChatTemplate
@@ -73,15 +73,13 @@ class Policy:
         limit_threads()
         _silence_progress_bars()
         where = choose_device(device)
-        require_source(source)
-        kind, place = choose_dtype(dtype, where), Path(source).expanduser()
-        name = str(place if place.is_dir() else source)
+        kind, name = choose_dtype(dtype, where), locate(source)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
             model = AutoModelForCausalLM.from_pretrained(name, dtype=kind)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise not_loaded(source, error) from error
-        return cls(model.to(where), tokenizer, name, where)
+        return cls(model.to(where), tokenizer, str(source), where)
 
     @property
     def speech(self) -> Speech:
@@ -253,3 +251,6 @@ def _silence_progress_bars() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    # Its log lines go where all others go, and not over a live panel.
+    logging.disable_default_handler()
+    logging.enable_propagation()

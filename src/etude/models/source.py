@@ -2,28 +2,175 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
+from etude.config.nearest import nearest
 from etude.core.errors import RequestError
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_CONFIGS = ("config.json", "adapter_config.json")
+_HUB_SECONDS = 5.0
+_SHOWN = 5
 
-def require_source(source: str | Path) -> None:
-    """Raise RequestError when `source` is written as a folder and there is none."""
-    if _looks_like_path(source) and not Path(source).expanduser().is_dir():
-        raise RequestError(f"there is no model at '{source}': the folder does not exist")
+
+def locate(source: str | Path) -> str:
+    """What `from_pretrained` is to be given: the folder of a model, or its name on the hub.
+
+    The hub is looked at once, and only for what is surely not meant as a folder. Where it cannot be
+    reached, that is the folder of its cache. Raises RequestError when there is no such folder, and when
+    the hub does not answer and the cache has no such model. Loads neither torch nor transformers.
+    """
+    _require_folder(source)
+    name, place = str(source), _expanded(source)
+    if _is_folder(place):
+        return str(place)
+    why = _why_unreachable()
+    if why is None:
+        return name
+    cached = _in_cache(name)
+    if cached is None:
+        raise RequestError(
+            f"there is no folder '{name}' and no such model in the cache of the Hugging Face hub, "
+            f"and the hub cannot be reached: {why}"
+        )
+    return str(cached.parent)
 
 
 def not_loaded(source: str | Path, error: Exception) -> RequestError:
     """The error to raise when `transformers` cannot load a model, in one line."""
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else type(error).__name__
-    if Path(source).is_dir():
+    if _is_folder(_expanded(source)):
         return RequestError(f"cannot load the model '{source}': {reason}")
     return RequestError(
         f"there is no folder '{source}', and from the Hugging Face hub it cannot be loaded: {reason}"
     )
 
 
-def _looks_like_path(source: str | Path) -> bool:
+def _require_folder(source: str | Path) -> None:
+    """Raise RequestError when `source` is meant as a folder and there is no model in it.
+
+    Meant as a folder is what cannot be a name on the hub, what begins with a folder that is here, and
+    what is nearly the name of a model folder here.
+    """
+    place = _expanded(source)
+    if _is_folder(place):
+        if not _holds_model(place):
+            found = _listed(_model_folders(place))
+            raise RequestError(
+                f"cannot load the model '{source}': there is no {_CONFIGS[0]} in that folder{found}"
+            )
+        return
+    if _exists(place):
+        raise RequestError(f"cannot load the model '{source}': it is a file, and a model is a folder")
+    if _must_be_path(source):
+        raise RequestError(f"there is no model at '{source}': the folder does not exist{_instead_of(place)}")
+    close = _namesake(str(source))
+    if close is not None and _in_cache(str(source)) is None:
+        raise RequestError(
+            f"there is no folder '{source}'; did you mean '{close}'? If it is a model on the Hugging Face "
+            f"hub, download it first: hf download {source}"
+        )
+
+
+def _expanded(source: str | Path) -> Path:
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:  # There is no such user.
+        return Path(source)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # It may not be looked into, or no path is that long.
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    return _exists(path) and path.is_dir()
+
+
+def _must_be_path(source: str | Path) -> bool:
+    """Whether it cannot be a name on the hub, or begins with a folder that is here."""
     text = str(source)
-    return isinstance(source, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
+    if isinstance(source, Path) or not _HUB_NAME.fullmatch(text):
+        return True
+    first, slash, _ = text.partition("/")
+    return bool(slash) and _is_folder(Path(first))
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _CONFIGS)
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return sorted(path for path in parent.iterdir() if _is_folder(path) and not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _model_folders(parent: Path) -> list[Path]:
+    return [folder for folder in _folders(parent) if _holds_model(folder)]
+
+
+def _instead_of(place: Path) -> str:
+    """The end of a sentence about a folder that is not there: the nearest one that is, or those beside it."""
+    parent = next(above for above in place.parents if _is_folder(above))
+    missing, *below = place.relative_to(parent).parts
+    close = nearest(missing, (folder.name for folder in _folders(parent)))
+    if close is None:
+        return _listed(_model_folders(parent))
+    whole = (parent / close).joinpath(*below)
+    if below and not _is_folder(whole):
+        return f"; did you mean a folder in '{parent / close}'?{_listed(_model_folders(parent / close))}"
+    return f"; did you mean '{whole}'?"
+
+
+def _listed(folders: list[Path]) -> str:
+    if not folders:
+        return ""
+    shown = ", ".join(f"'{folder}'" for folder in folders[:_SHOWN])
+    return f"; there is {shown}" + (" and others" if len(folders) > _SHOWN else "")
+
+
+def _namesake(name: str) -> str | None:
+    """The model folder here whose path is nearly `name`; None when there is none."""
+    close = nearest(name, (str(folder) for folder in _as_deep_as(name)))
+    return None if close is None else f"./{close}"
+
+
+def _as_deep_as(name: str) -> Iterator[Path]:
+    for folder in _folders(Path()):
+        if "/" not in name:
+            yield from [folder] if _holds_model(folder) else []
+        elif nearest(name.partition("/")[0], [folder.name]) is not None:
+            yield from _model_folders(folder)
+
+
+def _in_cache(name: str) -> Path | None:
+    """The config of a model in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, _CONFIGS[0])
+    return Path(found) if isinstance(found, str) else None
+
+
+def _why_unreachable() -> str | None:
+    """Why the hub does not answer; None when it does, whatever it says, and when it is not to be asked.
+
+    One look: `transformers` would try again and again for most of a minute.
+    """
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+    except Exception as error:  # noqa: BLE001  which library asks is the hub client's choice
+        lines = str(error).splitlines()
+        return f"{constants.ENDPOINT}: {lines[0] if lines else type(error).__name__}"
+    return None

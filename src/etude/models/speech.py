@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etude.models.source import not_loaded, require_source
+from etude.models.source import locate, not_loaded
 from etude.models.stops import stop_ids
 from etude.models.template import ChatTemplate
 
@@ -34,9 +34,7 @@ class Speech:
         """
         from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-        require_source(source)
-        place = Path(source).expanduser()
-        name = str(place if place.is_dir() else source)
+        name = locate(source)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
             config = AutoConfig.from_pretrained(name)

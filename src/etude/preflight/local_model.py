@@ -16,7 +16,7 @@ from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.policy import LoraOptions, Policy
-from etude.models.source import not_loaded, require_source
+from etude.models.source import locate, not_loaded
 from etude.preflight.finding import Findings
 from etude.preflight.machine import available_memory
 from etude.preflight.sizes import ModelSize, shown_bytes
@@ -76,18 +76,17 @@ def _outline(llm: LocalLlmConfig) -> Policy:
     """The model without its weights. Raises RequestError when there is none, or it cannot chat."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    source = str(llm.model)
-    require_source(source)
+    source, found = str(llm.model), locate(llm.model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        config = AutoConfig.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(found)
+        config = AutoConfig.from_pretrained(found)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError) as error:
         raise not_loaded(source, error) from error
     # Most models have one; those without name their end of turn elsewhere.
     with contextlib.suppress(OSError):
-        model.generation_config = GenerationConfig.from_pretrained(source)
+        model.generation_config = GenerationConfig.from_pretrained(found)
     return Policy(model, tokenizer, source, torch.device("meta"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -15,11 +16,18 @@ class LineProgress(RunState):
     """A line for each thing that matters, and a sign of life while episodes run."""
 
     def __init__(
-        self, stream: TextIO | None = None, seconds_between_signs: float = 10.0, **kwargs: Any
+        self,
+        stream: TextIO | None = None,
+        seconds_between_signs: float = 10.0,
+        *,
+        stamped: bool = False,
+        **kwargs: Any,
     ) -> None:
+        """`stamped` lines begin with date and time."""
         super().__init__(**kwargs)
         self._stream = sys.stdout if stream is None else stream
         self._between = seconds_between_signs
+        self._stamped = stamped
         self._last_sign = self.clock()
 
     def __enter__(self) -> LineProgress:
@@ -88,4 +96,5 @@ class LineProgress(RunState):
 
     def _say(self, line: str) -> None:
         self._last_sign = self.clock()
-        print(line, file=self._stream, flush=True)
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S ") if self._stamped else ""
+        print(f"{stamp}{line}", file=self._stream, flush=True)

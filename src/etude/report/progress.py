@@ -17,14 +17,14 @@ def progress_for(
 ) -> LiveProgress | LineProgress | JsonProgress:
     """A progress display, to be used as a context manager.
 
-    JSON lines when asked for, a live panel on a terminal, plain lines into anything else. `stream` is
-    standard output by default.
+    JSON lines when asked for, a live panel on a terminal, plain lines with the time into anything else.
+    `stream` is standard output by default.
     """
     stream = sys.stdout if stream is None else stream
     if json:
         return JsonProgress(stream)
     if not stream.isatty():
-        return LineProgress(stream)
+        return LineProgress(stream, stamped=True)
     # Imported here: rich is not needed for the other two.
     from rich.console import Console
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from pydantic import Field
 
 from etude.config.component import EvaluatorConfig
-from etude.config.import_path import import_object
+from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_evaluator
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
@@ -42,13 +42,12 @@ def evaluator(
     """Mark a function as an evaluator; it stays a function and can be called as before.
 
     The function takes `(example, output)` or `(example, output, episode)`, may be async, and returns
-    a number, a bool or `(score, reasoning)`. `timeout` is in seconds. Raises RequestError when the
-    function takes something else.
+    a number, a bool or `(score, reasoning)`. `timeout` is in seconds. Whether the function takes that is
+    checked when it is used.
     """
 
     def mark(function: FunctionT) -> FunctionT:
-        FunctionEvaluator(function)  # Its complaint should come where the function is written.
-        setattr(function, _MARK, {"name": name or function.__name__, "timeout": timeout})
+        setattr(function, _MARK, {"name": name or getattr(function, "__name__", None), "timeout": timeout})
         return function
 
     return mark if fn is None else mark(fn)
@@ -114,8 +113,8 @@ def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool
     except TypeError as error:
         name = getattr(fn, "__qualname__", repr(fn))
         raise RequestError(
-            f"the evaluator {name}{signature} cannot be called: {error}. It takes (example, output) or "
-            "(example, output, episode), and what its config gives under 'arguments'"
+            f"{where_defined(fn)}: the evaluator {name}{signature} cannot be called: {error}. It takes "
+            "(example, output) or (example, output, episode), and what its config gives under 'arguments'"
         ) from error
     return takes_episode
 

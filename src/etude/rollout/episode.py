@@ -13,6 +13,7 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
+from etude.core.numbers import number
 from etude.inference.dialect import ChatBody, RecordedCompletion
 from etude.inference.openai_format import plain_messages
 from etude.inference.said import Said
@@ -131,9 +132,13 @@ class Episode:
 
     def step_reward(self, value: float, reason: str = "") -> None:
         """Give a reward for what was done since the call before. Raises ValueError when it is not finite."""
-        if isinstance(value, str) or not math.isfinite(value):
+        try:
+            reward = number(value)
+        except ValueError:
+            reward = math.nan
+        if not math.isfinite(reward):
             raise ValueError(f"a step reward must be a finite number, found {value!r} (episode {self.id})")
-        self._events.append(Event("step_reward", self._recorder.last_index, float(value), reason))
+        self._events.append(Event("step_reward", self._recorder.last_index, reward, reason))
 
     def note(self, text: str) -> None:
         """Write something into the episode's record, for whoever reads it later."""

@@ -12,9 +12,9 @@ from etude.rollout.blocking import SyncEpisode
 from etude.rollout.episode import Episode
 from etude.rollout.failures import failure_of, user_line
 from etude.rollout.loop_watch import BlockedLoop, watch_loop
+from etude.rollout.output import NoOutput, output_of
 from etude.rollout.threads import call_in_thread
 from etude.rollout.workflow import Workflow
-from etude.store.plain import plain
 
 GRACE_SECONDS = 1.0
 """How long code that was told to stop may take to clean up, before it is left to itself."""
@@ -96,13 +96,8 @@ def _forget(task: asyncio.Task[Any]) -> None:
         task.exception()  # Seen: how it ended does not matter any more.
 
 
-def _checked(workflow: Workflow, output: Any) -> tuple[Any, Failure | None]:
-    if output is None:
-        return None, Failure("no_output", f"{workflow.where}: the workflow returned None; return its answer")
+def _checked(workflow: Workflow, returned: Any) -> tuple[Any, Failure | None]:
     try:
-        return plain(output), None
-    except TypeError as error:
-        return None, Failure(
-            "no_output",
-            f"{workflow.where}: the output cannot be kept: {error}; return text, numbers, lists or dicts",
-        )
+        return output_of(returned), None
+    except NoOutput as error:
+        return None, Failure("no_output", f"{workflow.where}: {error}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from pydantic import Field
 
 from etude.config.component import WorkflowConfig
-from etude.config.import_path import import_object
+from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
 from etude.core.errors import RequestError
 from etude.rollout.function import function
@@ -35,15 +35,21 @@ class Workflow:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments of every call."""
 
-    def __post_init__(self) -> None:
-        """Raises RequestError when the function cannot be called with an example and an episode."""
+    def check(self) -> None:
+        """Raises RequestError when the function cannot be called with an example and an episode.
+
+        Not when the workflow is made: a function that does not fit must not keep the rest of its module
+        from being imported. Whether further arguments are missing is known when the config has given them.
+        """
         if self.timeout is not None and not self.timeout > 0:
-            raise RequestError(f"workflow '{self.name}': timeout must be more than 0 s, found {self.timeout}")
-        # Whether further arguments are missing is known when the config has given them.
+            raise RequestError(
+                f"{self.where}: workflow '{self.name}': timeout must be more than 0 s, found {self.timeout}"
+            )
         _check_signature(self, lambda signature: signature.bind_partial(None, None, **self.arguments))
 
     def check_complete(self) -> None:
-        """Raises RequestError when the function needs arguments that it is not given."""
+        """Raises RequestError when the function cannot be called with what it is given."""
+        self.check()
         _check_signature(self, lambda signature: signature.bind(None, None, **self.arguments))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +65,7 @@ class Workflow:
     @property
     def where(self) -> str:
         """`file:line` of the function, where that is known."""
-        return _where(self.fn)
+        return where_defined(self.fn)
 
 
 @overload
@@ -82,8 +88,8 @@ def workflow(
     """Decorate a function `fn(example, episode)`, sync or async, as the agent to be trained.
 
     Its return value is the episode's output, which must be JSON: text, numbers, lists, dicts, pydantic
-    models, dataclasses. `timeout` is in seconds per episode. Raises RequestError when the function
-    does not take an example and an episode.
+    models, dataclasses. `timeout` is in seconds per episode. Whether the function takes an example and
+    an episode is checked when it is used.
     """
 
     def decorate(fn: Callable[..., Any]) -> Workflow:
@@ -109,7 +115,9 @@ def as_workflow(
     changes: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     if arguments:
         changes["arguments"] = {**found.arguments, **arguments}
-    return replace(found, **changes) if changes else found
+    found = replace(found, **changes) if changes else found
+    found.check()
+    return found
 
 
 class FunctionWorkflowConfig(WorkflowConfig, name="function"):
@@ -145,8 +153,3 @@ def _check_signature(workflow: Workflow, bind: Callable[[inspect.Signature], obj
 
 def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
-
-
-def _where(fn: Callable[..., Any]) -> str:
-    code = getattr(inspect.unwrap(fn), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(fn)

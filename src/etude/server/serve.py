@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ from starlette.types import ASGIApp
 
 from etude.core.errors import EtudeError, StoreError
 from etude.inference.listening import listen
+from etude.report.logs import show_logs
 from etude.server.app import create_app
 from etude.server.backend import Backend, EmbeddedBackend
 from etude.server.processes import training_processes
@@ -33,7 +33,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     """
     require_safe(settings)
     training_processes(settings)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    show_logs(settings.log_level)
     with listen(settings.host, settings.port) as listening:
         lock = _lock(settings)
         try:

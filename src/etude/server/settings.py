@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from etude.core.errors import RequestError
+from etude.report.logs import LogLevel
 
 MEBIBYTE = 2**20
 
@@ -66,6 +67,8 @@ class ServerSettings(BaseModel):
     """Seconds that a request waits for an engine that was put away."""
     stop_engine_for_jobs: bool = False
     """Put the engine away while jobs train, to leave them the device."""
+    log_level: LogLevel = LogLevel.INFO
+    """From which level on log lines are shown, those of training processes too."""
     drain: float = Field(default=30.0, ge=0)
     """Seconds that requests under way have to finish when the server is stopped."""
 

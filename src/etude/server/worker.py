@@ -24,6 +24,7 @@ from etude.core.garbage import collect_rarely
 from etude.learner.learner import TrainingCanceled
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.device import choose_device, choose_dtype, dtype_name
+from etude.report.logs import LogLevel, show_logs
 from etude.server.database import open_database
 from etude.server.errors import ApiError
 from etude.server.files import FileStore
@@ -58,6 +59,7 @@ class WorkerOrder(BaseModel):
     """That train the job together, this one among them."""
     shards: bool
     """Whether each of them holds a part of the weights."""
+    log_level: LogLevel = LogLevel.INFO
 
 
 def work(order: WorkerOrder) -> bool:
@@ -196,8 +198,11 @@ def _awaited_order() -> WorkerOrder | None:
 def main() -> int:
     """Work by the order on the command line or on standard input; the exit code."""
     collect_rarely()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    show_logs(LogLevel.INFO)
     order = WorkerOrder.model_validate_json(sys.argv[1]) if len(sys.argv) > 1 else _awaited_order()
+    if order is not None:
+        show_logs(order.log_level)
+        _LOG.debug("order: %s", order.model_dump_json())
     return 0 if order is None or work(order) else 1
 
 

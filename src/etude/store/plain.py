@@ -12,13 +12,16 @@ _SCALARS = (str, int, float, bool, type(None))
 def plain(value: Any) -> Any:
     """`value` as it comes back from JSON: a copy made of dicts with text keys, lists and scalars.
 
-    Takes pydantic models, dataclasses and array scalars (anything with an `item()`) too. Raises
+    Takes pydantic models, dataclasses and arrays and tensors without dimensions too. Raises
     TypeError naming the type that JSON cannot keep.
     """
     if type(value) in _SCALARS:
         return value
     if isinstance(value, Mapping):
-        return {_key(key): plain(inner) for key, inner in value.items()}
+        copy = {_key(key): plain(inner) for key, inner in value.items()}
+        if len(copy) != len(value):
+            raise TypeError("a dict with two keys of one text, such as 1 and '1', is not JSON")
+        return copy
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     if hasattr(value, "model_dump"):
@@ -28,8 +31,10 @@ def plain(value: Any) -> Any:
     for scalar in (bool, int, float, str):
         if isinstance(value, scalar):
             return scalar(value)  # A subclass, such as an enum: JSON keeps its plain value.
-    if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
-        return plain(value.item())
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+        inner = value.item()
+        if type(inner) is not type(value):  # numpy.longdouble is an item of itself.
+            return plain(inner)
     raise TypeError(f"a value of type {type(value).__module__}.{type(value).__qualname__} is not JSON")
 
 

@@ -1,0 +1,89 @@
+"""Python's `logging` in Etude's processes: what user code says is shown, beside the progress."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TextIO
+
+from etude.core.user_code import is_installed, is_user_module
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+class LogLevel(StrEnum):
+    """The least level of log lines that are shown."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+class LogLines(logging.Handler):
+    """Writes records to standard error, a line each, with the time.
+
+    Records of user code and of Etude are shown from `shown` on; those of other packages from warnings
+    on, unless their logger was given a level of its own, which whoever did that meant.
+    """
+
+    def __init__(self, shown: LogLevel) -> None:
+        super().__init__()
+        self.shown = shown
+        self._at_terminal = logging.Formatter(_FORMAT, datefmt="%H:%M:%S")
+        self._in_file = logging.Formatter(_FORMAT)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is shown."""
+        least = number_of(self.shown)
+        if not _is_own(record):
+            least = max(least, logging.WARNING)
+        return super().filter(record) is not False and (record.levelno >= least or _has_level(record.name))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record, above the live panel where there is one."""
+        try:
+            stream = sys.stderr
+            # While its panel is drawn, rich has standard error go there, also one that is a file.
+            real: TextIO = getattr(stream, "rich_proxied_file", stream)
+            at_terminal = real.isatty()
+            line = (self._at_terminal if at_terminal else self._in_file).format(record)
+            out = stream if at_terminal else real
+            out.write(f"{line}\n")
+            out.flush()
+        except Exception:  # noqa: BLE001  as logging's own handlers do: a line that cannot be written ends no run
+            self.handleError(record)
+
+
+def show_logs(level: LogLevel) -> None:
+    """Show log records of this process from now on. A second call changes the level."""
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, LogLines)]:
+        root.removeHandler(handler)
+    root.addHandler(LogLines(level))
+    root.setLevel(number_of(level))
+
+
+def number_of(level: LogLevel) -> int:
+    """The level as `logging` counts."""
+    return logging.getLevelNamesMapping()[level.name]
+
+
+def _is_own(record: logging.LogRecord) -> bool:
+    """Whether the record was made by user code, or by Etude."""
+    file = record.pathname
+    return file.startswith(_PACKAGE) or not is_installed(file) or is_user_module(record.name)
+
+
+def _has_level(name: str) -> bool:
+    """Whether the logger, or one above it but the root, was given a level."""
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None and logger.parent is not None:
+        if logger.level != logging.NOTSET:
+            return True
+        logger = logger.parent
+    return False

@@ -1,0 +1,152 @@
+"""The values of the interfaces, as code that was written for the toolkit's guide makes and changes them."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from typing import Any
+
+import numpy
+import pytest
+from pydantic import ValidationError
+
+from etude.config.finetuning import (
+    CurriculumLearningConfig,
+    FinetuneConfig,
+    FinetuneRunConfig,
+    RewardFunctionConfig,
+    TrainerConfig,
+)
+from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.example import Example
+from etude.core.history import EpochEntry
+from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.message import OpenAIMessage
+from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+
+USER = {"role": "user", "content": "2 + 2"}
+STATUS = {"run_id": "r", "backend": "b", "status": "running"}
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "assigned", "wrong"),
+    [
+        (Trajectory(episode=[EpisodeItem(**USER)], reward=0), "reward", 0.5, math.nan),
+        (Trajectory(episode=[EpisodeItem(**USER)], reward=0), "shaped_rewards", [0.5, 1.0], ["a"]),
+        (Trajectory(episode=[EpisodeItem(**USER)], reward=0), "metadata", {"id": 1}, "x"),
+        (EpisodeItem(**USER), "content", "3 + 3", None),
+        (EpisodeItem(**USER), "logprobs", {"content": []}, None),
+        (DPOItem(prompt="p", chosen_response="a", rejected_response="b"), "chosen_response", "c", 1),
+        (TrajectoryCollection(run_id="r"), "trajectories", [[]], None),
+        (OpenAIMessage(role="user", content="x"), "content", "y", 1),
+        (TrainingJobRef(run_id="r", backend="b"), "metadata", {"job_id": "1"}, "x"),
+        (TrainingJobStatus(**STATUS), "status", TrainingStatusEnum.COMPLETED, "gone"),
+        (TrainingJobStatus(**STATUS), "progress", 50.0, 101),
+        (EvalInputItem(id="1"), "output_obj", "4", None),
+        (EvalOutputItem(id="1"), "score", 0.5, "0.5"),
+        (EvalOutput(), "average_score", 0.5, "high"),
+        (EvaluationRunOutput(), "workflow_interrupted", True, "perhaps"),
+        (RewardFunctionConfig(name="a"), "name", "b", None),
+        (CurriculumLearningConfig(), "initial_percentile", 0.5, 0),
+        (FinetuneRunConfig(), "validation_interval", 3, 0),
+        (FinetuneConfig(), "num_epochs", 3, 0),
+        (TrainerConfig(), "reward", RewardFunctionConfig(name="a"), "a"),
+    ],
+)
+def test_fields_may_be_assigned_and_are_checked(value: Any, field: str, assigned: Any, wrong: Any) -> None:
+    setattr(value, field, assigned)
+    assert getattr(value, field) == assigned
+    if wrong is not None:
+        with pytest.raises(ValidationError):
+            setattr(value, field, wrong)
+        assert getattr(value, field) == assigned
+
+
+def test_an_assignment_that_breaks_a_rule_of_the_whole_leaves_the_value_as_it_was() -> None:
+    item = EpisodeItem(**USER)
+    with pytest.raises(ValidationError, match="logprobs must be provided for assistant role"):
+        item.role = EpisodeItemRole.ASSISTANT
+    assert item == EpisodeItem(**USER)
+    item.logprobs = [-0.5]
+    item.role = EpisodeItemRole.ASSISTANT
+    assert item.role == "assistant"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **more: EvalInputItem(id="1", **more),
+        lambda **more: EvalOutputItem(id="1", **more),
+        EvalInput,
+        EvalOutput,
+        EvaluationRunOutput,
+        lambda **more: EpisodeItem(**USER, **more),
+        lambda **more: DPOItem(prompt="p", chosen_response="a", rejected_response="b", **more),
+        lambda **more: Trajectory(episode=[], reward=0.0, **more),
+        lambda **more: TrajectoryCollection(run_id="r", **more),
+        lambda **more: TrainingJobRef(run_id="r", backend="b", **more),
+        lambda **more: TrainingJobStatus(**STATUS, **more),
+        FinetuneConfig,
+        FinetuneRunConfig,
+        CurriculumLearningConfig,
+        lambda **more: RewardFunctionConfig(name="a", **more),
+        TrainerConfig,
+    ],
+)
+def test_a_field_that_is_not_there_is_an_error_that_names_it(make: Any) -> None:
+    make()
+    with pytest.raises(ValidationError, match="expected_trajectory"):
+        make(expected_trajectory=[1])
+
+
+def test_a_message_keeps_fields_that_only_its_provider_knows() -> None:
+    message = OpenAIMessage(role="assistant", content=None, tool_calls=[{"id": "1"}])
+    assert message.to_wire() == {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+
+
+@pytest.mark.parametrize("given", [1, "1", numpy.int64(1)])
+def test_an_id_is_text_whatever_it_was_given_as(given: Any) -> None:
+    assert EvalInputItem(id=given).id == EvalOutputItem(id=given).id == Example(given).id == "1"
+    item = EvalOutputItem(id="0")
+    item.id = given
+    assert item == EvalOutputItem(id="1")
+
+
+def test_other_names_are_their_text_and_what_names_nothing_is_refused() -> None:
+    name = uuid.uuid4()
+    assert Example(name).id == EvalOutputItem(id=name).id == str(name)  # type: ignore[arg-type]
+    for nothing in (None, True, [], {}):
+        with pytest.raises(ValueError, match="an id is text or a whole number"):
+            Example(nothing)  # type: ignore[arg-type]
+        with pytest.raises(ValidationError, match="an id is text or a whole number"):
+            EvalOutputItem(id=nothing)
+
+
+def test_rewards_are_numbers_of_any_kind_and_never_text() -> None:
+    made = Trajectory(episode=[], reward=numpy.float32(0.5), shaped_rewards=[numpy.bool_(True)])
+    assert (made.reward, type(made.reward), made.shaped_rewards) == (0.5, float, [1.0])
+    with pytest.raises(ValidationError, match="a number is expected, found a str"):
+        Trajectory(episode=[], reward="0.5")
+
+
+def test_what_was_written_down_does_not_change_with_an_adapters_own_status() -> None:
+    status = TrainingJobStatus(**STATUS, metadata={"loss": 1.0})
+    entry = EpochEntry(epoch=0, timestamp="", status=status)
+    status.status = TrainingStatusEnum.FAILED
+    assert entry.status is not None and entry.status.status == "running"
+
+
+def test_a_reward_function_that_is_handed_down_is_a_copy() -> None:
+    block, config = FinetuneConfig(reward_function=RewardFunctionConfig(name="a")), TrainerConfig()
+    config.reward = block.reward_function
+    assert config.reward is not None and block.reward_function is not None
+    config.reward.name = "b"
+    assert block.reward_function.name == "a"
+
+
+def test_an_enabled_block_has_the_shipped_components_where_it_names_none() -> None:
+    block = FinetuneConfig(enabled=True, trainer=None)
+    assert (block.trainer, block.trajectory_builder, block.trainer_adapter) == ("epochs", "grpo", "local")
+    assert FinetuneConfig(enabled=True, trainer="mine").trainer == "mine"
+    assert FinetuneConfig().trainer is None
+    assert FinetuneConfig(run_configuration=None).run_configuration == FinetuneRunConfig()

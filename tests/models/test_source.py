@@ -1,0 +1,111 @@
+"""Where models are looked for: a slip of the pen never reaches the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from etude.core.errors import RequestError
+from etude.models.policy import Policy
+from etude.models.source import locate
+from etude.models.speech import Speech
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with models in it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("models/qwen-small", "models/llama", "my-model", "runs/r/checkpoints/v2"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "model.gguf").write_text("weights")
+    return tmp_path
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked() -> Any:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("huggingface_hub.get_session", asked)
+
+
+@pytest.fixture
+def hub_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The hub's cache, empty; its address is one where nobody answers."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(constants, "ENDPOINT", NOWHERE)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(cache), raising=False)
+    return cache
+
+
+@pytest.mark.usefixtures("here", "no_hub", "hub_away")
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("./modles/llama", "did you mean 'models/llama'?"),
+        ("modles/llama", "did you mean './models/llama'?"),
+        ("models/lama", "the folder does not exist; did you mean 'models/llama'?"),
+        ("models/other", "there is 'models/llama', 'models/qwen-small'"),
+        ("models", "there is no config.json in that folder; there is 'models/llama', 'models/qwen-small'"),
+        ("my-modle", "there is no folder 'my-modle'; did you mean './my-model'?"),
+        ("runs/r/checkpoint/v2", "did you mean 'runs/r/checkpoints/v2'?"),
+        ("runs/r/checkpoints/v3", "there is 'runs/r/checkpoints/v2'"),
+        ("empty", "there is no config.json in that folder"),
+        ("model.gguf", "it is a file, and a model is a folder"),
+        ("a name with spaces", "the folder does not exist"),
+        ("/nowhere/at/all", "there is no model at '/nowhere/at/all': the folder does not exist"),
+        ("~/nothing-of-the-kind", "the folder does not exist"),
+        ("~nobody-of-this-name/model", "the folder does not exist"),
+        ("owner/name/", "the folder does not exist"),
+        ("x" * 5000 + "/", "the folder does not exist"),
+        (Path("modles"), "did you mean 'models'?"),
+    ],
+)
+def test_what_is_meant_as_a_folder_is_refused_with_the_nearest_and_without_the_hub(
+    source: Any, told: str
+) -> None:
+    for load in (locate, Policy.load, Speech.load):
+        with pytest.raises(RequestError) as raised:
+            load(source)
+        assert told in str(raised.value)
+
+
+@pytest.mark.usefixtures("here", "no_hub")
+def test_a_folder_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert locate("models/llama") == "models/llama"
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    assert locate("~/my-model") == str(Path.cwd() / "my-model")
+
+
+@pytest.mark.usefixtures("here", "hub_away")
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("transformers would try again and again")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", tried)
+    for load in (Policy.load, Speech.load):
+        with pytest.raises(RequestError) as raised:
+            load("some-owner/something-else")
+        line = str(raised.value)
+        assert "\n" not in line
+        assert line.startswith("there is no folder 'some-owner/something-else' and no such model")
+        assert f"the hub cannot be reached: {NOWHERE}" in line
+
+
+@pytest.mark.usefixtures("here")
+def test_a_model_of_the_cache_needs_no_hub(hub_away: Path) -> None:
+    snapshot = hub_away / "models--my--modle" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (hub_away / "models--my--modle" / "refs").mkdir()
+    (hub_away / "models--my--modle" / "refs" / "main").write_text("abc")
+    assert locate("my/modle") == str(snapshot)
