@@ -21,23 +21,24 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, without repeating anything that it has done.
 
-    `-o` may set `finetuning.num_epochs`, to train for longer, and secrets, which are not kept in run
-    folders.
+    `-o` may change how it goes on: `finetuning.num_epochs`, to train for longer, the error budget, time
+    limits, concurrency, and secrets, which are not kept in run folders.
     """
-    from etude.config.load import load_config
     from etude.store.run_folder import RunFolder
     from etude.stored.find import find_run, latest_unfinished
     from etude.stored.request import read_request
-    from etude.stored.resuming import check_overrides, note_more_epochs
-    from etude.stored.stored_config import CONFIG
+    from etude.stored.resuming import config_to_resume, note_changes
 
     path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
-    overrides = check_overrides(path, override or ())
     request = read_request(path)
+    settings = config_to_resume(path, override or ())
     with RunFolder.open(path) as folder:
-        settings = load_config(path / CONFIG, overrides)
-        if run is None and not as_json:
-            say(f"going on with {path.name}")
+        changed = note_changes(folder, settings)
+        if not as_json:
+            if run is None:
+                say(f"going on with {path.name}")
+            for key, (before, after) in changed.items():
+                say(f"{key}: {before} → {after}")
         if request is not None:
             from etude.cli.evaluate import evaluate_in
 
@@ -45,5 +46,4 @@ def resume(
         else:
             from etude.cli.train import train_in
 
-            note_more_epochs(folder, settings)
             train_in(settings, folder, as_json=as_json)

@@ -21,6 +21,7 @@ from etude.config.references import check_component, complete_finetuning
 from etude.config.schema import Config
 from etude.config.sections import components_in, replace_at, with_defaults
 from etude.config.yaml_file import dump, read_document
+from etude.core.errors import ConfigError
 
 MASK = "**********"
 """What `resolved_yaml` writes for a secret."""
@@ -66,7 +67,7 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     config_file = dig(data, _CONFIG_FILE) or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())
     make_importable(*folders)
-    _read_environment(data, problems)
+    _read_environment(data, problems, Path(config_file) if isinstance(config_file, str) else None)
     components = build_components(data, problems, folders)
     config = _validate_rest(data, problems)
     for path, component in components.items():
@@ -78,8 +79,14 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     return config
 
 
-def _read_environment(data: dict[str, Any], problems: Problems) -> None:
+def _read_environment(data: dict[str, Any], problems: Problems, source: Path | None) -> None:
+    """Put values of the environment in place of references to it, and secrets of `source` in place of masks."""
+    masked = any(text == MASK for _, text in strings(data))
+    secrets = _content(source) if masked else {}
     for path, text in list(strings(data)):
+        if text == MASK:
+            text = str(dig(secrets, path) or MASK)
+            replace_at(data, path, text)
         if text == MASK:
             name = dotted(path)
             problems.add(path, f"{name}: secrets are not kept in run folders; give it again: -o {name}=…")
@@ -91,6 +98,14 @@ def _read_environment(data: dict[str, Any], problems: Problems) -> None:
             if value != text:
                 problems.references[path] = text
                 replace_at(data, path, value)
+
+
+def _content(source: Path | None) -> dict[str, Any]:
+    """What the file that a run was started from says now; nothing when it is gone or damaged."""
+    try:
+        return {} if source is None else read_document(source).data
+    except ConfigError:
+        return {}
 
 
 def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:

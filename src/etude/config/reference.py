@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from etude.config import registry
+from etude.config.changeable import is_changeable
 from etude.config.component import ComponentConfig
 from etude.config.describe import describe
 from etude.config.registry import BASES, NOUNS
@@ -23,6 +24,9 @@ _INTRODUCTION = """\
 A config is one YAML file. `${NAME}` and `${NAME:-default}` read the environment, and
 `-o finetuning.num_epochs=5` on the command line takes the place of what the file says. Unknown keys are
 errors. This page is generated from the config classes.
+
+Keys marked ↻ say how a run is carried out and not what it makes: `etude resume RUN -o key=value` may change them. All
+others stay as they were when the run began.
 """
 
 
@@ -72,8 +76,13 @@ def _row(name: str, field: FieldInfo) -> str:
     takes = "the block below" if _parts(field) else describe(slot)
     if _parts(field) and not models_in(slot):
         takes += ", by a name of your own"
-    cells = (f"`{name}`", takes, _default(field), field.description or "")
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    meaning = (field.description or "") + (" ↻" if is_changeable(field) else "")
+    return f"| {' | '.join(_cell(text) for text in (f'`{name}`', takes, _default(field), meaning))} |"
+
+
+def _cell(text: str) -> str:
+    """Text that stays in one cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", "\\n")
 
 
 def _parts(field: FieldInfo) -> list[type[BaseModel]]:
