@@ -80,7 +80,7 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
 
 
 def _read_environment(data: dict[str, Any], problems: Problems, source: Path | None) -> None:
-    """Put values of the environment in place of references to it, and secrets of `source` in place of masks."""
+    """Put what the environment says in place of references to it, and secrets of `source` for masks."""
     masked = any(text == MASK for _, text in strings(data))
     secrets = _content(source) if masked else {}
     for path, text in list(strings(data)):

@@ -25,8 +25,8 @@ A config is one YAML file. `${NAME}` and `${NAME:-default}` read the environment
 `-o finetuning.num_epochs=5` on the command line takes the place of what the file says. Unknown keys are
 errors. This page is generated from the config classes.
 
-Keys marked ↻ say how a run is carried out and not what it makes: `etude resume RUN -o key=value` may change them. All
-others stay as they were when the run began.
+Some keys only say how a run is carried out, and not what it makes. `etude resume RUN -o key=value` may change
+them; they are named below the tables. All others stay as they were when the run began.
 """
 
 
@@ -64,11 +64,13 @@ def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:
 
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield f"{(model.__doc__ or '').strip()}\n"
-    rows = [
-        _row(field.alias or name, field) for name, field in model.model_fields.items() if name != "reward"
-    ]
-    if rows:
+    fields = {field.alias or name: field for name, field in model.model_fields.items() if name != "reward"}
+    if fields:
+        rows = [_row(name, field) for name, field in fields.items()]
         yield "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+    changeable = [f"`{name}`" for name, field in fields.items() if is_changeable(field)]
+    if changeable:
+        yield f"When a run goes on, these can be changed: {', '.join(changeable)}.\n"
 
 
 def _row(name: str, field: FieldInfo) -> str:
@@ -76,8 +78,8 @@ def _row(name: str, field: FieldInfo) -> str:
     takes = "the block below" if _parts(field) else describe(slot)
     if _parts(field) and not models_in(slot):
         takes += ", by a name of your own"
-    meaning = (field.description or "") + (" ↻" if is_changeable(field) else "")
-    return f"| {' | '.join(_cell(text) for text in (f'`{name}`', takes, _default(field), meaning))} |"
+    cells = (f"`{name}`", takes, _default(field), field.description or "")
+    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: str) -> str:

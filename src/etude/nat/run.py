@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
 import yaml
 
 from etude.config.load import resolved_yaml
@@ -21,7 +22,8 @@ from etude.stored.stored_config import CONFIG, stored_data
 def run_of(config: Config) -> Iterator[RunFolder]:
     """The open folder of the latest unfinished run of this config, or of a new one.
 
-    How the run is carried out may differ, and its number of epochs. Raises StoreError when the folder cannot be written.
+    How the run is carried out may differ, and its number of epochs. Raises StoreError when the folder cannot
+    be written.
     """
     unfinished = unfinished_run(config)
     if unfinished is None:
