@@ -70,6 +70,12 @@ def failures(project) -> dict[str, int]:
     return epochs[-1]["failures"]
 
 
+def played(project) -> list[str]:
+    """The training examples that an agent was run on since the run stopped."""
+    file = project / "played"
+    return [name for name in file.read_text().split() if name[0] != "v"] if file.exists() else []
+
+
 def test_only_what_was_not_the_agents_fault_is_tried_again(stopped):
     shown = etude("resume", "r", "--retry-failed")
     assert shown.exit_code == 0, shown.stderr
