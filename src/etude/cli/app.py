@@ -25,6 +25,7 @@ from etude.cli import (
     train,
     transcripts,
 )
+from etude.cli.console import remember_typing
 from etude.cli.errors import DEBUG, reported
 
 _HELP = """Etude fine-tunes the models inside LLM agents from the agents' own runs.
@@ -38,6 +39,7 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the program's own arguments; those of the command come later."""
+        remember_typing(args)
         end = args.index("--") if "--" in args else len(args)
         DEBUG.set("--debug" in args[:end])
         if not DEBUG.get():

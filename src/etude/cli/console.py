@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etude.cli.hints import Hint
 
 _PIPE_WIDTH = 160
 """Characters of a line where the output is no terminal, so that tables are not broken."""
@@ -29,9 +33,9 @@ def emit(data: Any) -> None:
     print(json.dumps(finite(data), ensure_ascii=False, allow_nan=False, default=str), flush=True)
 
 
-def next_step(text: str) -> None:
-    """The last line: what to do next."""
-    print(f"\nnext: {text}", flush=True)
+def next_step(hint: Hint) -> None:
+    """The last line: what to type next."""
+    print(f"\n{hint.line}", flush=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
@@ -51,10 +55,27 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False, highlight=False).print(made)
 
 
+_HERE: ContextVar[Path | None] = ContextVar("etude_here", default=None)
+_TYPED: ContextVar[tuple[str, ...]] = ContextVar("etude_typed", default=())
+
+
+def remember_typing(words: Sequence[str]) -> None:
+    """Take note of what was typed after `etude`, and where: an agent may change the folder."""
+    _HERE.set(Path.cwd())
+    _TYPED.set(tuple(words))
+
+
+def typed_words() -> tuple[str, ...]:
+    """What was typed after `etude`."""
+    return _TYPED.get()
+
+
 def path_shown(path: Path) -> str:
-    """A path as one would type it here."""
-    path = path.absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    """A path as one would type it here; never one that begins like an option."""
+    here = _HERE.get() or Path.cwd()
+    path = path if path.is_absolute() else here / path
+    shown = str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    return f"./{shown}" if shown.startswith("-") else shown
 
 
 def _cell(value: Any) -> str:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from etude.cli.console import next_step, path_shown
+from etude.cli import hints
+from etude.cli.console import next_step
 from etude.cli.evaluate import show
 from etude.cli.running import run as run_async
 
@@ -38,4 +39,4 @@ def rescore_run(
         scored, evaluation = run_async(rescore(settings, folder, phase=phase, progress=progress))
     show(evaluation, {"run": str(path), "phase": scored}, as_json=as_json, per_example=per_example)
     if not as_json:
-        next_step(f"etude runs show {path_shown(path)}")
+        next_step(hints.show(path))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from etude.cli import after, hints
 from etude.cli.console import emit, next_step, path_shown, say, table
 from etude.cli.errors import reported
-from etude.cli.hints import after_training
 from etude.cli.options import RUNS, AsJson, OutputDir, Run
 
 if TYPE_CHECKING:
@@ -34,14 +34,15 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         return
     if not facts:
         say(f"there are no runs in {output_dir}")
-        next_step("etude train config.yml, or etude demo")
+        next_step(after.at_the_start())
         return
     rows = [
         (one.name, one.kind, _state(one), _epochs(one), *_ends(one), _when(run.changed))
         for one, run in zip(facts, there, strict=True)
     ]
     table(("run", "kind", "state", "epochs", "before", "after", "changed"), rows)
-    next_step(f"etude runs show {path_shown(facts[0].path)}")
+    readable = next((one.path for one in facts if one.state != "unreadable"), None)
+    next_step(hints.check_installation(output_dir) if readable is None else hints.show(readable))
 
 
 @app.command()
@@ -61,13 +62,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     _show_facts(facts)
     for name, history in histories.items():
         _show_history(name, history)
-    shown = path_shown(path)
-    if facts.state == "unfinished":
-        next_step(f"etude resume {shown}")
-    elif facts.kind == "train":
-        next_step(after_training(path))
-    else:
-        next_step(f"etude evaluate --rescore {shown}")
+    next_step(after.after_run(path))
 
 
 @app.command()
@@ -111,7 +106,7 @@ def compare(
         else:
             better = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
             say(f"{one.name} against {facts[0].name}: {better} on {difference.n} common examples")
-    next_step(f"etude runs show {path_shown(paths[-1])}")
+    next_step(hints.show(paths[-1]))
 
 
 def _show_facts(facts: RunFacts) -> None:
@@ -171,7 +166,10 @@ def _show_history(target: str | None, history: History) -> None:
 def _state(facts: RunFacts) -> str:
     if facts.in_use_by is not None:
         return f"running (process {facts.in_use_by})"
-    return facts.state if facts.problem is None else f"unreadable: {facts.problem}"
+    if facts.problem is not None:
+        return f"unreadable: {facts.problem}"
+    is_empty = facts.kind == "train" and facts.state == "finished" and not facts.summary.get("epochs_trained")
+    return "finished, trained on nothing" if is_empty else facts.state
 
 
 def _epochs(facts: RunFacts) -> str | None:

@@ -33,14 +33,19 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
     for override in overrides:
         path: KeyPath = tuple(override.partition("=")[0].split("."))
         slot = slot_in(config, path)
-        is_known = slot is not None and (is_changeable(slot) or takes_secret(slot))
+        is_known = slot is not None and (is_changeable(slot) or _takes_secret(slot))
         if not is_known and dig(kept, path) != MASK:
             raise _refused(dotted(path), config)
     return config
 
 
-def takes_secret(slot: Slot) -> bool:
-    """Whether what a key holds is not kept in run folders."""
+def names_secret(config: Config, override: str) -> bool:
+    """Whether an override of a config gives it a secret."""
+    slot = slot_in(config, tuple(override.partition("=")[0].split(".")))
+    return slot is not None and _takes_secret(slot)
+
+
+def _takes_secret(slot: Slot) -> bool:
     return any(arm.annotation is SecretStr for arm in slot.arms())
 
 

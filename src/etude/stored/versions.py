@@ -6,6 +6,7 @@ Of a run that trains several models also which of those: `RUN:verifier`, `RUN:ve
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from etude.core.errors import RequestError
 from etude.core.history import History
 from etude.core.job import ModelVersion
 from etude.epochs.versions import best_version, last_version
-from etude.stored.facts import histories_of
+from etude.stored.facts import facts_of, histories_of
 from etude.stored.find import find_run, is_run
 
 BEST, LAST, BASE = "best", "last", "base"
@@ -127,13 +128,21 @@ def _best_or_last(wish: str, history: History, run: Path) -> ModelVersion | None
     version = best_version(history) if wish == BEST else last_version(history)
     if version is None:
         raise RequestError(
-            f"run {run.name} has no trained version yet; `etude resume {run}` goes on with it, and "
-            f"{run.name}:{BASE} is the model that it started from"
+            f"run {run.name} has no trained version{_why_not(run)}; {run.name}:{BASE} is the model that it "
+            "started from"
         )
     if version.number:
         require_kept(run, version)
         return version
     return None
+
+
+def _why_not(run: Path) -> str:
+    """Whether there will be one, and how."""
+    state = facts_of(run).state
+    if state == "unfinished":
+        return f" yet; go on with it: etude resume {shlex.quote(str(run))}"
+    return " yet" if state == "running" else ": it trained on nothing, or its backend keeps the versions"
 
 
 def _listed(numbers: Iterable[int]) -> str:
