@@ -201,10 +201,7 @@ def after_a_demo_that_was_stopped(small_example, printed):  # noqa: F811
         shown = etude("demo", "--out", "here it is", "--method", "dpo", "--seed", "3")
     assert shown.exit_code == 1
     words = shlex.split(last_line(shown))
-    assert words == [
-        *["etude", "demo", "--task", "calculator", "--method", "dpo", "--seed", "3", "--out"],
-        "here it is_2",
-    ]
+    assert " ".join(words) == "etude demo --task calculator --method dpo --seed 3 --out here it is_2"
     again = etude(*words[1:])
     assert again.exit_code == 0, again.stderr
 
@@ -298,10 +295,8 @@ def test_a_secret_that_was_typed_is_not_printed(project):
 
 
 def test_an_agent_may_leave_the_folder(project):
-    (project / "agent.py").write_text(
-        "import os\n"
-        + (project / "agent.py").read_text().replace("    reply =", "    os.chdir('/')\n    reply =")
-    )
+    agent = (project / "agent.py").read_text().replace("    reply =", "    os.chdir('/'); reply =")
+    (project / "agent.py").write_text(f"import os\n{agent}")
     change(project / "config.yml", eval__general__max_concurrency=1)
     shown = etude("train", "config.yml", "--name", "r")
     assert last_line(shown) == "etude evaluate runs/r/config.yml --model runs/r"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from etude.cli import hints
-from etude.cli.console import emit, next_step, say
+from etude.cli.console import emit, next_step, say, say_wrapped
 from etude.cli.options import AsJson, ConfigFile, Overrides
 from etude.cli.running import run as run_async
 
@@ -55,7 +55,7 @@ def _show_next(is_ready: bool, settings: Config, config: Path, overrides: Sequen
 
 def _show(report: CheckReport) -> None:
     for finding in report.findings.found:
-        say(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
+        say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
     if report.estimate is not None:
         _show_estimate(report.estimate)
 
@@ -64,7 +64,7 @@ def _show_estimate(estimate: Estimate) -> None:
     from etude.preflight.sizes import shown_bytes
 
     for warning in estimate.warnings:
-        say(f"{MARKS['warning']} {warning}")
+        say_wrapped(f"{MARKS['warning']} {warning}")
     say()
     say(
         f"episodes        {estimate.training_episodes:,} to train on"
@@ -81,7 +81,7 @@ def _show_estimate(estimate: Estimate) -> None:
     if estimate.disk_bytes is not None:
         say(f"disk            about {shown_bytes(estimate.disk_bytes)} for the versions that are kept")
     for assumption in estimate.assumptions:
-        say(f"assuming        {assumption}")
+        say_wrapped(f"assuming        {assumption}")
 
 
 def about(seconds: float) -> str:

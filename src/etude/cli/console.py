@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etude.cli.tables import line_width, table_lines, wrapped
+
 if TYPE_CHECKING:
     from etude.cli.hints import Hint
-
-_PIPE_WIDTH = 160
-"""Characters of a line where the output is no terminal, so that tables are not broken."""
 
 
 def say(text: str = "") -> None:
     """A line of text."""
     print(text, flush=True)
+
+
+def say_wrapped(text: str) -> None:
+    """A sentence, on more lines where the terminal is narrow."""
+    say("\n".join(wrapped(text, line_width(), "  ")))
 
 
 def warn(text: str) -> None:
@@ -38,21 +42,19 @@ def next_step(hint: Hint) -> None:
     print(f"\n{hint.line}", flush=True)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """A table; cells that are None stay empty, and numbers stand at the right."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = [list(row) for row in rows]
-    made = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for place, column in enumerate(columns):
-        numeric = all(isinstance(row[place], int | float | None) for row in shown)
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in shown:
-        made.add_row(*(Text("" if cell is None else _cell(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False, highlight=False).print(made)
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    title: str | None = None,
+    sentences: Collection[str] = (),
+) -> None:
+    """A table, as `table_lines` lays it out, with an empty line around it."""
+    width = line_width()
+    say()
+    if title is not None:
+        say("\n".join(wrapped(title, width)))
+    say("\n".join([*table_lines(columns, list(rows), width=width, sentences=sentences), ""]))
 
 
 _HERE: ContextVar[Path | None] = ContextVar("etude_here", default=None)
@@ -76,9 +78,3 @@ def path_shown(path: Path) -> str:
     path = path if path.is_absolute() else here / path
     shown = str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
     return f"./{shown}" if shown.startswith("-") else shown
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

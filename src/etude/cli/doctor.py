@@ -9,7 +9,7 @@ import typer
 
 from etude.cli import after, hints
 from etude.cli.check import MARKS
-from etude.cli.console import emit, next_step, path_shown, say
+from etude.cli.console import emit, next_step, path_shown, say, say_wrapped
 from etude.cli.options import RUNS, AsJson, OutputDir
 
 if TYPE_CHECKING:
@@ -68,4 +68,4 @@ def _show(findings: Findings, facts: dict[str, object], as_json: bool) -> None:
         emit({**facts, "findings": findings.as_json()})
         return
     for finding in findings.found:
-        say(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
+        say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")

@@ -142,7 +142,8 @@ def _show_examples(evaluation: Evaluation) -> None:
         )
         for row in item_rows(evaluation.output)
     ]
-    table(("example", *names, "output", "expected", "failure"), rows)
+    columns = ("example", *names, "output", "expected", "failure")
+    table(columns, rows, sentences=("output", "expected", "failure"))
 
 
 def _short(value: Any) -> str | None:

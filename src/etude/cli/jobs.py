@@ -34,6 +34,6 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
             for job in found
         ]
         columns = ("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message")
-        table(columns, rows)
+        table(columns, rows, sentences=("message",))
     stopped = bool(found) and found[-1].status == INTERRUPTED
     next_step(after.after_run(path) if stopped or not found else hints.show(path))

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import after, hints
-from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table
 from etude.cli.errors import reported
 from etude.cli.options import RUNS, AsJson, OutputDir, Run
+from etude.cli.tables import said_once
 
 if TYPE_CHECKING:
     from etude.core.history import History
@@ -102,10 +103,10 @@ def compare(
     table(("", *(one.name for one in facts)), rows)
     for one, difference in zip(facts[1:], differences, strict=True):
         if difference is None:
-            say(f"{one.name}: measured on no examples that {facts[0].name} was measured on")
+            say_wrapped(f"{one.name}: measured on no examples that {facts[0].name} was measured on")
         else:
             better = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-            say(f"{one.name} against {facts[0].name}: {better} on {difference.n} common examples")
+            say_wrapped(f"{one.name} against {facts[0].name}: {better} on {difference.n} common examples")
     next_step(hints.show(paths[-1]))
 
 
@@ -143,6 +144,7 @@ def _show_history(target: str | None, history: History) -> None:
     from etude.epochs.metrics import drift_of
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
+    reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])
     rows = [
         (
             entry.epoch + 1,
@@ -152,15 +154,15 @@ def _show_history(target: str | None, history: History) -> None:
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
             (validations.get(entry.epoch + 1) or {}).get("avg_reward"),
-            entry.skipped or entry.resting,
+            reason,
         )
-        for entry in history.epochs
+        for entry, reason in zip(history.epochs, reasons, strict=True)
     ]
     if rows:
         columns = ("epoch", "reward", "episodes", "failed", "trained on", "version", "validation", "skipped")
-        table(columns, rows, title=target)
+        table(columns, rows, title=target, sentences=("skipped",))
     for fault, count in drift_of(history).most_common():
-        say(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
+        say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
 
 
 def _state(facts: RunFacts) -> str:
