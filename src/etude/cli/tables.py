@@ -131,11 +131,14 @@ def _stacked(columns: Sequence[str], row: Sequence[str], width: int) -> Iterator
         if text:
             pair = f"{name} {text}"
             if line and cell_width(line + _GAP + pair) > width:
-                yield from wrapped(line, width, _INDENT)
+                yield line
                 line = ""
-            line = f"{line or _INDENT[2:]}{_GAP if line else ''}{pair}"
+            if cell_width(_GAP + pair) > width:
+                yield from (_GAP + name, _INDENT + text)
+            else:
+                line = f"{line or ''}{_GAP}{pair}"
     if line:
-        yield from wrapped(line, width, _INDENT)
+        yield line
 
 
 def _text(value: Any) -> str:
