@@ -46,7 +46,7 @@ def parse_config(data: Mapping[str, Any], overrides: Iterable[Override] = ()) ->
 
 def missing_variables(path: Path) -> list[str]:
     """The references to the environment in a config file that cannot be read now. Raises ConfigError."""
-    missing = {}
+    missing: dict[str, None] = {}
     for _, text in strings(read_document(path).data):
         try:
             interpolate(text, os.environ)
