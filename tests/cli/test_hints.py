@@ -352,5 +352,26 @@ def test_the_error_budget_is_raised_as_the_error_says(project):
     change(project / "config.yml", finetuning__error_budget=0.1)
     shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 1
-    assert "raise the budget: -o finetuning.error_budget=" in shown.stderr
+    assert "the budget is raised with: -o finetuning.error_budget=" in shown.stderr
     pasted(f"{last_line(shown)} -o finetuning.error_budget=0.5")
+
+
+STRICT = """
+
+@etude.evaluator
+def strict(example: etude.Example, output: str) -> float:
+    with open("there is a judge"):
+        return 1.0
+"""
+
+
+def test_a_scoring_that_failed_is_typed_again(project):
+    with (project / "agent.py").open("a") as agent:
+        agent.write(STRICT)
+    assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
+    command = ("evaluate", "--rescore", "e", "-o", "eval.evaluators.correct.function=agent:strict")
+    shown = etude(*command)
+    assert shown.exit_code == 1, shown.stderr
+    assert last_line(shown) == shlex.join(("etude", *command))
+    (project / "there is a judge").touch()
+    works(shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -63,7 +64,9 @@ _TYPED: ContextVar[tuple[str, ...]] = ContextVar("etude_typed", default=())
 
 def remember_typing(words: Sequence[str]) -> None:
     """Take note of what was typed after `etude`, and where: an agent may change the folder."""
-    _HERE.set(Path.cwd())
+    # Without one (somebody has deleted it), paths are shown as they are.
+    with contextlib.suppress(FileNotFoundError):
+        _HERE.set(Path.cwd())
     _TYPED.set(tuple(words))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import typer
 
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import ErrorBudgetExceeded, EtudeError, RequestError
 
 if TYPE_CHECKING:
     from etude.cli.hints import Hint
@@ -74,6 +74,8 @@ def then(hint: Callable[[], Hint], *, kept: str = "") -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if kept:
             error.add_note(kept)
+        if isinstance(error, ErrorBudgetExceeded):
+            error.add_note("the budget is raised with: -o finetuning.error_budget=…")
         error.add_note(hint().line)
         raise
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from etude.cli import hints
 from etude.cli.console import next_step
+from etude.cli.errors import then
 from etude.cli.evaluate import show
 from etude.cli.running import run as run_async
 
@@ -34,6 +35,7 @@ def rescore_run(
     settings = load_config(config or path / CONFIG, overrides)
     with (
         RunFolder.open(path) as folder,
+        then(hints.again),
         progress_for(stream=sys.stderr if as_json else None) as progress,
     ):
         scored, evaluation = run_async(rescore(settings, folder, phase=phase, progress=progress))

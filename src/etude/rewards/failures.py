@@ -72,6 +72,5 @@ class ErrorBudget:
     def _exceeded(self, what: str) -> ErrorBudgetExceeded:
         return ErrorBudgetExceeded(
             f"{what}, more than the error budget of {100 * self.share:g} % allows:\n{self.tally.describe()}\n"
-            "All other episodes and scores are kept. Mend the cause and resume the run, or resume it and "
-            "raise the budget: -o finetuning.error_budget=…"
+            "All other episodes and scores are kept. Mend the cause and resume the run, or raise the budget."
         )

@@ -51,8 +51,8 @@ class RunFolder:
         path = root / (new_run_name(root) if name is None else check_run_name(name))
         if (path / DATABASE).exists():
             raise RequestError(
-                f"run {path} exists already; choose another name, or go on with it: "
-                f"etude resume {shlex.quote(str(path))}"
+                f"run {path} exists already; go on with it: etude resume {shlex.quote(str(path))}, or choose "
+                "another name"
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
