@@ -15,6 +15,7 @@ from etude.config.finetuning import TrainerAdapterConfig
 from etude.config.registry import register_llm, register_trainer_adapter
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EngineError
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter
 
@@ -49,10 +50,24 @@ class CountingConfig(TrainerAdapterConfig, name="counting"):
     """A backend that makes a version for each job."""
 
     methods: list[str] = Field(default=["grpo", "dpo", "supervised"])
+    versions: bool = Field(default=True, description="Whether it says what it has made.")
 
 
 @register_trainer_adapter(config_type=CountingConfig)
 async def counting(config: CountingConfig, builder: Builder) -> AsyncIterator[FakeAdapter]:
     assert builder.run is not None
     methods = frozenset(config.methods)
-    yield FakeAdapter(builder.run.path / "backend", capabilities=Capabilities(methods=methods, versions=True))
+    capabilities = Capabilities(methods=methods, versions=config.versions)
+    kind = FakeAdapter if config.versions else SilentAdapter
+    yield kind(builder.run.path / "backend", capabilities=capabilities)
+
+
+class SilentAdapter(FakeAdapter):
+    """Trains, and does not say what it made."""
+
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        status = await super().status(ref)
+        return status.model_copy(update={"metadata": {}})
+
+    async def current_version(self) -> ModelVersion | None:  # type: ignore[override]
+        return None

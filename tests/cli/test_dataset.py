@@ -82,7 +82,7 @@ def test_wrong_programs_are_written_and_nothing_is_paid_for_twice(apps: Path, en
     assert result.exit_code == 0, result.output
     assert "wrote           2 problems to made/buggy.jsonl" in result.stdout
     assert "it has no tests" in result.stdout
-    assert result.stdout.strip().splitlines()[-1].startswith("next: use it in a config")
+    assert 'dataset: {_type: buggy_apps, file_path: "made/buggy.jsonl"}' in result.stdout.splitlines()[-1]
     rows = [json.loads(line) for line in Path("made/buggy.jsonl").read_text().splitlines()]
     assert [row["buggy_solutions"][0]["solution"] for row in rows] == [WRONG + "\n"] * 2
     assert endpoint.requests == 2

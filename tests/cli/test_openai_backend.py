@@ -72,7 +72,7 @@ def test_what_a_run_made_can_be_evaluated_as_it_says(hosted, api):
     stand_in, _ = api
     shown = etude("train", "config.yml", "--name", "r")
     told = shown.stdout.rstrip().splitlines()[-1]
-    assert told.startswith("next: etude evaluate runs/r/config.yml --model runs/r ")
+    assert told.startswith("next: etude evaluate runs/r/config.yml --model runs/r")
     assert etude("runs", "show", "r").stdout.rstrip().splitlines()[-1] == told
     shown = etude("evaluate", "runs/r/config.yml", "--model", "runs/r:v1", "--json")
     assert shown.exit_code == 0, shown.stderr

@@ -76,12 +76,78 @@ def test_a_run_cannot_be_made_shorter_than_it_is(project):
 
 
 @pytest.mark.parametrize(
-    "override", ["finetuning.seed=3", "llms.policy.model=other", "eval.general.timeout=1"]
+    "override",
+    [
+        "finetuning.seed=3",
+        "llms.policy.model=other",
+        "trajectory_builders.grpo.num_generations=2",
+        "finetuning.run_configuration.validation_interval=1",
+    ],
 )
-def test_a_run_goes_on_as_it_was_begun(stopped, override):
+def test_what_a_run_rests_on_stays_as_it_was(stopped, override):
     shown = etude("resume", "stopped", "-o", override)
     assert shown.exit_code == 2
     assert override.partition("=")[0] in shown.stderr
+    assert "can be changed: " in shown.stderr and "finetuning.error_budget" in shown.stderr
+
+
+def test_a_mistyped_setting_is_refused_with_the_nearest(stopped):
+    shown = etude("resume", "stopped", "-o", "finetuning.eror_budget=1")
+    assert shown.exit_code == 2
+    assert "did you mean 'error_budget'" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "finetuning.error_budget=1",
+        "eval.general.timeout=20",
+        "eval.general.max_concurrency=3",
+        "eval.general.max_calls=7",
+        "workflow.timeout=9",
+        "eval.evaluators.correct.timeout=9",
+        "trainers.epochs.job_timeout=30",
+        "trainers.epochs.poll_interval=0.5",
+        "trainers.epochs.keep_checkpoints=all",
+    ],
+)
+def test_how_a_run_goes_on_can_be_changed_and_is_remembered(stopped, override):
+    mend(stopped)
+    key, _, value = override.partition("=")
+    shown = etude("resume", "stopped", "-o", override)
+    assert shown.exit_code == 0, shown.stderr
+    assert f"{key}: " in shown.stdout
+    kept = yaml.safe_load((stopped / "runs/stopped/config.yml").read_text())
+    for part in key.split("."):
+        kept = kept[part]
+    assert str(kept) in (value, f"{value}.0")
+
+
+def test_the_error_budget_can_be_raised_when_it_was_exceeded(stopped):
+    """Nothing is mended: the broken examples fail again, and are let pass."""
+    shown = etude("resume", "stopped", "-o", "finetuning.error_budget=0.5")
+    assert shown.exit_code == 0, shown.stderr
+    assert "finetuning.error_budget: 0.1 → 0.5" in shown.stdout
+    # Also when it is resumed once more.
+    assert etude("resume", "stopped", "-o", "finetuning.num_epochs=3").exit_code == 0
+
+
+def test_the_settings_of_an_evaluation_can_be_changed_too(project):
+    (project / "validation.jsonl").write_text(rows(4, "v") + rows(1, "broken"))
+    assert etude("evaluate", "config.yml", "--name", "e", "-o", "finetuning.error_budget=0").exit_code == 1
+    shown = etude("resume", "e", "-o", "finetuning.error_budget=0.5")
+    assert shown.exit_code == 0, shown.stderr
+    kept = yaml.safe_load((project / "runs/e/config.yml").read_text())
+    assert kept["finetuning"]["error_budget"] == 0.5
+
+
+def test_a_literal_secret_is_read_again_from_the_config_file(stopped):
+    """The line that a stopped run prints works as it is."""
+    mend(stopped)
+    change(stopped / "config.yml", llms__policy__api_key="sk-in-the-file")
+    change(stopped / "runs/stopped/config.yml", llms__policy__api_key="**********")
+    assert etude("resume", "stopped").exit_code == 0
+    assert "sk-in-the-file" not in (stopped / "runs/stopped/config.yml").read_text()
 
 
 def test_secrets_are_given_again(stopped):

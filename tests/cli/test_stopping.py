@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.cli.projects import change, etude, process, rows
+from tests.cli.terminal import Terminal
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -38,3 +39,27 @@ def test_an_evaluation_can_be_stopped_too(project):
     _, errors = running.communicate(timeout=30)
     assert running.returncode == 130
     assert errors.endswith("next: etude resume runs/e\n")
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.4])
+def test_ctrl_c_twice_leaves_nothing_of_the_live_display(project, pause):
+    """The terminal writes ^C at the end of the panel, and an agent takes its time to stop."""
+    agent = (project / "agent.py").read_text()
+    waits = "try:\n        await asyncio.sleep(60)\n    finally:\n        await asyncio.sleep(0.3)"
+    slow = agent.replace("reply = await", f"{waits}\n    reply = await")
+    (project / "agent.py").write_text(f"import asyncio\n{slow}")
+    terminal = Terminal("train", "config.yml", "--name", "live", folder=project)
+    try:
+        terminal.read_until("· live")
+        terminal.read(0.6)  # Some refreshes.
+        terminal.type("\x03")
+        terminal.read(pause)
+        terminal.type("\x03")
+        terminal.read(30)
+        screen = terminal.screen()
+        assert not [line for line in screen if set(line) & set("╭╰│─")], "\n".join(screen)
+        assert "stopped; everything up to here is kept" in screen
+        # A shell says 130 of both.
+        assert terminal.process.wait(30) in (130, -signal.SIGINT)
+    finally:
+        terminal.close()

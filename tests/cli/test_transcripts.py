@@ -73,7 +73,7 @@ def test_an_episode_reads_from_top_to_bottom(project):
     shown = etude("transcripts", "e")
     assert shown.exit_code == 0
     assert "wrote           6 transcripts of eval" in shown.stdout
-    assert "next: read runs/e/transcripts/eval/v0-0.yaml" in shown.stdout
+    assert "the first       runs/e/transcripts/eval/v0-0.yaml" in shown.stdout
     assert (project / "runs/e/transcripts/eval/v0-0.yaml").read_text() == (
         "---\n"
         "episode: eval/v0/0\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from etude.core.errors import EngineError, RequestError, StoreError
+from etude.core.errors import EngineAway, EngineError, ImpossibleCall, RequestError, StoreError
 from etude.rollout import run_workflow
 from etude.rollout.archive import iter_episodes, read_episode
 from etude.rollout.collector import Collector, EpisodeJob, Limits
@@ -439,3 +439,49 @@ def test_wrong_settings_are_refused_before_anything_runs(journal: Journal) -> No
         Collector(as_workflow(chatty), {"policy": engine}, journal, default_model="other")
     with pytest.raises(RequestError, match="'temprature' is not a sampling parameter"):
         EpisodeJob("1", examples(1)[0], sampling={"temprature": 0})
+
+
+@pytest.mark.parametrize(
+    ("error", "origin"),
+    [
+        (EngineError("overloaded"), "model"),
+        (EngineAway("restarting"), "model"),
+        (ImpossibleCall("the prompt has 9 tokens, and the context ends at 8"), "agent"),
+    ],
+)
+@pytest.mark.parametrize("client", [False, True])
+async def test_a_failed_call_is_the_agents_own_when_no_model_could_answer_it(
+    journal: Journal, error: EngineError, origin: str, client: bool
+) -> None:
+    async def play(example, episode):
+        if client:
+            await episode.openai().chat.completions.create(model="m", messages=ASK)
+        else:
+            await episode.chat(ASK)
+
+    record = await collect_one(play, journal, engine=ScriptedEngine([error]))
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.origin) == ("call_failed", origin)
+    assert await collect_one(play, journal) == record  # As it is read back.
+
+
+async def test_a_timeout_is_the_models_when_a_call_took_most_of_the_time(journal: Journal) -> None:
+    class Never(ScriptedEngine):
+        async def complete(self, request):
+            await asyncio.sleep(60)
+
+    async def asks(example, episode):
+        await episode.chat(ASK)
+
+    async def dawdles(example, episode):
+        await asyncio.sleep(60)
+
+    limits = Limits(timeout=0.3)
+    waiting = await collect_one(asks, journal, engine=Never([]), limits=limits)
+    assert waiting.failure is not None
+    assert (waiting.failure.kind, waiting.failure.origin) == ("timeout", "model")
+    assert "one model call took 0.3" in waiting.failure.reason
+    await journal.forget("train/0/0")
+    dawdling = await collect_one(dawdles, journal, engine=Never([]), limits=limits)
+    assert dawdling.failure is not None
+    assert (dawdling.failure.kind, dawdling.failure.origin) == ("timeout", "agent")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from etude.config.changeable import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.inference.openai_config import plain_address
 
@@ -141,19 +142,21 @@ class ArtAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
 
     backend: ArtBackendConfig = Field(description="The server and the model.")
     training: ArtTrainingConfig = Field(default_factory=ArtTrainingConfig, description="Options of the jobs.")
-    request_timeout: float = Field(default=60.0, gt=0, description="Seconds for a request but the two below.")
-    prepare_timeout: float = Field(
+    request_timeout: Annotated[float, CHANGEABLE] = Field(
+        default=60.0, gt=0, description="Seconds for a request but the two below."
+    )
+    prepare_timeout: Annotated[float, CHANGEABLE] = Field(
         default=600.0, gt=0, description="Seconds in which the server loads the model and starts inference."
     )
-    silence_timeout: float = Field(
+    silence_timeout: Annotated[float, CHANGEABLE] = Field(
         default=3600.0,
         gt=0,
         description="Seconds without a word after which a job has failed.",
     )
-    job_timeout: float = Field(
+    job_timeout: Annotated[float, CHANGEABLE] = Field(
         default=86400.0, gt=0, description="Seconds for a whole job; then it is cancelled."
     )
-    recover_wait: float = Field(
+    recover_wait: Annotated[float, CHANGEABLE] = Field(
         default=30.0,
         ge=0,
         description="Seconds in which a job whose connection was lost may still turn out to be done.",

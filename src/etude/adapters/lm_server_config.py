@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from etude.adapters.openai_config import JobsConfig
+from etude.config.changeable import CHANGEABLE
 
 
 class LmServerAdapterConfig(JobsConfig, name="lm_server"):
@@ -19,6 +22,6 @@ class LmServerAdapterConfig(JobsConfig, name="lm_server"):
         description="Have the server put its engine away while a job trains, where both do not fit on the "
         "device; it is brought back afterwards.",
     )
-    ready_timeout: float = Field(
+    ready_timeout: Annotated[float, CHANGEABLE] = Field(
         default=300.0, ge=0, description="Seconds to wait for the server, and for its engine to come back."
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from etude.config.changeable import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.learner.variants import DEFAULT_VARIANT, Variant, with_variant
 
@@ -134,7 +135,7 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
         description="Trajectories (or pairs) per optimiser step; left out: all of an epoch's.",
     )
     passes: int = Field(default=1, ge=1, description="Times that an epoch's trajectories are gone over.")
-    token_budget: int = Field(
+    token_budget: Annotated[int, CHANGEABLE] = Field(
         default=16384,
         ge=1,
         description="Tokens that go through the model at a time: memory for speed.",
@@ -143,7 +144,7 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
         default="tree",
         description="Compute tokens that trajectories share once (`tree`), or for each of them (`padded`).",
     )
-    gradient_checkpointing: bool = Field(
+    gradient_checkpointing: Annotated[bool, CHANGEABLE] = Field(
         default=False,
         description="Compute what happens inside of layers again for the gradient in place of keeping it: "
         "less memory, about a third more time.",

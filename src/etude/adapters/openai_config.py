@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from etude.config.changeable import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.inference.openai_config import plain_address
 
@@ -32,24 +33,30 @@ class JobsConfig(TrainerAdapterConfig):
         default="auto", description="How hard preferences pull away from the reference, in DPO."
     )
     min_rows: int = Field(default=1, ge=1, description="Fewer rows are not worth a job.")
-    daily_limit_wait: float = Field(
+    daily_limit_wait: Annotated[float, CHANGEABLE] = Field(
         default=3600.0, gt=0, description="Seconds until the next try when the day's jobs are used up."
     )
-    daily_limit_tries: int = Field(default=25, ge=1, description="Tries before that is an error.")
-    max_poll_interval: float = Field(
+    daily_limit_tries: Annotated[int, CHANGEABLE] = Field(
+        default=25, ge=1, description="Tries before that is an error."
+    )
+    max_poll_interval: Annotated[float, CHANGEABLE] = Field(
         default=60.0,
         gt=0,
         description="Longest pause in seconds between two looks at a job; they grow from the trainer's "
         "`poll_interval`.",
     )
-    outage_limit: float = Field(
+    outage_limit: Annotated[float, CHANGEABLE] = Field(
         default=1800.0,
         ge=0,
         description="Seconds without an answer after which a run gives up waiting for a job. The job goes "
         "on, and a resumed run finds it.",
     )
-    request_timeout: float = Field(default=60.0, gt=0, description="Seconds for one request.")
-    max_retries: int = Field(default=4, ge=0, description="More attempts of a request that failed.")
+    request_timeout: Annotated[float, CHANGEABLE] = Field(
+        default=60.0, gt=0, description="Seconds for one request."
+    )
+    max_retries: Annotated[int, CHANGEABLE] = Field(
+        default=4, ge=0, description="More attempts of a request that failed."
+    )
 
     @field_validator("base_url")
     @classmethod

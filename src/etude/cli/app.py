@@ -25,12 +25,13 @@ from etude.cli import (
     train,
     transcripts,
 )
+from etude.cli.console import remember_typing
 from etude.cli.errors import DEBUG, LOG_LEVEL, reported
 from etude.report.logs import LogLevel, show_logs
 
 _HELP = """Etude fine-tunes the models inside LLM agents from the agents' own runs.
 
-New here: `etude demo` trains a small agent in two minutes. Then `etude init my_agent`.
+New here: `etude demo` trains a small agent, in half a minute on two idle cores. Then `etude init my_agent`.
 """
 
 
@@ -39,6 +40,7 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the program's own arguments; those of the command come later."""
+        remember_typing(args)
         end = args.index("--") if "--" in args else len(args)
         DEBUG.set("--debug" in args[:end])
         if not DEBUG.get():

@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from etude.cli.console import emit, next_step, say
+from etude.cli import hints
+from etude.cli.console import emit, next_step, say, say_wrapped
 from etude.cli.options import AsJson, ConfigFile, Overrides
 from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from etude.config.schema import Config
     from etude.preflight.check import CheckReport
     from etude.preflight.estimate import Estimate
 
@@ -22,20 +27,35 @@ def check(config: ConfigFile, override: Overrides = None, as_json: AsJson = Fals
     from etude.config.load import load_config
     from etude.preflight.check import check_config
 
-    report = run_async(check_config(load_config(config, override or ())))
+    settings = load_config(config, override or ())
+    report = run_async(check_config(settings))
     if as_json:
         estimate = None if report.estimate is None else report.estimate.as_json()
         emit({"ready": report.is_ready, "findings": report.findings.as_json(), "estimate": estimate})
     else:
         _show(report)
-        next_step(f"etude train {config}" if report.is_ready else f"mend what is marked {MARKS['error']}")
+        _show_next(report.is_ready, settings, config, override or ())
     if not report.is_ready:
         raise typer.Exit(2)
 
 
+def _show_next(is_ready: bool, settings: Config, config: Path, overrides: Sequence[str]) -> None:
+    """What to do after a check; secrets that were typed are not repeated."""
+    from etude.stored.resuming import names_secret
+
+    if not is_ready:
+        say(f"\nmend what is marked {MARKS['error']}, and check again")
+        return
+    secrets = [override.partition("=")[0] for override in overrides if names_secret(settings, override)]
+    if secrets:
+        say(f"\nadd again what is secret: {' '.join(f'-o {key}=…' for key in secrets)}")
+    rest = [override for override in overrides if override.partition("=")[0] not in secrets]
+    next_step((hints.train if settings.finetuning.enabled else hints.evaluate)(config, rest))
+
+
 def _show(report: CheckReport) -> None:
     for finding in report.findings.found:
-        say(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
+        say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
     if report.estimate is not None:
         _show_estimate(report.estimate)
 
@@ -44,7 +64,7 @@ def _show_estimate(estimate: Estimate) -> None:
     from etude.preflight.sizes import shown_bytes
 
     for warning in estimate.warnings:
-        say(f"{MARKS['warning']} {warning}")
+        say_wrapped(f"{MARKS['warning']} {warning}")
     say()
     say(
         f"episodes        {estimate.training_episodes:,} to train on"
@@ -61,7 +81,7 @@ def _show_estimate(estimate: Estimate) -> None:
     if estimate.disk_bytes is not None:
         say(f"disk            about {shown_bytes(estimate.disk_bytes)} for the versions that are kept")
     for assumption in estimate.assumptions:
-        say(f"assuming        {assumption}")
+        say_wrapped(f"assuming        {assumption}")
 
 
 def about(seconds: float) -> str:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_PIPE_WIDTH = 160
-"""Characters of a line where the output is no terminal, so that tables are not broken."""
+from etude.cli.tables import line_width, table_lines, wrapped
+
+if TYPE_CHECKING:
+    from etude.cli.hints import Hint
 
 
 def say(text: str = "") -> None:
     """A line of text."""
     print(text, flush=True)
+
+
+def say_wrapped(text: str) -> None:
+    """A sentence, on more lines where the terminal is narrow."""
+    say("\n".join(wrapped(text, line_width(), "  ")))
 
 
 def warn(text: str) -> None:
@@ -29,35 +38,46 @@ def emit(data: Any) -> None:
     print(json.dumps(finite(data), ensure_ascii=False, allow_nan=False, default=str), flush=True)
 
 
-def next_step(text: str) -> None:
-    """The last line: what to do next."""
-    print(f"\nnext: {text}", flush=True)
+def next_step(hint: Hint) -> None:
+    """The last line: what to type next."""
+    print(f"\n{hint.line}", flush=True)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """A table; cells that are None stay empty, and numbers stand at the right."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    title: str | None = None,
+    sentences: Collection[str] = (),
+) -> None:
+    """A table, as `table_lines` lays it out, with an empty line around it."""
+    width = line_width()
+    say()
+    if title is not None:
+        say("\n".join(wrapped(title, width)))
+    say("\n".join([*table_lines(columns, list(rows), width=width, sentences=sentences), ""]))
 
-    shown = [list(row) for row in rows]
-    made = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for place, column in enumerate(columns):
-        numeric = all(isinstance(row[place], int | float | None) for row in shown)
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in shown:
-        made.add_row(*(Text("" if cell is None else _cell(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False, highlight=False).print(made)
+
+_HERE: ContextVar[Path | None] = ContextVar("etude_here", default=None)
+_TYPED: ContextVar[tuple[str, ...]] = ContextVar("etude_typed", default=())
+
+
+def remember_typing(words: Sequence[str]) -> None:
+    """Take note of what was typed after `etude`, and where: an agent may change the folder."""
+    # Without one (somebody has deleted it), paths are shown as they are.
+    with contextlib.suppress(FileNotFoundError):
+        _HERE.set(Path.cwd())
+    _TYPED.set(tuple(words))
+
+
+def typed_words() -> tuple[str, ...]:
+    """What was typed after `etude`."""
+    return _TYPED.get()
 
 
 def path_shown(path: Path) -> str:
-    """A path as one would type it here."""
-    path = path.absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    """A path as one would type it here; never one that begins like an option."""
+    here = _HERE.get() or Path.cwd()
+    path = path if path.is_absolute() else here / path
+    shown = str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    return f"./{shown}" if shown.startswith("-") else shown

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from etude.cli.console import emit, next_step, path_shown, say, table, warn
+from etude.cli import hints
+from etude.cli.console import emit, path_shown, say, table, warn
 from etude.cli.errors import reported, then
 from etude.cli.options import AsJson
 from etude.cli.running import run as run_async
@@ -78,8 +80,8 @@ def buggify(
     engine = OpenAiEngine(
         OpenAiLlmConfig(model_name=model, base_url=base_url, logprobs=False, request_timeout=300)
     )
-    kept = path_shown(work_folder(out))
-    with then(f"next: the same command again; what was paid for is kept in {kept}"):
+    kept = f"what was paid for is kept in {path_shown(work_folder(out))}"
+    with then(hints.again, kept=kept):
         found = run_async(_buggify(config, out, engine, settings, limit, concurrency))
     _show(found, out, as_json)
 
@@ -115,4 +117,5 @@ def _show(found: Buggified, out: Path, as_json: bool) -> None:
         table(("left out because", "problems"), sorted(found.left_out.items()))
     say(f"wrote           {len(found.rows)} problems to {path_shown(out)}")
     say(f"attempts        {found.attempts}")
-    next_step(f"use it in a config: dataset: {{_type: buggy_apps, file_path: {path_shown(out)}}}")
+    quoted = json.dumps(path_shown(out), ensure_ascii=False)
+    say(f"in a config     dataset: {{_type: buggy_apps, file_path: {quoted}}}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from etude.cli import hints
 from etude.cli.console import emit, next_step, path_shown, say, table
 from etude.cli.errors import then
 from etude.cli.options import AsJson
@@ -47,6 +49,9 @@ def demo(
 
     It is made from scratch, warmed up, and then trained through the ordinary machinery: config,
     workflow, evaluators, trajectory builder, local adapter, store.
+
+    The calculator takes 27 to 29 s on two idle cores; the first run on such a machine took 73 s, and one
+    on a busy machine 199 s.
     """
     from etude.demo.demo import run_demo
     from etude.demo.examples import new_folder
@@ -57,8 +62,8 @@ def demo(
     if not as_json:
         say(f"A tiny model, made from scratch on this machine, {TASKS[task].introduction}.")
         say(f"Everything is written to {path_shown(folder)}.\n")
-    again = f"next: etude demo --task {task}   (the runs so far are in {path_shown(folder)})"
-    with then(again), progress_for(json=as_json) as progress:
+    anew = functools.partial(hints.demo_again, task.value, method.value, seed, out)
+    with then(anew), progress_for(json=as_json) as progress:
         report = run_async(run_demo(task, method, seed, folder, progress))
     if as_json:
         emit({"event": "demo", "task": task, "method": method, "seed": seed, **report.as_json()})
@@ -89,7 +94,7 @@ def _show(report: DemoReport) -> None:
     say(f"trained model   {path_shown(report.model)}")
     say(f"agent, config   {path_shown(report.folder)}")
     say(f"took            {report.seconds:.0f} s")
-    next_step("etude init my_agent   (and train your own)")
+    next_step(hints.new_project())
 
 
 def _label(name: str, report: DemoReport) -> str:

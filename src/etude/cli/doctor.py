@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from etude.cli import after, hints
 from etude.cli.check import MARKS
-from etude.cli.console import emit, next_step, say
+from etude.cli.console import emit, next_step, path_shown, say, say_wrapped
 from etude.cli.options import RUNS, AsJson, OutputDir
 
 if TYPE_CHECKING:
@@ -35,7 +37,10 @@ def doctor(output_dir: OutputDir = RUNS, drift: Drift = None, as_json: AsJson = 
     is_well = not findings.of("error")
     _show(findings, {"well": is_well}, as_json)
     if not as_json:
-        next_step("etude demo" if is_well else f"mend what is marked {MARKS['error']}")
+        if is_well:
+            next_step(after.at_the_start())
+        else:
+            say(f"\nmend what is marked {MARKS['error']}")
     if not is_well:
         raise typer.Exit(1)
 
@@ -58,7 +63,7 @@ def _audit(model: str, as_json: bool) -> None:
         return
     if drifting:
         say("A new branch is trained on as a sequence of its own, and what came before it is computed again.")
-    next_step("etude check" if drifting else "etude train")
+    next_step(hints.new_project(path_shown(Path(model)) if Path(model).is_dir() else model))
 
 
 def _show(findings: Findings, facts: dict[str, object], as_json: bool) -> None:
@@ -66,4 +71,4 @@ def _show(findings: Findings, facts: dict[str, object], as_json: bool) -> None:
         emit({**facts, "findings": findings.as_json()})
         return
     for finding in findings.found:
-        say(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
+        say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")

@@ -10,12 +10,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import typer
 
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import ErrorBudgetExceeded, EtudeError, RequestError
 from etude.report.logs import LogLevel
+
+if TYPE_CHECKING:
+    from etude.cli.hints import Hint
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,14 +66,21 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
 
 
 @contextmanager
-def then(advice: str) -> Iterator[None]:
-    """What to do when the work within fails or is stopped half-way; not after a wrong request."""
+def then(hint: Callable[[], Hint], *, kept: str = "") -> Iterator[None]:
+    """What to do when the work within fails or is stopped half-way; not after a wrong request.
+
+    `kept` is a sentence before that about what was done.
+    """
     try:
         yield
     except RequestError:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        error.add_note(advice)
+        if kept:
+            error.add_note(kept)
+        if isinstance(error, ErrorBudgetExceeded):
+            error.add_note("the budget is raised with: -o finetuning.error_budget=…")
+        error.add_note(hint().line)
         raise
 
 

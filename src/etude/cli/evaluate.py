@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from etude.cli import hints
 from etude.cli.console import emit, next_step, path_shown, say, table, warn
 from etude.cli.errors import then
 from etude.cli.options import RUNS, AsJson, OutputDir, Overrides
@@ -92,13 +93,12 @@ def evaluate_in(
     from etude.evaluation.evaluate import evaluate
     from etude.report.progress import progress_for
 
-    shown = path_shown(run.path)
-    with then(f"next: etude resume {shown}"), progress_for(stream=_beside(as_json)) as progress:
+    with then(lambda: hints.resume(run.path)), progress_for(stream=_beside(as_json)) as progress:
         evaluation = run_async(evaluate(settings, run, request, progress=progress))
     show(evaluation, {"run": str(run.path)}, as_json=as_json, per_example=per_example)
     if not as_json:
-        say(f"run             {shown}")
-        next_step(f"etude evaluate --rescore {shown}   (other evaluators, same episodes)")
+        say(f"run             {path_shown(run.path)}")
+        next_step(hints.rescore(run.path))
 
 
 def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
@@ -153,7 +153,8 @@ def _show_examples(evaluation: Evaluation) -> None:
         )
         for row in item_rows(evaluation.output)
     ]
-    table(("example", *names, "output", "expected", "failure"), rows)
+    columns = ("example", *names, "output", "expected", "failure")
+    table(columns, rows, sentences=("output", "expected", "failure"))
 
 
 def _short(value: Any) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from etude.cli import hints
 from etude.cli.console import emit, next_step, path_shown, say
 from etude.cli.options import RUNS, AsJson, OutputDir, Run
 from etude.cli.running import run as run_async
@@ -97,7 +98,11 @@ def _export_model(run: Path, version: str, out: Path | None, lora: bool, as_json
         say(f"warning         {warning}")
     say(f"to              {path_shown(folder)}")
     say(f"files           {', '.join(done.files)}")
-    next_step(f"etude evaluate config.yml --model {path_shown(folder)}")
+    if lora or wanted.target is not None:
+        # What stands alone there is no model that the config could name in place of its own.
+        next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))
+    else:
+        next_step(hints.evaluate_exported(run, folder))
 
 
 def _export_trajectories(run: Path, file: Path, format: Format, method: Method | None, as_json: bool) -> None:
@@ -114,7 +119,7 @@ def _export_trajectories(run: Path, file: Path, format: Format, method: Method |
     say(f"wrote           {written.rows} rows to {path_shown(file)}")
     for reason, count in written.left_out.items():
         say(f"left out        {count} × {reason}")
-    next_step(f"etude runs show {path_shown(run)}")
+    next_step(hints.show(run))
 
 
 async def _write(run: Path, file: Path, format: Format, method: Method | None) -> Written:

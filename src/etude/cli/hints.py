@@ -1,22 +1,163 @@
-"""What to do next, where several commands say it."""
+"""All commands that are offered as the next thing to type. A test puts a project in the state of each, and
+types it."""
 
 from __future__ import annotations
 
+import functools
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec
 
-from etude.cli.console import path_shown
+from etude.cli.console import path_shown, typed_words
+
+P = ParamSpec("P")
+
+_AND = "&&"
 
 
-def after_training(run: Path) -> str:
-    """What to do with a trained run: its model is in the run's folder, or at a backend."""
-    from etude.epochs.versions import last_version
-    from etude.stored.facts import histories_of
-    from etude.stored.versions import is_hosted
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A command to type next."""
 
-    shown = path_shown(run)
-    versions = {name: last_version(history) for name, history in histories_of(run).items()}
-    hosted = [name for name, version in versions.items() if is_hosted(run, version)]
-    if not hosted:
-        return f"etude export {shown}   (the trained model as a folder)"
-    whose = "" if hosted[0] is None else f":{hosted[0]}"
-    return f"etude evaluate {shown}/config.yml --model {shown}{whose}   (the model is its backend's)"
+    name: str
+    """The function below that made it."""
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """As one types it in a shell."""
+        return " ".join(word if word == _AND else shlex.quote(word) for word in self.words)
+
+    @property
+    def line(self) -> str:
+        """As it is printed."""
+        return f"next: {self.command}"
+
+
+HINTS: dict[str, Callable[..., Hint]] = {}
+"""Every hint that there is, by the name of its function."""
+
+
+def _hint(words: Callable[P, Sequence[str]]) -> Callable[P, Hint]:
+    """Declares the words of a command as a hint."""
+
+    @functools.wraps(words)
+    def made(*args: P.args, **kwargs: P.kwargs) -> Hint:
+        return Hint(words.__name__, tuple(words(*args, **kwargs)))
+
+    HINTS[words.__name__] = made
+    return made
+
+
+@_hint
+def try_demo() -> Sequence[str]:
+    """Where there is nothing yet, and everything is installed."""
+    return ["etude", "demo"]
+
+
+@_hint
+def demo_again(task: str, method: str, seed: int, out: Path | None) -> Sequence[str]:
+    """A demo was stopped: it begins anew, in another folder."""
+    folder = [] if out is None else ["--out", path_shown(_free(out))]
+    return ["etude", "demo", "--task", task, "--method", method, "--seed", str(seed), *folder]
+
+
+@_hint
+def new_project(model: str | None = None) -> Sequence[str]:
+    """A project of one's own, with a model where one was spoken of."""
+    folder = path_shown(_free(Path("my_agent")))
+    return ["etude", "init", folder, *([] if model is None else ["--model", model])]
+
+
+@_hint
+def check_project(folder: Path) -> Sequence[str]:
+    """A project was written."""
+    return ["cd", path_shown(folder), _AND, "etude", "check", "config.yml"]
+
+
+@_hint
+def check_installation(output_dir: Path) -> Sequence[str]:
+    """Nothing there can be read."""
+    return ["etude", "doctor", "--output-dir", path_shown(output_dir)]
+
+
+@_hint
+def train(config: Path, overrides: Sequence[str] = ()) -> Sequence[str]:
+    """A config is ready."""
+    return ["etude", "train", path_shown(config), *_options(overrides)]
+
+
+@_hint
+def evaluate(config: Path, overrides: Sequence[str] = ()) -> Sequence[str]:
+    """A config is ready, and trains nothing."""
+    return ["etude", "evaluate", path_shown(config), *_options(overrides)]
+
+
+@_hint
+def resume(run: Path) -> Sequence[str]:
+    """A run was stopped, or failed half-way."""
+    return ["etude", "resume", path_shown(run)]
+
+
+@_hint
+def show(run: Path) -> Sequence[str]:
+    """There is something to see of a run."""
+    return ["etude", "runs", "show", path_shown(run)]
+
+
+@_hint
+def jobs(run: Path) -> Sequence[str]:
+    """A backend trained, and made no version that has a name here."""
+    return ["etude", "jobs", path_shown(run)]
+
+
+@_hint
+def read_episodes(run: Path, phase: str) -> Sequence[str]:
+    """Nothing could be trained on: the episodes show why."""
+    return ["etude", "transcripts", path_shown(run), "--phase", phase]
+
+
+@_hint
+def export(run: Path, target: str | None = None) -> Sequence[str]:
+    """The trained weights are in the run folder."""
+    return ["etude", "export", path_shown(run), *([] if target is None else ["--version", f"{target}:best"])]
+
+
+@_hint
+def evaluate_version(run: Path, version: str | None = None) -> Sequence[str]:
+    """A trained model can be asked for by the name of its run."""
+    model = path_shown(run) if version is None else f"{path_shown(run)}:{version}"
+    return ["etude", "evaluate", path_shown(run / "config.yml"), "--model", model]
+
+
+@_hint
+def evaluate_exported(run: Path, folder: Path) -> Sequence[str]:
+    """A model was exported."""
+    return ["etude", "evaluate", path_shown(run / "config.yml"), "--model", path_shown(folder)]
+
+
+@_hint
+def rescore(run: Path) -> Sequence[str]:
+    """Episodes were scored: other evaluators can score them too."""
+    return ["etude", "evaluate", "--rescore", path_shown(run)]
+
+
+@_hint
+def again() -> Sequence[str]:
+    """A command that goes on where it was stopped when it is typed again."""
+    return ["etude", *typed_words()]
+
+
+def _free(folder: Path) -> Path:
+    """The folder, or one with a number after its name, that is not there yet."""
+    count, free = 1, folder
+    while free.exists():
+        count += 1
+        free = folder.with_name(f"{folder.name}_{count}")
+    return free
+
+
+def _options(overrides: Sequence[str]) -> list[str]:
+    return [word for override in overrides for word in ("-o", override)]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from etude.cli import hints
 from etude.cli.console import emit, next_step, path_shown, say
 from etude.cli.options import AsJson
 
@@ -25,6 +26,7 @@ def import_nat(
     as_json: AsJson = False,
 ) -> None:
     """Take over a config of NVIDIA's NeMo Agent Toolkit, and list what could not be."""
+    from etude.config.load import missing_variables
     from etude.importing.nat import import_nat, write_project
 
     if model is not None and Path(model).is_dir():
@@ -47,4 +49,8 @@ def import_nat(
     for note in imported.notes:
         where = note.key if note.line is None else f"{note.line}: {note.key}"
         say(f"  {where}: {note.said}")
-    next_step(f"cd {folder} && etude check config.yml")
+    missing = missing_variables(folder / "config.yml")
+    if missing:
+        say(f"\nput {', '.join(missing)} into the environment first: {hints.check_project(folder).command}")
+    else:
+        next_step(hints.check_project(folder))

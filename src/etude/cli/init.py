@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from etude.cli import hints
 from etude.cli.console import emit, next_step, path_shown, say
 from etude.cli.options import AsJson
 
@@ -33,4 +34,4 @@ def init(
         say(f"wrote {path_shown(path)}")
     if model is None:
         say(f"model {chosen}: downloaded when it is first used, 270 MB; choose another with --model")
-    next_step(f"cd {folder} && etude check config.yml")
+    next_step(hints.check_project(folder))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.cli import after, hints
+from etude.cli.console import emit, next_step, say, table
 from etude.cli.options import RUNS, AsJson, OutputDir, Run
 
 
@@ -33,7 +34,6 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
             for job in found
         ]
         columns = ("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message")
-        table(columns, rows)
-    shown = path_shown(path)
+        table(columns, rows, sentences=("message",))
     stopped = bool(found) and found[-1].status == INTERRUPTED
-    next_step(f"etude {'resume' if stopped or not found else 'runs show'} {shown}")
+    next_step(after.after_run(path) if stopped or not found else hints.show(path))

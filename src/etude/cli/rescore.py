@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from etude.cli.console import next_step, path_shown
+from etude.cli import hints
+from etude.cli.console import next_step
+from etude.cli.errors import then
 from etude.cli.evaluate import show
 from etude.cli.running import run as run_async
 
@@ -33,9 +35,10 @@ def rescore_run(
     settings = load_config(config or path / CONFIG, overrides)
     with (
         RunFolder.open(path) as folder,
+        then(hints.again),
         progress_for(stream=sys.stderr if as_json else None) as progress,
     ):
         scored, evaluation = run_async(rescore(settings, folder, phase=phase, progress=progress))
     show(evaluation, {"run": str(path), "phase": scored}, as_json=as_json, per_example=per_example)
     if not as_json:
-        next_step(f"etude runs show {path_shown(path)}")
+        next_step(hints.show(path))

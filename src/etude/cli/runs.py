@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.cli import after, hints
+from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table
 from etude.cli.errors import reported
 from etude.cli.figures import show_figures
-from etude.cli.hints import after_training
 from etude.cli.options import RUNS, AsJson, OutputDir, Run
+from etude.cli.tables import said_once
 from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
@@ -44,14 +45,15 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         return
     if not facts:
         say(f"there are no runs in {output_dir}")
-        next_step("etude train config.yml, or etude demo")
+        next_step(after.at_the_start())
         return
     rows = [
         (one.name, one.kind, _state(one), _epochs(one), *_ends(one), _when(run.changed))
         for one, run in zip(facts, there, strict=True)
     ]
     table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
-    next_step(f"etude runs show {path_shown(facts[0].path)}")
+    readable = next((one.path for one in facts if one.state != "unreadable"), None)
+    next_step(hints.check_installation(output_dir) if readable is None else hints.show(readable))
 
 
 @app.command()
@@ -71,13 +73,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     _show_facts(facts)
     for name, history in histories.items():
         _show_history(name, history, path)
-    shown = path_shown(path)
-    if facts.state == "unfinished":
-        next_step(f"etude resume {shown}")
-    elif facts.kind == "train":
-        next_step(after_training(path))
-    else:
-        next_step(f"etude evaluate --rescore {shown}")
+    next_step(after.after_run(path))
 
 
 @app.command()
@@ -119,12 +115,12 @@ def compare(
     table(("", *(one.name for one in facts)), rows)
     for one, difference, by_evaluator in zip(facts[1:], differences, others, strict=True):
         if difference is None:
-            say(f"{one.name}: measured on no examples that {facts[0].name} was measured on")
+            say_wrapped(f"{one.name}: measured on no examples that {facts[0].name} was measured on")
         else:
-            say(f"{one.name} against {facts[0].name}: {_difference(difference)}")
+            say_wrapped(f"{one.name} against {facts[0].name}: {_difference(difference)}")
         for name, found in by_evaluator.items():
-            say(f"{one.name} against {facts[0].name}, {name}: {_difference(found)}")
-    next_step(f"etude runs show {path_shown(paths[-1])}")
+            say_wrapped(f"{one.name} against {facts[0].name}, {name}: {_difference(found)}")
+    next_step(hints.show(paths[-1]))
 
 
 def _show_facts(facts: RunFacts) -> None:
@@ -169,6 +165,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     from etude.epochs.warnings import causes_in
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
+    reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])
     rows = [
         (
             entry.epoch + 1,
@@ -178,16 +175,16 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
             (validations.get(entry.epoch + 1) or {}).get("avg_reward"),
-            entry.skipped or entry.resting,
+            reason,
         )
-        for entry in history.epochs
+        for entry, reason in zip(history.epochs, reasons, strict=True)
     ]
     if rows:
         columns = ("epoch", "reward", "episodes", "failed", "trained on", "version", "validation", "skipped")
-        table(columns, rows, title=target)
+        table(columns, rows, title=target, sentences=("skipped",))
     _show_evaluators(history)
     for fault, count in drift_of(history).most_common():
-        say(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
+        say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
     entries: list[Entry] = [*history.validations, *history.epochs]
     retries = sum((entry.metrics.get("calls") or {}).get("retries", 0) for entry in entries)
     _show_retries(retries)
@@ -257,7 +254,10 @@ def _columns(facts: RunFacts) -> dict[str, str]:
 def _state(facts: RunFacts) -> str:
     if facts.in_use_by is not None:
         return f"running (process {facts.in_use_by})"
-    return facts.state if facts.problem is None else f"unreadable: {facts.problem}"
+    if facts.problem is not None:
+        return f"unreadable: {facts.problem}"
+    is_empty = facts.kind == "train" and facts.state == "finished" and not facts.summary.get("epochs_trained")
+    return "finished, trained on nothing" if is_empty else facts.state
 
 
 def _epochs(facts: RunFacts) -> str | None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from etude.cli import after
 from etude.cli.console import next_step, path_shown, say
 from etude.cli.errors import then
 from etude.cli.figures import show_figures
-from etude.cli.hints import after_training
 from etude.cli.options import AsJson, ConfigFile, Overrides
 from etude.cli.running import run as run_async
 
@@ -73,12 +73,11 @@ def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> dict[str, An
     from etude.finetune import finetune
     from etude.report.progress import progress_for
 
-    shown = path_shown(run.path)
-    with then(f"next: etude resume {shown}"), progress_for(json=as_json) as progress:
+    with then(lambda: after.after_stop(run.path)), progress_for(json=as_json) as progress:
         outcome = run_async(finetune(settings, run, progress=progress))
     if not as_json:
         _tell(outcome.summary, run)
-        next_step(after_training(run.path))
+        next_step(after.after_training(run.path))
     return outcome.summary
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from etude.cli import hints
 from etude.cli.console import emit, next_step, path_shown, say
 from etude.cli.options import RUNS, AsJson, OutputDir, Run
 
@@ -74,4 +75,5 @@ def transcripts(
     if written.failed:
         say(f"failed          {written.failed} of these episodes")
     say(f"to              {path_shown(written.folder)}")
-    next_step(f"read {path_shown(written.folder / written.files[0])}")
+    say(f"the first       {path_shown(written.folder / written.files[0])}")
+    next_step(hints.show(path))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from etude.config.changeable import CHANGEABLE
 from etude.config.component import ComponentConfig, DatasetConfig
 from etude.core.data_model import OWN_COPIES, DataModel
 
@@ -186,14 +187,16 @@ class FinetuneConfig(DataModel):
         description="Leave out GRPO trajectories that were sampled from weights of more than this many "
         "updates ago.",
     )
-    num_epochs: int = Field(default=1, ge=1, description="How many times to collect and train.")
+    num_epochs: Annotated[int, CHANGEABLE] = Field(
+        default=1, ge=1, description="How many times to collect and train."
+    )
     output_dir: Path = Field(default=Path("runs"), description="Where run folders are made.")
     seed: int = Field(default=0, ge=0, description="Seed of every random choice of the run.")
     deterministic: bool = Field(
         default=False,
         description="Repeat bit for bit on a CPU, whatever is interrupted; a little slower.",
     )
-    error_budget: float = Field(
+    error_budget: Annotated[float, CHANGEABLE] = Field(
         default=0.2,
         ge=0,
         le=1,

@@ -22,6 +22,7 @@ from etude.config.references import check_component, complete_finetuning
 from etude.config.schema import Config
 from etude.config.sections import components_in, replace_at, with_defaults
 from etude.config.yaml_file import dump, read_document
+from etude.core.errors import ConfigError
 
 MASK = "**********"
 """What `resolved_yaml` writes for a secret."""
@@ -42,6 +43,17 @@ def load_config(path: Path | str, overrides: Iterable[Override] = ()) -> Config:
 def parse_config(data: Mapping[str, Any], overrides: Iterable[Override] = ()) -> Config:
     """Like `load_config`, from a mapping with the content of a file; components may be config objects."""
     return _validated(Document(dict(data)), overrides)
+
+
+def missing_variables(path: Path) -> list[str]:
+    """The references to the environment in a config file that cannot be read now. Raises ConfigError."""
+    missing: dict[str, None] = {}
+    for _, text in strings(read_document(path).data):
+        try:
+            interpolate(text, os.environ)
+        except ValueError:
+            missing[text] = None
+    return list(missing)
 
 
 def resolved_yaml(config: Config) -> str:
@@ -67,7 +79,7 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     config_file = dig(data, _CONFIG_FILE) or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())
     make_importable(*folders)
-    _read_environment(data, problems)
+    _read_environment(data, problems, Path(config_file) if isinstance(config_file, str) else None)
     components = build_components(data, problems, folders)
     config = _validate_rest(data, problems)
     for path, component in components.items():
@@ -80,8 +92,14 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     return config
 
 
-def _read_environment(data: dict[str, Any], problems: Problems) -> None:
+def _read_environment(data: dict[str, Any], problems: Problems, source: Path | None) -> None:
+    """Put what the environment says in place of references to it, and secrets of `source` for masks."""
+    masked = any(text == MASK for _, text in strings(data))
+    secrets = _content(source) if masked else {}
     for path, text in list(strings(data)):
+        if text == MASK:
+            text = str(dig(secrets, path) or MASK)
+            replace_at(data, path, text)
         if text == MASK:
             name = dotted(path)
             problems.add(path, f"{name}: secrets are not kept in run folders; give it again: -o {name}=…")
@@ -93,6 +111,14 @@ def _read_environment(data: dict[str, Any], problems: Problems) -> None:
             if value != text:
                 problems.references[path] = text
                 replace_at(data, path, value)
+
+
+def _content(source: Path | None) -> dict[str, Any]:
+    """What the file that a run was started from says now; nothing when it is gone or damaged."""
+    try:
+        return {} if source is None else read_document(source).data
+    except ConfigError:
+        return {}
 
 
 def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from etude.config import registry
+from etude.config.changeable import is_changeable
 from etude.config.component import ComponentConfig
 from etude.config.describe import describe
 from etude.config.registry import BASES, NOUNS
@@ -23,6 +24,9 @@ _INTRODUCTION = """\
 A config is one YAML file. `${NAME}` and `${NAME:-default}` read the environment, and
 `-o finetuning.num_epochs=5` on the command line takes the place of what the file says. Unknown keys are
 errors. This page is generated from the config classes.
+
+Some keys only say how a run is carried out, and not what it makes. `etude resume RUN -o key=value` may change
+them; they are named below the tables. All others stay as they were when the run began.
 """
 
 
@@ -60,11 +64,13 @@ def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:
 
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield f"{(model.__doc__ or '').strip()}\n"
-    rows = [
-        _row(field.alias or name, field) for name, field in model.model_fields.items() if name != "reward"
-    ]
-    if rows:
+    fields = {field.alias or name: field for name, field in model.model_fields.items() if name != "reward"}
+    if fields:
+        rows = [_row(name, field) for name, field in fields.items()]
         yield "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+    changeable = [f"`{name}`" for name, field in fields.items() if is_changeable(field)]
+    if changeable:
+        yield f"When a run goes on, these can be changed: {', '.join(changeable)}.\n"
 
 
 def _row(name: str, field: FieldInfo) -> str:
@@ -73,7 +79,12 @@ def _row(name: str, field: FieldInfo) -> str:
     if _parts(field) and not models_in(slot):
         takes += ", by a name of your own"
     cells = (f"`{name}`", takes, _default(field), field.description or "")
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(text: str) -> str:
+    """Text that stays in one cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", "\\n")
 
 
 def _parts(field: FieldInfo) -> list[type[BaseModel]]:

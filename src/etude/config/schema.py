@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny
 
+from etude.config.changeable import CHANGEABLE
 from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
 from etude.config.document import KeyPath
 from etude.config.finetuning import (
@@ -21,15 +23,21 @@ class EvalGeneralConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_concurrency: int = Field(default=8, ge=1, description="Episodes that run at the same time.")
+    max_concurrency: Annotated[int, CHANGEABLE] = Field(
+        default=8, ge=1, description="Episodes that run at the same time."
+    )
     output_dir: Path | None = Field(
         default=None, description="Where `etude evaluate` writes its results; by default the run folder."
     )
     dataset: SerializeAsAny[DatasetConfig] | None = Field(
         default=None, description="The examples: a file, `module:function`, or a dataset component."
     )
-    timeout: float = Field(default=300.0, gt=0, description="Seconds that an episode may take.")
-    max_calls: int = Field(default=1000, ge=1, description="Model calls that an episode may make.")
+    timeout: Annotated[float, CHANGEABLE] = Field(
+        default=300.0, gt=0, description="Seconds that an episode may take."
+    )
+    max_calls: Annotated[int, CHANGEABLE] = Field(
+        default=1000, ge=1, description="Model calls that an episode may make."
+    )
 
 
 class EvalConfig(BaseModel):

@@ -33,6 +33,9 @@ class Failure:
 
     kind: Literal["raised", "timeout", "no_output", "call_failed"]
     reason: str
+    origin: Literal["agent", "model"] = "agent"
+    """Whose failure it is: the agent's own, or that of a model that did not answer, or not in time. Of the
+    latter the same episode may go well another time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,10 @@ class EngineAway(EngineError):
     """The engine is not there at the moment: another try later may do better."""
 
 
+class ImpossibleCall(EngineError):
+    """The request itself is at fault: too long, or of a kind that the model does not take."""
+
+
 class EpisodeError(EtudeError):
     """An episode failed: its workflow raised, timed out or returned nothing usable."""
 

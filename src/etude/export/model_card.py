@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from etude.config.yaml_file import dump
 from etude.core.history import History
 from etude.epochs.figures import Entry, figure_of, version_of, with_rewards
 from etude.epochs.warnings import collapse_in
+from etude.export.places import without_places
 from etude.report.figure_lines import evaluators_in, shown_score
 from etude.stored.facts import facts_of, histories_of
 from etude.stored.stored_config import CONFIG, stored_data, trained_parts
@@ -19,7 +21,10 @@ _PACKAGES = ("etude", "torch", "transformers", "peft", "accelerate", "safetensor
 
 
 def model_card(wanted: RunVersion, *, lora_only: bool = False) -> str:
-    """Markdown with the front matter that model hubs read. Holds no secrets: the config has none."""
+    """Markdown with the front matter that model hubs read.
+
+    It names no place on this machine, and has the config as the run folder keeps it: without secrets.
+    """
     return "\n".join(
         [
             *_front_matter(wanted, lora_only),
@@ -50,9 +55,7 @@ def _introduction(wanted: RunVersion, lora_only: bool) -> Iterator[str]:
     whose = "" if wanted.target is None else f", {wanted.target}"
     yield f"# {facts.name}{whose}, {version}\n"
     yield f"{what} of an agent's model, trained with Etude from the agent's own runs.\n"
-    base = parts["base"] and (
-        Path(parts["base"]).name if Path(parts["base"]).is_absolute() else parts["base"]
-    )
+    base = parts["base"]
     rows = {
         "base model": Path(base).name if base and Path(base).is_absolute() else base,
         "trajectory builder": parts["method"],
@@ -130,8 +133,8 @@ def _making(wanted: RunVersion) -> Iterator[str]:
         yield from _table(("", ""), rows)
     config = wanted.run / CONFIG
     if config.is_file():
-        yield "The config, with every default filled in and without secrets:\n"
-        yield f"```yaml\n{config.read_text(encoding='utf-8').strip()}\n```\n"
+        yield "The config, with every default filled in, and without secrets and places on the machine:\n"
+        yield f"```yaml\n{dump(without_places(stored_data(wanted.run), wanted.run)).strip()}\n```\n"
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Iterator[str]:

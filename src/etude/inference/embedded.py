@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from etude.core.call import ChatRequest, Completion, Usage
-from etude.core.errors import EngineError
+from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.job import ModelVersion
 from etude.inference.decoder import Row, make_decoder
 from etude.inference.sampled import OnToken, Sampled, SampledToken, TokenRequest
@@ -125,9 +125,9 @@ class EmbeddedEngine:
     def _prepare(self, request: TokenRequest) -> _Job:
         length, context, sampling = len(request.prompt_ids), self.policy.max_context, request.sampling
         if not length:
-            raise EngineError("the prompt is empty: the model has nothing to continue")
+            raise ImpossibleCall("the prompt is empty: the model has nothing to continue")
         if length >= context:
-            raise EngineError(
+            raise ImpossibleCall(
                 f"the prompt has {length} tokens, and the model's context ends at {context}; shorten the "
                 "conversation"
             )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from etude.config.changeable import CHANGEABLE
 from etude.config.component import LlmConfig
 from etude.config.registry import register_llm
 from etude.core.call import Sampling
@@ -24,14 +25,18 @@ class LocalLlmConfig(LlmConfig, name="local"):
     """A model that runs, and can be trained, in this process."""
 
     model: str | Path = Field(description="A model folder, or a name on the Hugging Face hub.")
-    device: str = Field(default="auto", description="`auto`, `cpu`, `cuda`, `cuda:N` or `mps`.")
+    device: Annotated[str, CHANGEABLE] = Field(
+        default="auto", description="`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="`auto` is bfloat16 on CUDA and float32 elsewhere."
     )
     temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling: probability mass kept.")
     max_tokens: int = Field(default=512, ge=1, description="Most tokens of one completion.")
-    max_batch: int = Field(default=256, ge=1, description="Most requests that are sampled at once.")
+    max_batch: Annotated[int, CHANGEABLE] = Field(
+        default=256, ge=1, description="Most requests that are sampled at once."
+    )
 
     @property
     def sampling(self) -> Sampling:

@@ -12,7 +12,7 @@ import stamina
 
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
-from etude.core.errors import EngineError, RequestError
+from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.inference.http_lanes import HttpLanes
@@ -67,7 +67,7 @@ class OpenAiEngine:
                 with attempt:
                     return await self._attempt(fields)
         except Refused as error:
-            raise self._error(str(error)) from None
+            raise self._error(str(error), ImpossibleCall if error.impossible else EngineError) from None
         except Disturbed as error:
             raise self._error(f"{error} (attempt {self._config.max_retries + 1}, the last)") from None
         raise AssertionError("the loop above returns or raises")
@@ -152,11 +152,11 @@ class OpenAiEngine:
             fields |= {"return_token_ids": True, **self._provider.with_token_ids}
         return fields | config.extra_body
 
-    def _error(self, reason: str) -> EngineError:
+    def _error(self, reason: str, kind: type[EngineError] = EngineError) -> EngineError:
         for secret in self._secrets:
             if secret:
                 reason = reason.replace(secret, "***")
-        return EngineError(f"model '{self._model}' at {self._base_url}: {reason}")
+        return kind(f"model '{self._model}' at {self._base_url}: {reason}")
 
 
 @register_llm(config_type=OpenAiLlmConfig)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 
+from etude.config.changeable import CHANGEABLE
 from etude.config.component import LlmConfig
 from etude.core.call import Sampling
 from etude.inference.providers import PROVIDERS, Provider, provider_at
@@ -31,18 +32,20 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling: probability mass kept.")
     max_tokens: int | None = Field(default=None, ge=1, description="Most tokens of one completion.")
-    request_timeout: float = Field(default=60.0, gt=0, description="Seconds for one attempt, all in all.")
-    max_retries: int = Field(
+    request_timeout: Annotated[float, CHANGEABLE] = Field(
+        default=60.0, gt=0, description="Seconds for one attempt, all in all."
+    )
+    max_retries: Annotated[int, CHANGEABLE] = Field(
         default=4,
         ge=0,
         description="More attempts after 408, 409, 429, 5xx, a lost connection or a malformed answer.",
     )
-    retry_wait: float = Field(
+    retry_wait: Annotated[float, CHANGEABLE] = Field(
         default=0.5,
         ge=0,
         description="Seconds before the first retry; doubles with each. `Retry-After` goes first.",
     )
-    max_retry_wait: float = Field(
+    max_retry_wait: Annotated[float, CHANGEABLE] = Field(
         default=30.0, ge=0, description="Longest wait in seconds between two attempts."
     )
     provider: Literal["auto", "openai", "openrouter", "vllm", "etude", "other"] = Field(

@@ -9,12 +9,18 @@ from typing import Any
 
 from pydantic_core import from_json
 
+_REQUEST_AT_FAULT = frozenset({400, 413, 422})
 _RETRIED_STATUS = frozenset({408, 409, 429})
 _SHOWN_CHARACTERS = 300
 
 
 class Refused(Exception):
     """The endpoint will not answer this request, however often it is asked."""
+
+    def __init__(self, reason: str, *, impossible: bool = False) -> None:
+        super().__init__(reason)
+        self.impossible = impossible
+        """Whether the request is at fault: not the key, the address or the account."""
 
 
 class Disturbed(Exception):
@@ -42,7 +48,7 @@ def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused 
     location = headers.get("location")
     if 300 <= status < 400 and location:
         reason = f"{reason}: redirected to {location}; give that address as `base_url`"
-    return Refused(reason)
+    return Refused(reason, impossible=status in _REQUEST_AT_FAULT)
 
 
 def error_text(body: Any) -> str:

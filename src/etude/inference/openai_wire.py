@@ -46,7 +46,7 @@ def encode(body: Mapping[str, Any]) -> bytes:
     try:
         return to_json(body)
     except ValueError as error:
-        raise Refused(f"the request cannot be written as JSON: {error}") from error
+        raise Refused(f"the request cannot be written as JSON: {error}", impossible=True) from error
 
 
 def parse_completion(data: bytes, model_version: int = 0) -> Completion:
@@ -152,7 +152,7 @@ def _named_ids(wire: Any) -> tuple[int, ...] | None:
 
 def _finish_reason(wire: Any, message: Message) -> str:
     if wire == "content_filter":
-        raise Refused("the endpoint's content filter cut the answer")
+        raise Refused("the endpoint's content filter cut the answer", impossible=True)
     if wire in ("abort", "error"):
         raise Disturbed(f"the endpoint gave up on the answer (finish_reason {wire!r})")
     if wire == "length":

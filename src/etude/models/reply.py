@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from etude.core.errors import EngineError
+from etude.core.errors import ImpossibleCall
 from etude.core.message import Message, Tool
 
 _TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -40,7 +40,9 @@ def _by_response_template(tokenizer: Any, text: str, tools: Sequence[Tool], prom
         return None
     except Exception as error:
         # The parser is the tokenizer's own, and may raise anything.
-        raise EngineError(f"the model's answer cannot be parsed: {type(error).__name__}: {error}") from error
+        raise ImpossibleCall(
+            f"the model's answer cannot be parsed: {type(error).__name__}: {error}"
+        ) from error
     return {name: value for name, value in parsed.items() if name != "tool_calls" or value}
 
 

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from etude.core.call import Call, ChatRequest, continues
-from etude.core.errors import EngineError, RequestError
+from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.message import Message, Tool, is_text, text_of
 from etude.models.drift import Fault, fault_of
 from etude.models.reply import parse_reply
@@ -257,7 +257,7 @@ class ChatTemplate:
                 tokenize=False,
             )
         except (TemplateError, TypeError, KeyError, ValueError) as error:
-            raise EngineError(
+            raise ImpossibleCall(
                 f"the model's chat template refused the messages ({type(error).__name__}: {error}); "
                 f"roles: {[message.get('role') for message in next(iter(conversations), ())]}"
             ) from error
@@ -290,7 +290,7 @@ class _Piece:
 def _for_template(message: Message) -> Message:
     """Templates expect text, and tool arguments as an object where OpenAI's format has JSON text."""
     if not is_text(message):
-        raise EngineError(
+        raise ImpossibleCall(
             f"the model takes text only, and a message of the role {message.get('role')!r} has other parts"
         )
     plain = {**message, "content": text_of(message)}

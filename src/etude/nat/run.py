@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -15,7 +14,7 @@ from etude.store.run_folder import RunFolder
 from etude.store.run_list import list_runs
 from etude.stored.facts import facts_of
 from etude.stored.new_run import new_run
-from etude.stored.resuming import note_more_epochs
+from etude.stored.resuming import note_changes, without_changeable
 from etude.stored.stored_config import CONFIG, stored_data
 
 
@@ -23,7 +22,8 @@ from etude.stored.stored_config import CONFIG, stored_data
 def run_of(config: Config) -> Iterator[RunFolder]:
     """The open folder of the latest unfinished run of this config, or of a new one.
 
-    The number of epochs may differ. Raises StoreError when the folder cannot be written.
+    How the run is carried out may differ, and its number of epochs. Raises StoreError when the folder cannot
+    be written.
     """
     unfinished = unfinished_run(config)
     if unfinished is None:
@@ -31,20 +31,15 @@ def run_of(config: Config) -> Iterator[RunFolder]:
             yield run
         return
     with RunFolder.open(unfinished) as run:
-        note_more_epochs(run, config)
+        note_changes(run, config)
         yield run
 
 
 def unfinished_run(config: Config) -> Path | None:
     """The run of this config that was changed last and is neither finished nor in use."""
-    wanted = _without_epochs(yaml.safe_load(resolved_yaml(config)))
+    wanted = without_changeable(yaml.safe_load(resolved_yaml(config)), config)
     for run in list_runs(config.finetuning.output_dir):
-        is_its = (run.path / CONFIG).is_file() and _without_epochs(stored_data(run.path)) == wanted
+        is_its = (run.path / CONFIG).is_file() and without_changeable(stored_data(run.path), config) == wanted
         if is_its and facts_of(run.path).state == "unfinished":
             return run.path
     return None
-
-
-def _without_epochs(data: dict[str, Any]) -> dict[str, Any]:
-    finetuning = {key: value for key, value in data["finetuning"].items() if key != "num_epochs"}
-    return data | {"finetuning": finetuning}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ class EtudeTrainer(Trainer):
         """
         etude = await self._opened()
         statuses = await etude.run(num_epochs)
-        logger.info("trained in %s; look at it with: etude runs show %s", *2 * (etude.runtime.run.path,))
+        run = etude.runtime.run.path
+        logger.info("trained in %s; look at it with: etude runs show %s", run, shlex.quote(str(run)))
         return [status_to_toolkit(status) for status in statuses]
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
+from etude.config.changeable import CHANGEABLE
 from etude.config.component import EvaluatorConfig, WorkflowConfig
 from etude.config.references import AgentRef, LlmRef, RefersToAgent
 from etude.config.registry import register_evaluator, register_workflow
@@ -55,7 +56,9 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
         default_factory=dict,
         description="Sampling parameters by agent, such as `{prover: {max_tokens: 200}}`.",
     )
-    timeout: float | None = Field(default=None, gt=0, description="Seconds that a play may take.")
+    timeout: Annotated[float | None, CHANGEABLE] = Field(
+        default=None, gt=0, description="Seconds that a play may take."
+    )
 
     def agents(self) -> Mapping[str, str | None]:
         """Those of the protocol. Raises RequestError when it cannot be made."""

@@ -78,7 +78,7 @@ class LineProgress(RunState):
     def skipped(self, epoch: int, reason: str) -> None:
         """One line for the skip."""
         super().skipped(epoch, reason)
-        self._say(f"epoch {epoch + 1}/{self.num_epochs} skipped: {reason}")
+        self._say(f"epoch {epoch + 1}/{self.num_epochs} skipped: {self.skip_reason}")
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """One line for the validation."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from etude.report.state import RunState, of_target, shown_reward, shown_time, sparkline
+
+_LEAST, _MOST = 20, 100
+"""Columns of the panel."""
+
+_KEYS = 8
+"""Columns that stay free at its right."""
 
 
 class LiveProgress(RunState):
@@ -33,12 +42,13 @@ class LiveProgress(RunState):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
+        with _uninterrupted():
+            self._live.stop()
 
     def skipped(self, epoch: int, reason: str) -> None:
         """Say so above the panel."""
         super().skipped(epoch, reason)
-        self.message(f"epoch {epoch + 1} skipped: {reason}", warning=True)
+        self.message(f"epoch {epoch + 1} skipped: {self.skip_reason}", warning=True)
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Say so above the panel."""
@@ -66,7 +76,9 @@ class LiveProgress(RunState):
             title=title,
             title_align="left",
             border_style="blue",
-            width=min(self._console.width, 100),
+            # Room for what a terminal writes when keys are pressed: `^C` after a full line begins a new one,
+            # and the panel would then be taken away a line too low.
+            width=max(_LEAST, min(self._console.width - _KEYS, _MOST)),
         )
 
     def _headline(self) -> Table:
@@ -101,3 +113,16 @@ class LiveProgress(RunState):
         first, last = validations[0], validations[-1]
         told = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
         return Text.assemble("validation ", f"{target} " if target else "", (told, "bold magenta"))
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """No Ctrl-C comes between the panel and its removal. Only the main thread gets any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)

@@ -35,6 +35,9 @@ class RunState(Silent):
         self.validations: dict[str, list[Mapping[str, Any]]] = {}
         """By target."""
         self.skips = 0
+        self.skip_reason = ""
+        """Why the last epoch was skipped, said in full the first time."""
+        self._skip_said = ""
 
     def _begin_phase(self) -> None:
         self.phase_started = self.clock()
@@ -76,6 +79,8 @@ class RunState(Silent):
     def skipped(self, epoch: int, reason: str) -> None:
         """Count the skip."""
         self.skips += 1
+        self.skip_reason = "as before" if reason == self._skip_said else reason
+        self._skip_said = reason
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Keep the validation."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
 from pydantic import Field
 
+from etude.config.changeable import CHANGEABLE
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_evaluator
@@ -133,7 +134,9 @@ class FunctionEvaluatorConfig(EvaluatorConfig, name="function"):
 
     function: str = Field(description="Import path of the function, `package.module:name`.")
     arguments: dict[str, Any] = Field(default_factory=dict, description="More keyword arguments for it.")
-    timeout: float | None = Field(default=None, gt=0, description="Seconds that one evaluation may take.")
+    timeout: Annotated[float | None, CHANGEABLE] = Field(
+        default=None, gt=0, description="Seconds that one evaluation may take."
+    )
 
 
 @register_evaluator(config_type=FunctionEvaluatorConfig)

@@ -174,7 +174,7 @@ class Collector:
         episode = Episode(example, job.generation, recorder, seed=self._seed, server=self._server)
         started = time.perf_counter()
         try:
-            output, failure = await run_workflow(self.workflow, episode, self._timeout)
+            output, failure = await run_workflow(self.workflow, episode, self._timeout, recorder.longest_call)
         finally:
             episode.close()
         if recorder.fatal is not None:

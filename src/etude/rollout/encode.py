@@ -186,7 +186,7 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
         "calls": [names.get(call.index) or encode_call(call, None) for call in record.calls],
         "events": [[event.kind, event.after_call, event.value, event.text] for event in record.events],
         "output": record.output,
-        "failure": None if failure is None else [failure.kind, failure.reason],
+        "failure": None if failure is None else [failure.kind, failure.reason, failure.origin],
         "seconds": record.seconds,
     }
 

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from etude.core.episode import Failure
-from etude.core.errors import EngineError
+from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.gateway import ERROR_HEADER
+
+_CALL_ERRORS = {error.__name__ for error in (EngineError, EngineAway, ImpossibleCall)}
 
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(
@@ -24,13 +26,19 @@ def failure_of(error: BaseException) -> Failure:
     kind = type(error).__name__
     where = user_line(error)
     reason = f"{where}: {kind}: {error}" if where else f"{kind}: {error}"
-    return Failure("call_failed" if _is_call_failure(error) else "raised", reason)
+    calls = {name for cause in _causes(error) if (name := _call_error(cause)) is not None}
+    if not calls:
+        return Failure("raised", reason)
+    # What no model could answer is the agent's own failure.
+    return Failure("call_failed", reason, "agent" if calls == {ImpossibleCall.__name__} else "model")
 
 
-def _is_call_failure(error: BaseException) -> bool:
-    return any(
-        isinstance(cause, EngineError) or _header(cause) == EngineError.__name__ for cause in _causes(error)
-    )
+def _call_error(error: BaseException) -> str | None:
+    """The class of the failed call that an error is, or that an OpenAI client's error stands for."""
+    if isinstance(error, EngineError):
+        return type(error).__name__
+    name = _header(error)
+    return name if name in _CALL_ERRORS else None
 
 
 def _header(error: BaseException) -> str | None:

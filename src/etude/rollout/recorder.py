@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,6 +78,8 @@ class Recorder:
         self._names: dict[int, str] = {}
         self._reader = CallReader(journal, episode_id)
         self._closed = False
+        self._under_way: dict[int, float] = {}
+        self._longest = 0.0
         self.fatal: EtudeError | None = None
         """Set when the run cannot go on, whatever the agent makes of the error."""
 
@@ -93,6 +96,10 @@ class Recorder:
     def calls(self) -> tuple[Call, ...]:
         """All calls that were started and came to an end."""
         return tuple(call for call in self._calls if call is not None)
+
+    def longest_call(self) -> float:
+        """Seconds of the slowest call so far, those under way included."""
+        return max([self._longest, *(time.monotonic() - begun for begun in self._under_way.values())])
 
     def close(self) -> None:
         """Refuse further calls, and leave the ones under way out of the record."""
@@ -122,7 +129,11 @@ class Recorder:
         name = f"{digest}/{count}"
         index = len(self._calls)
         self._calls.append(None)
-        call = await self._make(index, name, question, function)
+        self._under_way[index] = time.monotonic()
+        try:
+            call = await self._make(index, name, question, function)
+        finally:
+            self._longest = max(self._longest, time.monotonic() - self._under_way.pop(index))
         if not self._closed:
             self._calls[index] = call
             self._names[index] = name

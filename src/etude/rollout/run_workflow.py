@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from etude.core.episode import Failure
@@ -24,10 +25,11 @@ _abandoned: set[asyncio.Task[Any]] = set()
 
 
 async def run_workflow(
-    workflow: Workflow, episode: Episode, seconds: float | None
+    workflow: Workflow, episode: Episode, seconds: float | None, longest_call: Callable[[], float]
 ) -> tuple[Any, Failure | None]:
     """The output of the workflow as JSON keeps it, or None and why there is none.
 
+    `longest_call` says how many seconds the episode's slowest model call has taken so far.
     Returns at most a grace period after `seconds`, even when the code cannot be stopped.
     Raises nothing that the user's code raises.
     """
@@ -38,8 +40,9 @@ async def run_workflow(
         await _stop(task)
         raise
     if not done:
+        waited = longest_call()
         await _stop(task)
-        return None, Failure("timeout", f"{workflow.where}: no output within {seconds:g} s")
+        return None, _timeout(workflow, seconds or 0.0, waited)
     if task.cancelled():
         return None, Failure("raised", f"{workflow.where}: CancelledError: the workflow cancelled itself")
     error = task.exception()
@@ -49,6 +52,14 @@ async def run_workflow(
     if error is not None:
         return None, failure_of(error)
     return _checked(workflow, task.result())
+
+
+def _timeout(workflow: Workflow, seconds: float, longest_call: float) -> Failure:
+    """The failure of a workflow that took too long: its own, or that of a model that kept it waiting."""
+    reason = f"{workflow.where}: no output within {seconds:g} s"
+    if longest_call > seconds / 2:
+        return Failure("timeout", f"{reason}, of which one model call took {longest_call:.3g} s", "model")
+    return Failure("timeout", reason)
 
 
 def watch_workflows(seconds: float | None) -> contextlib.AbstractContextManager[None]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
 from pydantic import Field
 
+from etude.config.changeable import CHANGEABLE
 from etude.config.component import WorkflowConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
@@ -124,7 +125,9 @@ class FunctionWorkflowConfig(WorkflowConfig, name="function"):
     """Agent code named by an import path."""
 
     function: str = Field(description="`package.module:name` of the function, decorated or plain.")
-    timeout: float | None = Field(default=None, gt=0, description="Seconds that an episode may take.")
+    timeout: Annotated[float | None, CHANGEABLE] = Field(
+        default=None, gt=0, description="Seconds that an episode may take."
+    )
     arguments: dict[str, Any] = Field(
         default_factory=dict, description="Further keyword arguments of the function."
     )

@@ -32,6 +32,7 @@ def new_run_name(root: Path) -> str:
 
 def check_run_name(name: str) -> str:
     """`name` itself. Raises RequestError when it would not make one folder."""
-    if not name.strip() or name.startswith(".") or any(character in name for character in "/\\:\0"):
+    is_text = bool(name.strip()) and name.isprintable()
+    if not is_text or name.startswith(".") or any(character in name for character in "/\\:"):
         raise RequestError(f"{name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
     return name

@@ -9,6 +9,7 @@ runs/<name>/environment.json  what the run ran on
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ class RunFolder:
         path = root / (new_run_name(root) if name is None else check_run_name(name))
         if (path / DATABASE).exists():
             raise RequestError(
-                f"run {path} exists already; go on with it: etude resume {path}, or choose another name"
+                f"run {path} exists already; go on with it: etude resume {shlex.quote(str(path))}, or choose "
+                "another name"
             )
         try:
             path.mkdir(parents=True, exist_ok=True)

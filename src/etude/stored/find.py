@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from etude.config.nearest import nearest
@@ -40,4 +41,7 @@ def latest_unfinished(root: Path) -> Path:
     for run in list_runs(root):
         if facts_of(run.path).state == "unfinished":
             return run.path.absolute()
-    raise RequestError(f"there is no unfinished run in {root}; `etude runs list` shows those that there are")
+    raise RequestError(
+        f"there is no unfinished run in {root}; for those that there are: "
+        f"etude runs list --output-dir {shlex.quote(str(root))}"
+    )

@@ -1,4 +1,4 @@
-"""What may be changed about a run when it goes on: its length, and what it must not keep."""
+"""What may be changed about a run when it goes on: how it is carried out, and what it must not keep."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import SecretStr
 
-from etude.config import registry
+from etude.config.changeable import changeable_keys, is_changeable, slot_in
 from etude.config.document import KeyPath, dig, dotted
-from etude.config.load import MASK, resolved_yaml
-from etude.config.registry import Kind
+from etude.config.load import MASK, load_config, resolved_yaml
+from etude.config.nearest import nearest
 from etude.config.schema import Config
-from etude.config.sections import components_in
-from etude.config.slots import slot_at
+from etude.config.slots import Slot
 from etude.core.errors import RequestError
 from etude.epochs.log import EpochLog, histories
 from etude.store.run_folder import RunFolder
@@ -24,51 +24,80 @@ from etude.stored.stored_config import CONFIG, stored_data
 _NUM_EPOCHS: KeyPath = ("finetuning", "num_epochs")
 
 
-def check_overrides(run: Path, overrides: Sequence[str]) -> list[str]:
-    """The overrides themselves. Raises RequestError when one would make another run of it."""
-    data = stored_data(run)
+def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
+    """The config of a stored run, with what was changed about it.
+
+    Raises ConfigError when it does not load, RequestError when an override would make another run of it.
+    """
+    config, kept = load_config(run / CONFIG, overrides), stored_data(run)
     for override in overrides:
         path: KeyPath = tuple(override.partition("=")[0].split("."))
-        if path != _NUM_EPOCHS and not is_secret(data, path):
-            raise RequestError(
-                f"-o {dotted(path)}: a run goes on as it was begun; only {dotted(_NUM_EPOCHS)} and secrets "
-                "may be set. For other settings start a new run: etude train"
-            )
-    return list(overrides)
+        slot = slot_in(config, path)
+        is_known = slot is not None and (is_changeable(slot) or _takes_secret(slot))
+        if not is_known and dig(kept, path) != MASK:
+            raise _refused(dotted(path), config)
+    return config
 
 
-def is_secret(data: dict[str, Any], path: KeyPath) -> bool:
-    """Whether a key of a stored config holds what is not kept in run folders."""
-    if dig(data, path) == MASK:
-        return True
-    for place, kind in components_in(data):
-        if path[: len(place)] == place and len(path) > len(place):
-            return _takes_secret(kind, dig(data, place), path[len(place) :])
-    return False
+def names_secret(config: Config, override: str) -> bool:
+    """Whether an override of a config gives it a secret."""
+    slot = slot_in(config, tuple(override.partition("=")[0].split(".")))
+    return slot is not None and _takes_secret(slot)
 
 
-def _takes_secret(kind: Kind, component: Any, path: KeyPath) -> bool:
-    name = component.get("_type") if isinstance(component, dict) else None
-    if name not in registry.names(kind):
-        return False
-    slot = slot_at(registry.lookup(kind, name).config_type, path)
-    return slot is not None and any(arm.annotation is SecretStr for arm in slot.arms())
+def _takes_secret(slot: Slot) -> bool:
+    return any(arm.annotation is SecretStr for arm in slot.arms())
 
 
-def note_more_epochs(run: RunFolder, config: Config) -> None:
-    """Keep a raised number of epochs in the run folder, where a finished run becomes an unfinished one.
+def _refused(key: str, config: Config) -> RequestError:
+    keys = changeable_keys(config)
+    close = nearest(key, keys)
+    return RequestError(
+        f"-o {key}: a run goes on as it was begun, and what it has done rests on this setting"
+        + (f"; did you mean {close}?" if close else "")
+        + f"\nWhat only says how to go on can be changed: {', '.join(keys)}; and secrets can be given again."
+        "\nFor another value start a new run: etude train"
+    )
 
-    Raises RequestError when the run has done more epochs already.
+
+def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Keep changed settings in the run folder; the values before and after of each, by its key.
+
+    With more epochs than before a finished run becomes an unfinished one. Raises RequestError when the
+    run has done more epochs already.
     """
-    stored, wanted = stored_data(run.path), config.finetuning.num_epochs
-    if dig(stored, _NUM_EPOCHS) == wanted:
-        return
+    stored, now = stored_data(run.path), yaml.safe_load(resolved_yaml(config))
+    keys = [tuple(key.split(".")) for key in changeable_keys(config)]
+    changed = {
+        dotted(key): (dig(stored, key), dig(now, key)) for key in keys if dig(stored, key) != dig(now, key)
+    }
+    if dotted(_NUM_EPOCHS) in changed:
+        _require_room(run, config.finetuning.num_epochs)
+        (run.path / SUMMARY).unlink(missing_ok=True)
+    if changed:
+        run.write_text(CONFIG, resolved_yaml(config))
+    return changed
+
+
+def _require_room(run: RunFolder, num_epochs: int) -> None:
+    """Raises RequestError when the run has done more epochs than it is to have."""
     past = [*histories(run.journal, run.name).values()] or [EpochLog(run.journal).history(run.name)]
     done = max(len(history.epochs) for history in past)
-    if wanted < done:
+    if num_epochs < done:
         raise RequestError(
-            f"-o {dotted(_NUM_EPOCHS)}={wanted}: run {run.name} has done {done} epochs already; "
-            f"`etude export {run.path} --version v{wanted}` gives the weights of an earlier one"
+            f"-o {dotted(_NUM_EPOCHS)}={num_epochs}: run {run.name} has done {done} epochs already; "
+            f"ask for {done} or more"
         )
-    run.write_text(CONFIG, resolved_yaml(config))
-    (run.path / SUMMARY).unlink(missing_ok=True)
+
+
+def without_changeable(data: dict[str, Any], config: Config) -> dict[str, Any]:
+    """A stored config without the settings that may change while it is one run: what makes it that run."""
+    changeable = set(changeable_keys(config))
+
+    def kept(value: Any, path: KeyPath) -> Any:
+        if not isinstance(value, dict):
+            return value
+        inside = {key: kept(item, (*path, key)) for key, item in value.items()}
+        return {key: item for key, item in inside.items() if dotted((*path, key)) not in changeable}
+
+    return dict(kept(data, ()))

@@ -57,6 +57,13 @@ def trained_parts(data: Mapping[str, Any], target_name: str | None = None) -> di
     }
 
 
+def is_local(run: Path, target_name: str | None = None) -> bool:
+    """Whether the model that a run trains runs in this process: its weights are in the run folder then."""
+    data = stored_data(run)
+    model = _names(data.get("finetuning") or {}, target_name)["model"]
+    return _entry(data, "llms", model).get("_type") == "local"
+
+
 def _names(finetuning: Mapping[str, Any], target_name: str | None) -> dict[str, Any]:
     """The entries that a target, or the run, is trained with."""
     if target_name is not None:

@@ -6,6 +6,7 @@ Of a run that trains several models also which of those: `RUN:verifier`, `RUN:ve
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from etude.core.errors import RequestError
 from etude.core.history import History
 from etude.core.job import ModelVersion
 from etude.epochs.versions import best_version, last_version
-from etude.stored.facts import histories_of
+from etude.stored.facts import facts_of, histories_of
 from etude.stored.find import find_run, is_run
 
 BEST, LAST, BASE = "best", "last", "base"
@@ -138,8 +139,8 @@ def _best_or_last(
     whose = run.name if target is None else f"{run.name}:{target}"
     if last is None:
         raise RequestError(
-            f"run {whose} has no trained version yet; `etude resume {run}` goes on with it, and "
-            f"{whose}:{BASE} is the model that it started from"
+            f"run {whose} has no trained version{_why_not(run)}; {whose}:{BASE} is the model that it started "
+            "from"
         )
     if wish == BEST and best is None:
         raise RequestError(
@@ -158,6 +159,14 @@ def _best_or_last(
         return None, f"{choice}, which is the base model: no trained version has done better"
     require_kept(run, chosen)
     return chosen, choice
+
+
+def _why_not(run: Path) -> str:
+    """Whether there will be one, and how."""
+    state = facts_of(run).state
+    if state == "unfinished":
+        return f" yet; go on with it: etude resume {shlex.quote(str(run))}"
+    return " yet" if state == "running" else ": it trained on nothing, or its backend keeps the versions"
 
 
 def _listed(numbers: Iterable[int]) -> str:

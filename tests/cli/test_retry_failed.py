@@ -1,0 +1,138 @@
+"""`etude resume --retry-failed`: what was not the agent's fault is tried again, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.projects import change, etude, events, rows
+
+AGENT = """
+import asyncio, pathlib
+import etude
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    with open("played", "a") as played:
+        played.write(example.id + "\\n")
+    if "lazy" in example.inputs["question"]:
+        raise ValueError("no wish to work")
+    if "slow" in example.inputs["question"]:
+        await asyncio.sleep(30)
+    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+    return reply.text
+
+@etude.evaluator
+def correct(example: etude.Example, output: str) -> float:
+    if pathlib.Path("judge is away").exists() and example.id == "t0":
+        raise OSError("the judge does not answer")
+    return float(output == example.expected)
+"""
+
+
+@pytest.fixture
+def stopped(project, monkeypatch):
+    """A run that stopped in its second epoch, with failures of every kind in both of its epochs."""
+    (project / "agent.py").write_text(AGENT)
+    questions = {"t0": "0?", "t1": "1?", "t2": "2?", "away": "broken?", "lazy": "lazy?", "slow": "slow?"}
+    lines = [{"id": name, "question": text, "answer": "yes"} for name, text in questions.items()]
+    (project / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (project / "judge is away").touch()
+    change(
+        project / "config.yml",
+        eval__evaluators={"correct": "agent:correct"},
+        eval__general__timeout=1.0,
+        finetuning__error_budget=1.0,
+        llms__policy__log=str(project / "log"),
+    )
+    submit = __import__("tests.training", fromlist=["FakeAdapter"]).FakeAdapter.submit
+
+    async def once(adapter, trajectories):
+        if trajectories.run_id.endswith("-1"):
+            raise RuntimeError("the backend is away")
+        return await submit(adapter, trajectories)
+
+    monkeypatch.setattr("tests.training.FakeAdapter.submit", once)
+    shown = etude("train", "config.yml", "--name", "r")
+    assert shown.exit_code == 1, shown.stdout
+    monkeypatch.setattr("tests.training.FakeAdapter.submit", submit)
+    (project / "judge is away").unlink()
+    (project / "train.jsonl").write_text((project / "train.jsonl").read_text().replace("broken", "mended"))
+    (project / "played").unlink()
+    return project
+
+
+def failures(project) -> dict[str, int]:
+    epochs = [
+        json.loads(line) for line in (project / "runs/r/training_metrics.jsonl").read_text().splitlines()
+    ]
+    return epochs[-1]["failures"]
+
+
+def played(project) -> list[str]:
+    """The training examples that an agent was run on since the run stopped."""
+    file = project / "played"
+    return [name for name in file.read_text().split() if name[0] != "v"] if file.exists() else []
+
+
+def test_only_what_was_not_the_agents_fault_is_tried_again(stopped):
+    shown = etude("resume", "r", "--retry-failed")
+    assert shown.exit_code == 0, shown.stderr
+    assert "to be tried again: 4 × call_failed, 4 × score:correct" in shown.stdout
+    # The four episodes of the one example, in the epoch that was not finished.
+    assert played(stopped) == ["away"] * 4
+    assert failures(stopped) == {"raised": 4, "timeout": 4}
+
+
+def test_answers_that_were_paid_for_are_kept(stopped):
+    before = (stopped / "log").read_text().split()
+    assert etude("resume", "r", "--retry-failed").exit_code == 0
+    after = (stopped / "log").read_text().split()
+    assert after[: len(before)] == before and len(set(after)) == len(after)
+
+
+def test_without_it_the_failures_stay(stopped):
+    assert etude("resume", "r").exit_code == 0
+    assert played(stopped) == []
+    assert failures(stopped) == {"call_failed": 4, "raised": 4, "timeout": 4, "score:correct": 4}
+
+
+def test_finished_epochs_stay_as_they_are(stopped):
+    assert etude("resume", "r", "--retry-failed").exit_code == 0
+    (stopped / "played").unlink()
+    shown = etude("resume", "r", "--retry-failed")
+    assert shown.exit_code == 0
+    assert shown.stdout == "nothing to try again: run r is finished, with all its epochs\n"
+    assert played(stopped) == []
+
+
+def test_machines_are_told_too(stopped):
+    told = events(etude("resume", "r", "--retry-failed", "--json").stdout)
+    assert told[0] == {
+        "event": "retry_failed",
+        "finished": False,
+        "forgotten": {"call_failed": 4, "score:correct": 4},
+    }
+
+
+def test_a_failed_evaluation_is_tried_again(project):
+    (project / "validation.jsonl").write_text(rows(2, "v") + rows(1, "broken"))
+    shown = etude("evaluate", "config.yml", "--name", "e", "-o", "finetuning.error_budget=1")
+    assert shown.exit_code == 0
+    assert "with all its epochs" in etude("resume", "e", "--retry-failed").stdout
+    (project / "runs/e/evaluation.json").unlink()
+    (project / "validation.jsonl").write_text(rows(2, "v") + rows(1, "broken").replace("broken0?", "fine?"))
+    shown = etude("resume", "e", "--retry-failed")
+    assert "to be tried again: 1 × call_failed" in shown.stdout, shown.stdout
+    assert json.loads((project / "runs/e/evaluation.json").read_text())["failures"] == {}
+
+
+def test_a_run_without_failures_says_so_and_goes_on(project, monkeypatch):
+    monkeypatch.setattr("tests.training.FakeAdapter.submit", lambda *args: 1 / 0)
+    assert etude("train", "config.yml", "--name", "r").exit_code == 1
+    monkeypatch.undo()
+    monkeypatch.chdir(project)
+    shown = etude("resume", "r", "--retry-failed")
+    assert "no failure but the agent's own" in shown.stdout
+    assert shown.exit_code == 0
