@@ -11,6 +11,7 @@ import typer
 from etude.cli import hints
 from etude.cli.console import emit, next_step, path_shown, say, table, warn
 from etude.cli.errors import then
+from etude.cli.figures import show_causes, show_retries
 from etude.cli.options import RUNS, AsJson, OutputDir, Overrides
 from etude.cli.running import run as run_async
 from etude.cli.train import run_configuration
@@ -103,7 +104,7 @@ def evaluate_in(
 
 def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
     """The scores as a table, or as a JSON object."""
-    from etude.epochs.warnings import cut_off_in, show_command, shown_cause
+    from etude.epochs.warnings import cut_off_in
     from etude.evaluation.result import item_rows
     from etude.report.figure_lines import shown_bounds
 
@@ -129,14 +130,8 @@ def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_ex
     cut_off = cut_off_in(evaluation.output.calls)
     if cut_off is not None:
         say(f"warning         {cut_off}")
-    if evaluation.output.calls.get("retries"):
-        count = evaluation.output.calls["retries"]
-        say(f"retries         {count} attempts at model calls gave no usable answer, and were made again")
-    run = facts.get("run")
-    for cause in evaluation.as_json()["causes"]:
-        say(f"failed          {shown_cause(cause)}")
-        if run is not None:
-            say(f"                {show_command(path_shown(Path(run)), cause)}")
+    show_retries(evaluation.output.calls.get("retries", 0))
+    show_causes(Path(facts["run"]), [cause.model_dump() for cause in evaluation.output.causes])
 
 
 def _show_examples(evaluation: Evaluation) -> None:

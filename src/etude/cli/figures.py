@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from etude.cli.console import say
+from etude.cli.console import path_shown, say, table
+
+if TYPE_CHECKING:
+    from etude.core.history import History
+    from etude.epochs.figures import Entry
+    from etude.stored.facts import RunFacts
+
+_CAUSES = 5
+"""Causes of failures that are shown."""
+_OF_VALIDATION = (("before", "before"), ("after", "after"))
+_OF_EPOCHS = (("in the first epoch", "first_epoch"), ("in the last epoch", "last_epoch"))
 
 
 def show_figures(summary: Mapping[str, Any]) -> None:
@@ -14,3 +25,64 @@ def show_figures(summary: Mapping[str, Any]) -> None:
 
     for label, text in figure_lines(summary):
         say(f"{label:<15} {text}")
+
+
+def show_evaluators(history: History) -> None:
+    """The mean of each evaluator with its interval, in everything that was measured."""
+    from etude.epochs.figures import figure_of, short_name
+    from etude.report.figure_lines import evaluators_in, shown_bounds
+
+    measured = (entry for entry in history.epochs if entry.resting is None)
+    entries: list[Entry] = [*history.validations, *measured]
+    names = evaluators_in([figure_of(entry) for entry in entries])
+    rows = [
+        (name, short_name(entry), score["mean"], shown_bounds(score["low"], score["high"]), score["n"])
+        for name in names
+        for entry in entries
+        if (score := (entry.metrics.get("evaluators") or {}).get(name)) is not None
+    ]
+    if rows:
+        table(("evaluator", "measured on", "mean", "95 % interval", "n"), rows)
+
+
+def show_retries(count: int) -> None:
+    """How often model calls were tried again; nothing where none was."""
+    if count:
+        say(f"retries         {count} attempts at model calls gave no usable answer, and were made again")
+
+
+def show_causes(run: Path, causes: list[dict[str, Any]]) -> None:
+    """Why episodes and scores failed, how often, and the command that shows one of them."""
+    from etude.epochs.warnings import show_command, shown_cause
+
+    for cause in causes[:_CAUSES]:
+        say(f"failed          {shown_cause(cause)}")
+        say(f"                {show_command(path_shown(run), cause)}")
+
+
+def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
+    """Rows of what was measured in the runs: before and after training, the reward and each evaluator."""
+    columns = [_columns(one) for one in facts]
+    labels = list(dict.fromkeys(label for column in columns for label in column))
+    return [(label, *(column.get(label) for column in columns)) for label in labels]
+
+
+def _columns(facts: RunFacts) -> dict[str, str]:
+    from etude.report.figure_lines import shown_figure, shown_score
+
+    if facts.kind == "evaluate":
+        result = facts.result or {}
+        scores = dict(result.get("scores") or {})
+        if result.get("reward") in scores:
+            scores = {"reward": scores[result["reward"]], **scores}
+        return {name: shown_score(one) for name, one in scores.items()}
+    column = {}
+    for target, summary in (facts.summary.get("targets") or {None: facts.summary}).items():
+        whose = "" if target is None else f"{target} "
+        is_validated = summary["before"] or summary["after"]
+        for when, key in _OF_VALIDATION if is_validated else _OF_EPOCHS:
+            if summary[key] is not None:
+                column[f"{whose}reward {when}"] = shown_figure(summary[key])
+                for name, score in summary[key]["evaluators"].items():
+                    column[f"{whose}{name} {when}"] = shown_score(score)
+    return column

@@ -13,7 +13,7 @@ import typer
 from etude.cli import after, hints
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table
 from etude.cli.errors import reported
-from etude.cli.figures import show_figures
+from etude.cli.figures import show_causes, show_evaluators, show_figures, show_retries, side_by_side
 from etude.cli.options import RUNS, AsJson, OutputDir, Run
 from etude.cli.tables import said_once
 from etude.core.stats import Estimate, shown_mean
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from etude.core.history import History
     from etude.epochs.figures import Entry
     from etude.stored.facts import RunFacts
-
-_CAUSES = 5
-"""Causes of failures that are shown."""
-_OF_VALIDATION = (("before", "before"), ("after", "after"))
-_OF_EPOCHS = (("in the first epoch", "first_epoch"), ("in the last epoch", "last_epoch"))
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -141,8 +136,8 @@ def _show_facts(facts: RunFacts) -> None:
         cut_off = cut_off_in(calls)
         if cut_off is not None:
             say(f"warning         {cut_off}")
-        _show_retries(calls.get("retries", 0))
-        _show_causes(facts.path, (facts.result or {}).get("causes") or [])
+        show_retries(calls.get("retries", 0))
+        show_causes(facts.path, (facts.result or {}).get("causes") or [])
         return
     say(f"epochs          {_epochs(facts)}")
     for name, summary in (facts.summary.get("targets") or {None: facts.summary}).items():
@@ -182,73 +177,13 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     if rows:
         columns = ("epoch", "reward", "episodes", "failed", "trained on", "version", "validation", "skipped")
         table(columns, rows, title=target, sentences=("skipped",))
-    _show_evaluators(history)
+    show_evaluators(history)
     for fault, count in drift_of(history).most_common():
         say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
     entries: list[Entry] = [*history.validations, *history.epochs]
     retries = sum((entry.metrics.get("calls") or {}).get("retries", 0) for entry in entries)
-    _show_retries(retries)
-    _show_causes(run, causes_in(entries))
-
-
-def _show_evaluators(history: History) -> None:
-    """The mean of each evaluator with its interval, in everything that was measured."""
-    from etude.epochs.figures import figure_of, short_name
-    from etude.report.figure_lines import evaluators_in, shown_bounds
-
-    measured = (entry for entry in history.epochs if entry.resting is None)
-    entries: list[Entry] = [*history.validations, *measured]
-    names = evaluators_in([figure_of(entry) for entry in entries])
-    rows = [
-        (name, short_name(entry), score["mean"], shown_bounds(score["low"], score["high"]), score["n"])
-        for name in names
-        for entry in entries
-        if (score := (entry.metrics.get("evaluators") or {}).get(name)) is not None
-    ]
-    if rows:
-        table(("evaluator", "measured on", "mean", "95 % interval", "n"), rows)
-
-
-def _show_retries(count: int) -> None:
-    if count:
-        say(f"retries         {count} attempts at model calls gave no usable answer, and were made again")
-
-
-def _show_causes(run: Path, causes: list[dict[str, Any]]) -> None:
-    """Why episodes and scores failed, how often, and the command that shows one of them."""
-    from etude.epochs.warnings import show_command, shown_cause
-
-    for cause in causes[:_CAUSES]:
-        say(f"failed          {shown_cause(cause)}")
-        say(f"                {show_command(path_shown(run), cause)}")
-
-
-def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
-    """Rows of what was measured in the runs: before and after training, the reward and each evaluator."""
-    columns = [_columns(one) for one in facts]
-    labels = list(dict.fromkeys(label for column in columns for label in column))
-    return [(label, *(column.get(label) for column in columns)) for label in labels]
-
-
-def _columns(facts: RunFacts) -> dict[str, str]:
-    from etude.report.figure_lines import shown_figure, shown_score
-
-    if facts.kind == "evaluate":
-        result = facts.result or {}
-        scores = dict(result.get("scores") or {})
-        if result.get("reward") in scores:
-            scores = {"reward": scores[result["reward"]], **scores}
-        return {f"{name} after": shown_score(one) for name, one in scores.items()}
-    column = {}
-    for target, summary in (facts.summary.get("targets") or {None: facts.summary}).items():
-        whose = "" if target is None else f"{target} "
-        is_validated = summary["before"] or summary["after"]
-        for when, key in _OF_VALIDATION if is_validated else _OF_EPOCHS:
-            if summary[key] is not None:
-                column[f"{whose}reward {when}"] = shown_figure(summary[key])
-                for name, score in summary[key]["evaluators"].items():
-                    column[f"{whose}{name} {when}"] = shown_score(score)
-    return column
+    show_retries(retries)
+    show_causes(run, causes_in(entries))
 
 
 def _state(facts: RunFacts) -> str:
