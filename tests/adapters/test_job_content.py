@@ -3,6 +3,8 @@
 import pytest
 
 from etude.adapters.job_content import JobContent, JobNameTakenError, data_hash
+from etude.adapters.openai_adapter import OpenAiAdapter
+from etude.adapters.openai_config import OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
 from tests.adapters.openai_stand_in import BASE, StandIn
@@ -49,6 +51,17 @@ async def test_at_an_api(settings, data, difference):
     with pytest.raises(JobNameTakenError, match=difference):
         await at_openai(server, **settings).submit(data)
     assert len(server.jobs) == len(server.files) == 1
+
+
+async def test_jobs_of_two_runs_that_are_called_alike_are_two():
+    server = StandIn()
+    runs = {key: OpenAiAdapter(OpenAiAdapterConfig(), server.client(), BASE, run_key=key) for key in "ab"}
+    refs = [await runs["a"].submit(supervised("r-epoch-0")), await runs["b"].submit(dpo("r-epoch-0"))]
+    again = OpenAiAdapter(OpenAiAdapterConfig(), server.client(), BASE, run_key="a")
+    assert await again.submit(supervised("r-epoch-0")) == refs[0] != refs[1]
+    # And neither is the job of that name of somebody who is no run.
+    await at_openai(server).submit(dpo("r-epoch-0"))
+    assert len(server.jobs) == 3
 
 
 async def test_a_seed_is_a_hyperparameter():

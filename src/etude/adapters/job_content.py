@@ -14,12 +14,12 @@ from etude.core.trajectory import TrajectoryCollection
 class JobNameTakenError(RequestError):
     """There is a job of that name, and it is another job. Nothing was submitted."""
 
-    def __init__(self, name: str, differences: list[str]) -> None:
+    def __init__(self, name: str, differences: list[str], advice: str = "give this job another name") -> None:
         super().__init__(
             f"there is a job named {name!r} already, and it is another one: it has {', '.join(differences)}. "
-            "Nothing was submitted; give this job another name (jobs are called by their run: `--name`)"
+            f"Nothing was submitted; {advice}"
         )
-        self.differences = differences
+        self.name, self.differences = name, differences
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from etude.adapters.capabilities import ALL_METHODS, Capabilities
 from etude.adapters.hyperparameters import JobHyperparameters
 from etude.adapters.lm_client import FREE_ENGINE, LanguageModelClient
 from etude.adapters.lm_server_config import LmServerAdapterConfig
-from etude.adapters.openai_connection import connect, trained_model
+from etude.adapters.openai_connection import connect, run_key, trained_model
 from etude.adapters.openai_jobs import OpenAiJobs
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
@@ -36,9 +36,10 @@ class LmServerAdapter(OpenAiJobs):
         server: LanguageModelClient,
         model: str,
         log: Path | None = None,
+        run_key: str | None = None,
     ) -> None:
-        """`client` and `server` are of the same server; `model` is its name of the base model."""
-        super().__init__(adapter_config, client, model, log)
+        """See OpenAiJobs; `client` and `server` are of the same server."""
+        super().__init__(adapter_config, client, model, log, run_key)
         self.server = server
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
@@ -103,7 +104,7 @@ async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIte
     client = connect(config, llm, needs_key=False)
     server = LanguageModelClient(str(client.base_url), client.api_key, timeout=config.request_timeout)
     try:
-        yield LmServerAdapter(config, client, server, llm.model_name, log)
+        yield LmServerAdapter(config, client, server, llm.model_name, log, await run_key(builder))
     finally:
         await server.close()
         await client.close()

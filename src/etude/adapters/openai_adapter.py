@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from etude.adapters.capabilities import Capabilities
 from etude.adapters.openai_config import OpenAiAdapterConfig
-from etude.adapters.openai_connection import connect, trained_model
+from etude.adapters.openai_connection import connect, run_key, trained_model
 from etude.adapters.openai_jobs import OpenAiJobs
 from etude.adapters.openai_prices import trained_tokens, usd_for
 from etude.adapters.openai_rows import reinforcement_row, texts_of
@@ -45,9 +45,10 @@ class OpenAiAdapter(OpenAiJobs):
         model: str,
         log: Path | None = None,
         examples: Examples = _no_examples,
+        run_key: str | None = None,
     ) -> None:
         """See OpenAiJobs; `examples` are what a grader compares answers with."""
-        super().__init__(adapter_config, client, model, log)
+        super().__init__(adapter_config, client, model, log, run_key)
         self._base_model = model
         self._read_examples = examples
         self._examples: Mapping[str, Example] = {}
@@ -120,6 +121,6 @@ async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator
     log = None if builder.run is None else builder.run.path / "openai_jobs.jsonl"
     client = connect(config, llm, needs_key=True)
     try:
-        yield OpenAiAdapter(config, client, llm.model_name, log, examples)
+        yield OpenAiAdapter(config, client, llm.model_name, log, examples, await run_key(builder))
     finally:
         await client.close()

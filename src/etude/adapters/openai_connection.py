@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from typing import TYPE_CHECKING
 
 from etude.adapters.openai_config import JobsConfig
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 _NO_KEY = "none"
 """The SDK wants a key also for servers that want none."""
 
+_RUN_KEY = "run/key"
+"""The journal's step that keeps it."""
+
 
 def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
     """The config of the target model. Raises CapabilityError when it is not behind an OpenAI-style API."""
@@ -30,6 +34,15 @@ def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
             f"`_type: {llm.type_name}`; make it openai, or choose an adapter for its backend"
         )
     return llm
+
+
+async def run_key(builder: Builder) -> str | None:
+    """What tells the run from others that are called alike; None where there is no run."""
+
+    async def drawn() -> str:
+        return secrets.token_hex(8)
+
+    return None if builder.run is None else str(await builder.run.journal.step(_RUN_KEY, drawn))
 
 
 def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> AsyncOpenAI:

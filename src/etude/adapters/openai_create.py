@@ -25,12 +25,13 @@ _IDEMPOTENCY_HEADER = "Idempotency-Key"
 async def create_once(
     client: AsyncOpenAI,
     name: str,
+    key: str,
     request: Mapping[str, Any],
     config: JobsConfig,
     find: Callable[[str], Awaitable[FineTuningJob | None]],
     log: JobLog,
 ) -> FineTuningJob:
-    """Make the job `name`, unless an attempt whose answer was lost has made it.
+    """Make the job `name`, unless an attempt whose answer was lost has made it. `key` is its own alone.
 
     The SDK's own retries would make a second job when only the answer got lost, so they are off, and
     `find` looks for the job before each new attempt. When the day's jobs are used up it waits, in a way
@@ -44,7 +45,7 @@ async def create_once(
     while True:
         try:
             return await once.fine_tuning.jobs.create(
-                **request, suffix=suffix_of(name), extra_headers={_IDEMPOTENCY_HEADER: name}
+                **request, suffix=suffix_of(name), extra_headers={_IDEMPOTENCY_HEADER: key}
             )
         except APIError as error:
             if isinstance(error, RateLimitError) and error.code == _DAILY_LIMIT:

@@ -42,8 +42,9 @@ _STATES = {
     "failed": TrainingStatusEnum.FAILED,
     "cancelled": TrainingStatusEnum.CANCELED,
 }
-_JOB, _VERSION = "etude_job", "etude_version"
-"""In the metadata of a job: the name it was submitted under, and the number of the version it makes."""
+_JOB, _RUN, _VERSION = "etude_job", "etude_run", "etude_version"
+"""In the metadata of a job: the name it was submitted under, the run that the name is of, and the number of
+the version it makes."""
 _DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_training", "etude_start"
 """There too: what the job is made of. The API keeps files and hyperparameters in words of its own."""
 
@@ -62,11 +63,21 @@ class OpenAiJobs(TrainerAdapter):
     adapter_config: JobsConfig
 
     def __init__(
-        self, adapter_config: JobsConfig, client: AsyncOpenAI, model: str, log: Path | None = None
+        self,
+        adapter_config: JobsConfig,
+        client: AsyncOpenAI,
+        model: str,
+        log: Path | None = None,
+        run_key: str | None = None,
     ) -> None:
-        """`model` is the API's name of the base model; `log` a file of the run for the jobs' events."""
+        """`model` is the API's name of the base model; `log` a file of the run for the jobs' events.
+
+        `run_key` tells jobs of this run from those of others that are called alike. None is for jobs
+        whose names say all: they are the same for everybody at the API.
+        """
         super().__init__(adapter_config)
         self.client = client
+        self._run_key = run_key
         self._start = ModelVersion(number=0, location=model, digest=content_hash(model))
         self._newest = 0
         self._hyperparameters = JobHyperparameters()
@@ -231,7 +242,8 @@ class OpenAiJobs(TrainerAdapter):
         """The job that was submitted under a name, by this process or another; the latest of several."""
         with self._calling():
             async for job in self.client.fine_tuning.jobs.list(metadata={_JOB: name}):
-                if (job.metadata or {}).get(_JOB) == name:
+                told = job.metadata or {}
+                if (told.get(_JOB), told.get(_RUN)) == (name, self._run_key):
                     return job
         return None
 
@@ -260,6 +272,7 @@ class OpenAiJobs(TrainerAdapter):
             _METHOD: method,
             _TRAINING: content_hash([how, seed]),
             _START: self._start.location,
+            **({} if self._run_key is None else {_RUN: self._run_key}),
             **self.metadata(),
         }
         request = {"model": self._start.location, "method": how, "metadata": metadata}
@@ -267,7 +280,10 @@ class OpenAiJobs(TrainerAdapter):
 
     async def _create(self, name: str, request: dict[str, Any]) -> FineTuningJob:
         with self._calling():
-            job = await create_once(self.client, name, request, self.adapter_config, self.find, self._log)
+            key = name if self._run_key is None else f"{self._run_key}/{name}"
+            job = await create_once(
+                self.client, name, key, request, self.adapter_config, self.find, self._log
+            )
         self._newest = max(self._newest, int(request["metadata"][_VERSION]))
         return job
 

@@ -93,7 +93,7 @@ class ModelSettings:
 def _of_jobs(config: JobsConfig) -> dict[str, Any]:
     """Where the config leaves something to the API, so do the settings."""
     own: Mapping[str, Any] = config.hyperparameters if isinstance(config, LmServerAdapterConfig) else {}
-    given = {"n_epochs": config.n_epochs, "beta": config.beta} | own
+    given: dict[str, Any] = {"n_epochs": config.n_epochs, "beta": config.beta, **own}
     rank, alpha = given.get("lora_rank"), given.get("lora_alpha")
     settings = {
         "min_rows": config.min_rows,

@@ -24,6 +24,8 @@ class Advice:
     running: str
     """Where it was not done in time, and goes on."""
     failed: str
+    taken: str
+    """Where another job has its name."""
 
 
 FOR_RUNS = Advice(
@@ -32,12 +34,14 @@ FOR_RUNS = Advice(
     running="Resume the run to wait for the same job again; a job that needs longer needs a larger "
     "'job_timeout' in the trainer's config.",
     failed="Nothing that was collected is lost; resume the run to submit it again.",
+    taken="resume the run with its settings as they were then, or start a new one",
 )
 FOR_GROUPS = Advice(
     late="Make it again to try again; a job that needs longer needs a larger 'timeout' of "
     "wait_for_fine_tune_job.",
     running="Wait for it again with wait_for_fine_tune_job, with a larger 'timeout'.",
     failed="Make it again, of the same data, to try again.",
+    taken="give this job another name",
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from etude.adapters.capabilities import check_from_base, check_way_back
 from etude.adapters.hyperparameters import JobHyperparameters
+from etude.adapters.job_content import JobNameTakenError
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -117,8 +118,10 @@ class ModelLine:
         await self.log.add_job(name, data.model_copy(update={"number": number}))
         try:
             ref = await self.adapter.submit(collection)
-        except RequestError:
+        except RequestError as error:
             await self._not_made(name, known)
+            if isinstance(error, JobNameTakenError):
+                raise JobNameTakenError(name, error.differences, self.advice.taken) from error
             raise
         if isinstance(ref, Skipped):
             await self._not_made(name, known)
@@ -195,7 +198,7 @@ class ModelLine:
         if known is not None and known.differences(asked):
             ref = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)
             if await self.is_known(ref):
-                known.require(name, asked)
+                raise JobNameTakenError(name, known.differences(asked), self.advice.taken)
         return known
 
     async def _start_from(self, start: ModelVersion | None) -> None:

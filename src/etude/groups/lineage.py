@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from etude.adapters.hyperparameters import JobHyperparameters
-from etude.adapters.job_content import JobNameTakenError, data_hash
+from etude.adapters.job_content import data_hash
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
@@ -60,11 +60,6 @@ class JobData(BaseModel):
         if asked.parent != self.parent:
             differences.append(f"another start model (version {self.parent}, and not {asked.parent})")
         return differences
-
-    def require(self, name: str, asked: JobData) -> None:
-        """Raise JobNameTakenError, saying what differs, unless `asked` is this job."""
-        if differences := self.differences(asked):
-            raise JobNameTakenError(name, differences)
 
 
 class LineageEntry(BaseModel):
