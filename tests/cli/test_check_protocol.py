@@ -170,6 +170,15 @@ def test_a_comparison_that_can_never_be_made_is_found(
     assert shown.exit_code == (2 if broken else 0)
 
 
+def test_a_tree_of_too_many_calls_is_found(folder: Path) -> None:
+    builder = {"_type": "malt", "num_responses": 40}
+    project(folder, trajectory_builders__mine=builder)
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 2
+    told = " ".join(shown.stdout.split())
+    assert "a play of 'adp' can take 1640 calls, and eval.general.max_calls is 1000" in told
+
+
 def test_a_comparison_that_can_never_be_made_is_not_trained(folder: Path) -> None:
     project(folder, trajectory_builders__mine=TURNS)
     shown = etude("train", "config.yml")

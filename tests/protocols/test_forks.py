@@ -142,7 +142,7 @@ async def test_a_choice_of_what_is_not_there_fails_the_episode_with_its_round(jo
     protocol = forked(lambda log: log.on("hall")[-1] if log.on("hall") else "pass", SPEAK, END)
     record = await play_record(protocol, scripted(ann=["spaek"], judge=[A]), journal)
     assert record.failure is not None
-    assert "round 1 of protocol 'forked': a fork chose 'spaek'" in record.failure.reason
+    assert "protocol 'forked': in round 1, a fork chose 'spaek'" in record.failure.reason
     assert "did you mean 'speak'" in record.failure.reason
 
 

@@ -102,7 +102,7 @@ async def test_what_is_no_payoff_fails_the_episode(journal: Journal, earned) -> 
 
     record = await play_record(one_speaker(pay), scripted(ann=["go"]), journal)
     assert record.failure is not None
-    assert "round 0 of protocol 'speech'" in record.failure.reason
+    assert "protocol 'speech': in round 0, " in record.failure.reason
 
 
 @pytest.mark.parametrize("earned", [{"ann": "much"}, None, 3, {"ann": 10**400}])

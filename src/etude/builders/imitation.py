@@ -132,7 +132,7 @@ def guess_of(scored: ScoredEpisode) -> Guess | None:
     if len(list(tree.leaves())) != 1:
         return None
     decided = {node.call: node for node in tree.nodes if node.decision is not None}
-    branch = next((one for one in scored.branches if one.calls[-1].index in decided), None)
+    branch = next((branch for branch in scored.branches if branch.calls[-1].index in decided), None)
     if branch is None:
         return None
     node = decided[branch.calls[-1].index]

@@ -16,7 +16,7 @@ from etude.builders.candidates import Candidate, Turn, pair_of, pair_rewards, tu
 from etude.builders.collecting import CollectingBuilder, CollectingConfig
 from etude.builders.expert_iteration import SelectionConfig, imitations
 from etude.builders.plays import by_agent
-from etude.builders.protocol_checks import require_branching, require_guesses
+from etude.builders.protocol_checks import require_branching, require_calls, require_guesses
 from etude.builders.scored import Group, Tally
 from etude.config.references import RefersToAgent
 from etude.config.registry import register_trajectory_builder
@@ -162,6 +162,7 @@ async def malt(config: MaltBuilderConfig, builder: Builder) -> AsyncIterator[Mal
     widths = None if config.num_responses is None else Widths.of(config.num_responses)
     where = "num_responses" if widths else "workflow.widths"
     await require_branching(builder, widths, "`_type: malt`", f"Set `{where}` to 2 or more for one of them")
+    await require_calls(builder, widths)
     if config.initial_expert_iterations and config.expert_iteration.guess_replacement.proportion:
         await require_guesses(builder)
     yield MaltBuilder(config)

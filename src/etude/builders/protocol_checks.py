@@ -9,7 +9,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
 from etude.protocols.decision import VERDICTS, WORDS
 from etude.protocols.guess import answer_for
-from etude.protocols.widths import Widths, branches
+from etude.protocols.widths import Widths, branches, most_calls
 from etude.protocols.workflow import ProtocolWorkflow
 
 if TYPE_CHECKING:
@@ -38,6 +38,20 @@ async def require_branching(builder: Builder, widths: Widths | None, what: str, 
         raise RequestError(
             f"{what} compares several answers to one prompt, and every turn of {names} in the protocol "
             f"'{played.protocol.name}' has one: nothing would be trained. {remedy}"
+        )
+
+
+async def require_calls(builder: Builder, widths: Widths | None) -> None:
+    """Raises RequestError when a play with these widths can take more calls than an episode may."""
+    played = await played_by(builder)
+    if played is None or widths is None:
+        return
+    calls, most = most_calls(played.protocol, widths), builder.config.eval.general.max_calls
+    if calls > most:
+        raise RequestError(
+            f"num_responses: a play of '{played.protocol.name}' can take {calls} calls, and "
+            f"eval.general.max_calls is {most}; ask for fewer answers, also by agent and round, "
+            "or raise the limit"
         )
 
 

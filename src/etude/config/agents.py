@@ -28,8 +28,8 @@ def check_agents(config: Config, components: Mapping[KeyPath, ComponentConfig], 
     if agents is None:
         return
     for path, component in components.items():
-        for place, below, _, name in marked(Slot(type(component)), component, path, RefersToAgent):
-            _check((*place, *below), name, agents, problems)
+        for key, below, _, name in marked(Slot(type(component)), component, path, RefersToAgent):
+            _check((*key, *below), name, agents, problems)
     _check_targets(config, agents, problems)
 
 

@@ -49,8 +49,8 @@ MarkT = TypeVar("MarkT", Refers, RefersToAgent)
 
 def check_component(path: KeyPath, component: ComponentConfig, config: Config, problems: Problems) -> None:
     """Check the names that a component holds, however deep."""
-    for place, _, mark, name in marked(Slot(type(component)), component, path, Refers):
-        check_name(place, mark.kind, name, config, problems)
+    for key, _, mark, name in marked(Slot(type(component)), component, path, Refers):
+        check_name(key, mark.kind, name, config, problems)
 
 
 def complete_finetuning(config: Config, problems: Problems) -> None:
@@ -87,7 +87,7 @@ def marked(
 
     With the place of the key, and where under it the name is one of several.
     """
-    for marker in (one for arm in slot.arms() for one in arm.metadata if isinstance(one, mark)):
+    for marker in (item for arm in slot.arms() for item in arm.metadata if isinstance(item, mark)):
         yield from ((path, below, marker, name) for below, name in _names(value))
     if isinstance(value, BaseModel):
         for field, info in type(value).model_fields.items():
@@ -106,7 +106,7 @@ def _names(value: Any) -> Iterator[tuple[KeyPath, str]]:
     elif isinstance(value, dict):
         yield from (((key,), key) for key in value)
     elif isinstance(value, list | tuple):
-        yield from (((place,), one) for place, one in enumerate(value) if isinstance(one, str))
+        yield from (((index,), name) for index, name in enumerate(value) if isinstance(name, str))
 
 
 def _require_parts(config: Config, problems: Problems) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from etude.config.nearest import alternatives
 from etude.protocols.rules import Bounds, Rules, voters_of, wrong
 from etude.protocols.survey import Survey
-from etude.protocols.turn import STANCES, Fork, Round, Schedule, Turn, rounds_at, turns_at
+from etude.protocols.turn import STANCES, Fork, Round, Schedule, Stage, Turn, rounds_at, turns_at
 
 _TOLERANCE = 1e-9
 
@@ -17,26 +17,26 @@ def check_rules(rules: Rules) -> None:
     """Raises RequestError with the first thing that is wrong with who speaks, hears and decides."""
     _check_names(rules)
     for schedule in rules.schedules:
-        for number, place in enumerate(schedule):
-            for where, turns in _rounds(number, place):
+        for number, stage in enumerate(schedule):
+            for where, turns in _rounds(number, stage):
                 _check_round(rules, where, turns)
         _check_end(rules, schedule)
 
 
-def check_bounds(rules: Rules, found: Survey) -> Bounds:
+def check_bounds(rules: Rules, surveyed: Survey) -> Bounds:
     """The least and the most that each agent can earn: as given, or else as worked out.
 
     Raises RequestError for bounds that are not those of all agents, that can be left in a play, or that
     are missing where they cannot be worked out.
     """
     if not rules.bounds:
-        if found.earned is None:
+        if surveyed.earned is None:
             raise wrong(
                 rules,
                 "the payoff looks at what is said (`outcome.log`), so that its bounds cannot be worked out; "
                 "give `bounds`: for each agent the least and the most that it can earn in a play",
             )
-        return found.earned
+        return surveyed.earned
     missing = [agent for agent in rules.agents if agent not in rules.bounds]
     if missing:
         raise wrong(rules, f"'{missing[0]}' has no bounds; give them for all agents or for none")
@@ -44,7 +44,7 @@ def check_bounds(rules: Rules, found: Survey) -> Bounds:
         _require(rules, agent, rules.agents, "bounds are for")
         if not low <= high:
             raise wrong(rules, f"the bounds of '{agent}' are {low:g} to {high:g}; the least comes first")
-        least, most = (low, high) if found.earned is None else found.earned[agent]
+        least, most = (low, high) if surveyed.earned is None else surveyed.earned[agent]
         if not within(least, (low, high)) or not within(most, (low, high)):
             raise wrong(
                 rules,
@@ -75,12 +75,12 @@ def _check_names(rules: Rules) -> None:
         raise wrong(rules, f"a forced decision is accept, reject or truth, not {rules.forced!r}")
 
 
-def _rounds(number: int, place: Round | Fork) -> Iterator[tuple[str, Round]]:
-    """The rounds that there can be in a place, each with its name; options that pass are left out."""
-    if not isinstance(place, Fork):
-        yield f"round {number}", place
+def _rounds(number: int, stage: Stage) -> Iterator[tuple[str, Round]]:
+    """The rounds that there can be at a stage, each with its name; options that pass are left out."""
+    if not isinstance(stage, Fork):
+        yield f"round {number}", stage
         return
-    named = [(f"option '{name}' of round {number}", turns) for name, turns in place.options.items()]
+    named = [(f"option '{name}' of round {number}", turns) for name, turns in stage.options.items()]
     passing = all(not turns for _, turns in named)
     yield from ((where, turns) for where, turns in named if turns)
     if passing:
@@ -137,7 +137,7 @@ def _check_turn(rules: Rules, where: str, turn: Turn) -> None:
 def _check_end(rules: Rules, schedule: Schedule) -> None:
     """Without a vote nothing follows a round that must decide; where a verdict is needed, it is the last."""
     last = len(schedule) - 1
-    obliged = [number for number, place in enumerate(schedule) if _must_decide(place)]
+    obliged = [number for number, stage in enumerate(schedule) if _must_decide(stage)]
     votes = rules.vote is not None and len(voters_of(rules, schedule)) > 1
     if obliged and obliged[0] != last and not votes:
         raise wrong(rules, f"nothing can follow round {obliged[0]}, which must decide")
@@ -150,9 +150,9 @@ def _check_end(rules: Rules, schedule: Schedule) -> None:
         )
 
 
-def _must_decide(place: Round | Fork) -> bool:
+def _must_decide(stage: Stage) -> bool:
     """Whether, whatever is chosen, somebody must decide."""
-    return all(any(turn.decide == "must" for turn in turns) for turns in rounds_at(place))
+    return all(any(turn.decide == "must" for turn in turns) for turns in rounds_at(stage))
 
 
 def _require(rules: Rules, name: str, known: Collection[str], where: str) -> None:

@@ -46,19 +46,20 @@ def _cover(slots: Sequence[Slot]) -> Iterator[tuple[int, ...]]:
 
     for base in alike:
         yield from new(base)
-        for place, pick in enumerate(picks):
+        for position, pick in enumerate(picks):
             for index in pick:
-                yield from new((*base[:place], index, *base[place + 1 :]))
+                yield from new((*base[:position], index, *base[position + 1 :]))
         for other in alike:
-            for place in range(1, len(slots)):
-                yield from new((*base[:place], *other[place:]))
+            for position in range(1, len(slots)):
+                yield from new((*base[:position], *other[position:]))
 
 
 def _picks(slot: Slot) -> list[int]:
     """The answers that stand for all of a slot: no decision, the extreme ones, and the least sure ones."""
-    decided = sorted((one.decision, index) for index, one in enumerate(slot) if one.decision is not None)
+    decisions = [(answer.decision, index) for index, answer in enumerate(slot)]
+    decided = sorted((decision, index) for decision, index in decisions if decision is not None)
     rejects, accepts = [pair for pair in decided if pair[0] < 0], [pair for pair in decided if pair[0] > 0]
     extremes = [*rejects[:1], *rejects[-1:], *accepts[:1], *accepts[-1:]]
     neither = [pair for pair in decided if pair[0] == 0]
-    silent = [index for index, one in enumerate(slot) if one.decision is None]
+    silent = [index for decision, index in decisions if decision is None]
     return list(dict.fromkeys([*silent, *(index for _, index in [*extremes, *neither])]))

@@ -93,9 +93,8 @@ class _Growing:
         self._protocol = play.protocol
         self._asker = asker
         self._schedule = play.protocol.rounds(play.key)
-        self._facts = Facts(
-            play.truth, play.stance, play.drawn, voters_of(play.protocol, play.protocol.rounds(play.key))
-        )
+        voters = voters_of(play.protocol, self._schedule)
+        self._facts = Facts(play.truth, play.stance, play.drawn, voters)
         self._nodes: list[Node] = []
         self._guesses: dict[Turn, str | None] = {}
 
@@ -126,9 +125,9 @@ class _Growing:
 
     def _ways(self, path: Path, number: int) -> list[_Way]:
         """Where a path leads from round `number` on; nowhere when the play is over."""
-        with self._in_round(number):
-            found = next_round(self._schedule, number, play_log(path))
-        return [] if found is None else [_Way(path, *found)]
+        with self._located():
+            following = next_round(self._schedule, number, play_log(path))
+        return [] if following is None else [_Way(path, *following)]
 
     def _questions(self, way: _Way) -> Iterator[Question]:
         """What the agents of a round are asked, once for each answer that is wanted."""
@@ -154,15 +153,15 @@ class _Growing:
             said = [next(answers) for _ in range(self._play.widths.at(turn.agent, way.number))]
             extended: list[Path] = []
             for branch in branches:
-                for one in said:
-                    self._nodes.append(self._node(branch, way.number, turn, one))
+                for answer in said:
+                    self._nodes.append(self._node(branch, way.number, turn, answer))
                     extended.append((*branch, self._nodes[-1]))
             branches = extended
         return branches
 
     def _node(self, path: Path, number: int, turn: Turn, said: Said) -> Node:
         act = said.act if isinstance(said.act, Act) else Act()
-        told = {} if act.decision is None else ballot(turn, act.decision)
+        heard = {} if act.decision is None else ballot(turn, act.decision)
         return Node(
             id=len(self._nodes),
             parent=path[-1].id if path else None,
@@ -170,7 +169,7 @@ class _Growing:
             agent=turn.agent,
             call=said.call,
             text=said.text,
-            messages={**act.messages, **told},
+            messages={**act.messages, **heard},
             decision=act.decision,
             malformed=said.act.reason if isinstance(said.act, Malformed) else None,
             truncated=said.truncated,
@@ -188,19 +187,22 @@ class _Growing:
 
     def _completed(self, way: _Way, path: Path) -> list[_Way]:
         """Pay for a round, and go on after it unless the play is over."""
-        following = self._ways(path, way.number + 1)
-        with self._in_round(way.number):
-            outcome = resolve(self._protocol, self._facts, way.turns, play_log(path), last=not following)
-            payoff = self._protocol.payoff(outcome)
-            check_earned(self._protocol, outcome, payoff)
-        earned = {agent: float(value) for agent, value in payoff.items() if value}
-        node = self._nodes[path[-1].id] = replace(path[-1], rewards=earned)
+        protocol, log = self._protocol, play_log(path)
+        following: list[_Way] = []
+        with self._located(f"in round {way.number}, "):
+            outcome = resolve(protocol, self._facts, way.turns, log, last=False)
+            if not outcome.over:
+                # Only here: a fork need not know what to make of a play that is over.
+                following = self._ways(path, way.number + 1)
+                outcome = resolve(protocol, self._facts, way.turns, log, last=not following)
+            earned = protocol.payoff(outcome)
+            check_earned(protocol, outcome, earned)
+        rewards = {agent: float(value) for agent, value in earned.items() if value}
+        node = self._nodes[path[-1].id] = replace(path[-1], rewards=rewards)
         whole = (*path[:-1], node)
         if not outcome.over:
-            return [replace(one, path=whole) for one in following]
-        self._nodes[node.id] = replace(
-            node, ending=_ending(self._protocol, outcome), verdict=outcome.decision
-        )
+            return [replace(next_way, path=whole) for next_way in following]
+        self._nodes[node.id] = replace(node, ending=_ending(protocol, outcome), verdict=outcome.decision)
         self._check_bounds(whole)
         return []
 
@@ -218,12 +220,12 @@ class _Growing:
                 )
 
     @contextmanager
-    def _in_round(self, number: int) -> Iterator[None]:
-        """An error of the protocol's own functions tells where it was."""
+    def _located(self, where: str = "") -> Iterator[None]:
+        """An error of the protocol's own functions fails the episode, and says where."""
         try:
             yield
         except RequestError as error:
-            raise EpisodeError(f"round {number} of protocol '{self._protocol.name}': {error}") from error
+            raise EpisodeError(f"protocol '{self._protocol.name}': {where}{error}") from error
 
 
 def _ending(protocol: Protocol, outcome: Outcome) -> str:

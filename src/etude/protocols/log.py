@@ -12,7 +12,7 @@ from etude.protocols.resolving import chosen
 from etude.protocols.rules import drawn_side
 from etude.protocols.said import PlayLog, Utterance
 from etude.protocols.tree import Node
-from etude.protocols.turn import Fork, Round, turns_at
+from etude.protocols.turn import Fork, Round, Stage, turns_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Log:
 
 def log_of(
     protocol: Protocol,
-    rounds: Sequence[Round | Fork],
+    rounds: Sequence[Stage],
     path: Sequence[Node],
     agent: str,
     number: int,
@@ -66,7 +66,7 @@ def log_of(
         lines += [Line(before, agent, None, node.text) for node in answers if node.agent == agent]
         for channel in _order(protocol, agent, before, key):
             lines += _heard(turns, answers, agent, channel)
-    possible = [any(turn.agent == agent for turn in turns_at(place)) for place in rounds]
+    possible = [any(turn.agent == agent for turn in turns_at(stage)) for stage in rounds]
     return Log(
         protocol=protocol,
         round=number,
@@ -94,11 +94,11 @@ def play_log(path: Sequence[Node]) -> PlayLog:
     )
 
 
-def _turns_of(place: Round | Fork, path: Sequence[Node], number: int) -> Round:
+def _turns_of(stage: Stage, path: Sequence[Node], number: int) -> Round:
     """The turns that were taken in round `number`."""
-    if not isinstance(place, Fork):
-        return place
-    return chosen(place, play_log([node for node in path if node.round < number]))
+    if not isinstance(stage, Fork):
+        return stage
+    return chosen(stage, play_log([node for node in path if node.round < number]))
 
 
 def _heard(turns: Round, answers: Sequence[Node], reader: str, channel: str) -> list[Line]:

@@ -37,8 +37,8 @@ def past_of(rules: Rules, schedule: Schedule, number: int, *, silent: bool = Fal
     """
     turns = [
         (before, turn)
-        for before, place in enumerate(schedule[:number])
-        for turn in next((turns for turns in rounds_at(place) if turns), ())
+        for before, stage in enumerate(schedule[:number])
+        for turn in next((turns for turns in rounds_at(stage) if turns), ())
     ]
     last = {turn.agent: index for index, (_, turn) in enumerate(turns) if turn.decide != "no"}
     slots: list[Slot] = []
@@ -55,4 +55,4 @@ def past_of(rules: Rules, schedule: Schedule, number: int, *, silent: bool = Fal
 
 def has_words(log: PlayLog) -> bool:
     """Whether anything in a log was made up."""
-    return any(one.text == WORDS for one in log)
+    return any(said.text == WORDS for said in log)

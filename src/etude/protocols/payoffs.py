@@ -86,7 +86,7 @@ def terms_of(protocol: Callable[..., Any], given: Mapping[str, Any], allowed: ty
 def parameters_of(protocol: Callable[..., Any], terms: type) -> list[str]:
     """All parameters of a named protocol: those that its function spells out, then its terms."""
     own = inspect.signature(protocol).parameters.values()
-    return [one.name for one in own if one.kind is not one.VAR_KEYWORD] + list(terms.__annotations__)
+    return [each.name for each in own if each.kind is not each.VAR_KEYWORD] + list(terms.__annotations__)
 
 
 def _expected(name: str, value: Any) -> str | None:

@@ -29,7 +29,7 @@ class Protocol(Rules):
         """Check everything, and work the bounds out."""
         super().__post_init__()
         check_rules(self)
-        found = survey(self)
+        surveyed = survey(self)
         object.__setattr__(self, "has_given_bounds", bool(self.bounds))
-        object.__setattr__(self, "untried", found.untried)
-        object.__setattr__(self, "bounds", MappingProxyType(dict(check_bounds(self, found))))
+        object.__setattr__(self, "untried", surveyed.untried)
+        object.__setattr__(self, "bounds", MappingProxyType(dict(check_bounds(self, surveyed))))

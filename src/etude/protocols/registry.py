@@ -93,7 +93,7 @@ def _made(name: str, found: Any, arguments: Mapping[str, Any]) -> Any:
 
 def _known(found: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
     """The parameters that there are, with the nearest to the first that is not known."""
-    names = [one for one in inspect.signature(found).parameters if one not in ("args", "kwargs")]
+    names = [known for known in inspect.signature(found).parameters if known not in ("args", "kwargs")]
     unknown = next((name for name in arguments if name not in names), None)
     return "" if unknown is None else alternatives(unknown, names, otherwise="it takes no arguments")
 

@@ -11,7 +11,7 @@ from etude.protocols.decision import ACCEPT, REJECT, Verdict, sign
 from etude.protocols.outcome import Outcome
 from etude.protocols.rules import Rules
 from etude.protocols.said import PlayLog, Utterance
-from etude.protocols.turn import Fork, Round, Schedule
+from etude.protocols.turn import Fork, Round, Schedule, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ def resolve(rules: Rules, facts: Facts, turns: Round, log: PlayLog, *, last: boo
     `log` ends with the answers of the round, in the order of its turns; `last` is whether no round
     follows it. Raises RequestError when the vote gives no verdict in [-1, 1] and not None either.
     """
-    said = log.utterances[-len(turns) :]
-    ballots = {one.agent: one.decision for one in log.utterances if one.decision is not None}
-    invalid = frozenset(one.agent for one in said if one.malformed)
-    decision = _verdict(rules, facts, said, ballots)
+    answers = log.utterances[-len(turns) :]
+    ballots = {said.agent: said.decision for said in log.utterances if said.decision is not None}
+    invalid = frozenset(answer.agent for answer in answers if answer.malformed)
+    decision = _verdict(rules, facts, answers, ballots)
     if rules.forced is not None and (decision is not None or last):
         decision = float(sign(_forced(rules, facts.truth)))
     cut_short = any(rules.agents[agent].must_be_valid for agent in invalid)
@@ -54,42 +54,48 @@ def resolve(rules: Rules, facts: Facts, turns: Round, log: PlayLog, *, last: boo
     )
 
 
-def chosen(place: Round | Fork, log: PlayLog) -> Round:
-    """The turns in one place of a schedule, after what was said.
+def chosen(stage: Stage, log: PlayLog) -> Round:
+    """The turns at one stage, after what was said.
 
     Raises RequestError when a fork chooses what is not among its options.
     """
-    if not isinstance(place, Fork):
-        return place
-    name = place.choose(log)
-    if not isinstance(name, str) or name not in place.options:
+    if not isinstance(stage, Fork):
+        return stage
+    name = stage.choose(log)
+    if not isinstance(name, str) or name not in stage.options:
         raise RequestError(
-            f"a fork chose {name!r:.60}, which is not there" + alternatives(str(name), place.options)
+            f"a fork chose {name!r:.60}, which is not there" + alternatives(str(name), stage.options)
         )
-    return place.options[name]
+    return stage.options[name]
 
 
 def next_round(schedule: Schedule, number: int, log: PlayLog) -> tuple[int, Round] | None:
-    """The first round from `number` on in which somebody has a turn; None when the play is over."""
+    """The first round from `number` on in which somebody has a turn; None when the play is over.
+
+    Raises RequestError as `chosen`.
+    """
     for later in range(number, len(schedule)):
-        turns = chosen(schedule[later], log)
+        try:
+            turns = chosen(schedule[later], log)
+        except RequestError as error:
+            raise RequestError(f"in round {later}, {error}") from None
         if turns:
             return later, turns
     return None
 
 
 def _verdict(
-    rules: Rules, facts: Facts, said: Sequence[Utterance], ballots: dict[str, float]
+    rules: Rules, facts: Facts, answers: Sequence[Utterance], ballots: dict[str, float]
 ) -> float | None:
-    cast = [one.decision for one in said if one.decision is not None]
+    cast = [answer.decision for answer in answers if answer.decision is not None]
     if not cast or rules.vote is None:
         return cast[0] if cast else None
-    found = rules.vote({voter: ballots.get(voter) for voter in facts.voters})
-    if found is None:
+    verdict = rules.vote({voter: ballots.get(voter) for voter in facts.voters})
+    if verdict is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not -1 <= found <= 1:
-        raise RequestError(f"the vote came to {found!r:.60}; a verdict is a number from -1 to 1, or None")
-    return float(found)
+    if isinstance(verdict, bool) or not isinstance(verdict, int | float) or not -1 <= verdict <= 1:
+        raise RequestError(f"the vote came to {verdict!r:.60}; a verdict is a number from -1 to 1, or None")
+    return float(verdict)
 
 
 def _forced(rules: Rules, truth: Verdict) -> Verdict:

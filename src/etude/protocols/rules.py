@@ -46,7 +46,7 @@ class Rules:
         """Freeze the mappings."""
         readers = {channel: frozenset(names) for channel, names in self.channels.items()}
         schedules = tuple(
-            tuple(place if isinstance(place, Fork) else tuple(place) for place in schedule)
+            tuple(stage if isinstance(stage, Fork) else tuple(stage) for stage in schedule)
             for schedule in self.schedules
         )
         object.__setattr__(self, "agents", MappingProxyType(dict(self.agents)))
@@ -64,15 +64,15 @@ class Rules:
         deciding = [
             number
             for schedule in self.schedules
-            for number, place in enumerate(schedule, 1)
-            if any(turn.decide != "no" for turn in turns_at(place))
+            for number, stage in enumerate(schedule, 1)
+            if any(turn.decide != "no" for turn in turns_at(stage))
         ]
         return min(deciding, default=self.max_rounds)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         """All turns that there can be, in the order of the schedules."""
-        return tuple(turn for schedule in self.schedules for place in schedule for turn in turns_at(place))
+        return tuple(turn for schedule in self.schedules for stage in schedule for turn in turns_at(stage))
 
     def rounds(self, key: int) -> Schedule:
         """The schedule of the play with this key."""
@@ -100,8 +100,8 @@ class Rules:
 
     def sides(self, stance: Verdict, drawn: Verdict) -> dict[str, Verdict]:
         """The verdict that each agent argues for; those that argue for nothing are left out."""
-        found = {agent: self.stance_of(agent, stance, drawn) for agent in self.agents}
-        return {agent: side for agent, side in found.items() if side is not None}
+        sides = {agent: self.stance_of(agent, stance, drawn) for agent in self.agents}
+        return {agent: side for agent, side in sides.items() if side is not None}
 
     @property
     def draws_sides(self) -> bool:
@@ -133,5 +133,5 @@ def drawn_side(key: int) -> Verdict:
 
 def voters_of(rules: Rules, schedule: Schedule) -> tuple[str, ...]:
     """The agents with a turn to decide in a schedule, in the order of the protocol."""
-    deciding = {turn.agent for place in schedule for turn in turns_at(place) if turn.decide != "no"}
+    deciding = {turn.agent for stage in schedule for turn in turns_at(stage) if turn.decide != "no"}
     return tuple(agent for agent in rules.agents if agent in deciding)

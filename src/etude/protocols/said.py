@@ -41,11 +41,11 @@ class PlayLog:
 
     def of(self, agent: str) -> tuple[Utterance, ...]:
         """The answers of an agent."""
-        return tuple(one for one in self.utterances if one.agent == agent)
+        return tuple(said for said in self.utterances if said.agent == agent)
 
     def on(self, channel: str) -> tuple[str, ...]:
         """The messages on a channel."""
-        return tuple(one.messages[channel] for one in self.utterances if channel in one.messages)
+        return tuple(said.messages[channel] for said in self.utterances if channel in said.messages)
 
     def last(self, agent: str) -> Utterance | None:
         """The last answer of an agent; None before its first."""

@@ -49,8 +49,8 @@ class _Watched(PlayLog):
     @property
     def utterances(self) -> tuple[Utterance, ...]:
         object.__setattr__(self, "looked_at", True)
-        found: tuple[Utterance, ...] = vars(self)["_hidden"]
-        return found
+        hidden: tuple[Utterance, ...] = vars(self)["_hidden"]
+        return hidden
 
     @classmethod
     def of_log(cls, log: PlayLog) -> _Watched:
@@ -70,25 +70,25 @@ class _Surveyor:
 
     def survey(self) -> Survey:
         rules = self.rules
-        found: Extremes | None = None
+        earned: Extremes | None = None
         drawn_sides = VERDICTS if rules.draws_sides else (ACCEPT,)
         for schedule in rules.schedules:
             self._try_forks(schedule)
             voters = voters_of(rules, schedule)
             for truth, stance, drawn in product(VERDICTS, VERDICTS, drawn_sides):
-                found = _joined(found, self._of_play(schedule, Facts(truth, stance, drawn, voters)))
+                earned = _joined(earned, self._of_play(schedule, Facts(truth, stance, drawn, voters)))
         if self.looks:
             self.notes[_LOOKS] = None
-        earned = None if self.looks or found is None else found.bounds()
-        return Survey(earned, tuple(self.notes))
+        bounds = None if self.looks or earned is None else earned.bounds()
+        return Survey(bounds, tuple(self.notes))
 
     def _of_play(self, schedule: Schedule, facts: Facts) -> Extremes | None:
         """What can be earned in a whole play."""
         ended: Extremes | None = None
         so_far: Extremes | None = Extremes.nothing(self.rules.agents)
-        for number, place in enumerate(schedule):
+        for number, stage in enumerate(schedule):
             going_on: Extremes | None = None
-            for turns in rounds_at(place):
+            for turns in rounds_at(stage):
                 if not turns:
                     going_on = _joined(going_on, so_far)
                     continue
@@ -161,13 +161,16 @@ class _Surveyor:
                 self.rules, f"the payoff raised {type(error).__name__}: {error} for {shown(outcome)}"
             ) from error
         self.looks = self.looks or log.looked_at
-        check_earned(self.rules, outcome, earned)
+        try:
+            check_earned(self.rules, outcome, earned)
+        except RequestError as error:
+            raise wrong(self.rules, str(error)) from None
         return earned
 
     def _try_forks(self, schedule: Schedule) -> None:
         """Have every fork choose: on the empty log, on made-up words, and on a log of unusable answers."""
-        for number, place in enumerate(schedule):
-            if not isinstance(place, Fork):
+        for number, stage in enumerate(schedule):
+            if not isinstance(stage, Fork):
                 continue
             where = f"round {number}"
             self.notes[f"what is said chooses the turns of {where}; each of its options was tried"] = None
@@ -175,7 +178,7 @@ class _Surveyor:
                 past = past_of(self.rules, schedule, number, silent=silent)
                 log = PlayLog(tuple(slot[0] for slot in past))
                 try:
-                    chosen(place, log)
+                    chosen(stage, log)
                 except Exception as error:
                     what = f"{where}: {_reason(error)}"
                     if not has_words(log):
@@ -192,17 +195,17 @@ class _Surveyor:
 def check_earned(rules: Rules, outcome: Outcome, earned: object) -> None:
     """Raises RequestError unless it is a mapping from agents of the protocol to finite numbers."""
     if not isinstance(earned, Mapping):
-        raise wrong(rules, f"the payoff must be a mapping from agents to numbers, found {earned!r:.60}")
+        raise RequestError(f"the payoff must be a mapping from agents to numbers, found {earned!r:.60}")
     for agent, value in earned.items():
         if agent not in rules.agents:
             what = f"payoffs are for '{agent}', which is not there"
-            raise wrong(rules, what + alternatives(str(agent), rules.agents))
+            raise RequestError(what + alternatives(str(agent), rules.agents))
         try:
             is_finite = math.isfinite(value)
         except (TypeError, OverflowError):
             is_finite = False
         if not is_finite:
-            raise wrong(rules, f"the payoff of '{agent}' is {value!r:.60} for {shown(outcome)}")
+            raise RequestError(f"the payoff of '{agent}' is {value!r:.60} for {shown(outcome)}")
 
 
 def shown(outcome: Outcome) -> str:
@@ -220,18 +223,18 @@ def shown(outcome: Outcome) -> str:
 def _may_be_last(schedule: Schedule, number: int) -> Sequence[bool]:
     """Whether the play may be over, and may go on, after a round in which nobody decided."""
     later = schedule[number + 1 :]
-    may_end = all(any(not turns for turns in rounds_at(place)) for place in later)
+    may_end = all(any(not turns for turns in rounds_at(stage)) for stage in later)
     return ([True] if may_end else []) + ([False] if later else [])
 
 
-def _joined(one: Extremes | None, other: Extremes | None) -> Extremes | None:
-    if one is None or other is None:
-        return one or other
-    return one.joined(other)
+def _joined(first: Extremes | None, other: Extremes | None) -> Extremes | None:
+    if first is None or other is None:
+        return first or other
+    return first.joined(other)
 
 
-def _sum(one: Extremes | None, other: Extremes | None) -> Extremes | None:
-    return None if one is None or other is None else one.plus(other)
+def _sum(first: Extremes | None, other: Extremes | None) -> Extremes | None:
+    return None if first is None or other is None else first.plus(other)
 
 
 def _reason(error: Exception) -> str:

@@ -78,15 +78,18 @@ class Fork:
         object.__setattr__(self, "options", MappingProxyType(frozen))
 
 
-Schedule: TypeAlias = tuple[Round | Fork, ...]
+Stage: TypeAlias = Round | Fork
+"""One step of a schedule."""
+
+Schedule: TypeAlias = tuple[Stage, ...]
 """The rounds of a play, in order."""
 
 
-def rounds_at(place: Round | Fork) -> tuple[Round, ...]:
-    """The rounds that there can be in one place of a schedule; an empty one where it may be passed over."""
-    return tuple(place.options.values()) if isinstance(place, Fork) else (place,)
+def rounds_at(stage: Stage) -> tuple[Round, ...]:
+    """The rounds that there can be at one stage; an empty one where it may be passed over."""
+    return tuple(stage.options.values()) if isinstance(stage, Fork) else (stage,)
 
 
-def turns_at(place: Round | Fork) -> tuple[Turn, ...]:
-    """All turns that there can be in one place of a schedule."""
-    return tuple(turn for turns in rounds_at(place) for turn in turns)
+def turns_at(stage: Stage) -> tuple[Turn, ...]:
+    """All turns that there can be at one stage."""
+    return tuple(turn for turns in rounds_at(stage) for turn in turns)

@@ -62,8 +62,8 @@ def most_calls(protocol: Rules, widths: Widths, retries: int = 0) -> int:
     most = 0
     for schedule in protocol.schedules:
         calls, plays = 0, 1
-        for number, place in enumerate(schedule):
-            options = [[widths.at(turn.agent, number) for turn in turns] for turns in rounds_at(place)]
+        for number, stage in enumerate(schedule):
+            options = [[widths.at(turn.agent, number) for turn in turns] for turns in rounds_at(stage)]
             calls += plays * max(map(sum, options)) * (1 + retries)
             plays *= max(map(math.prod, options))
         most = max(most, calls)
@@ -75,8 +75,8 @@ def branches(protocol: Rules, widths: Widths, agents: Collection[str]) -> bool:
     return any(
         turn.agent in agents and widths.at(turn.agent, number) > 1
         for schedule in protocol.schedules
-        for number, place in enumerate(schedule)
-        for turn in turns_at(place)
+        for number, stage in enumerate(schedule)
+        for turn in turns_at(stage)
     )
 
 

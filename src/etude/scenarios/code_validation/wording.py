@@ -175,7 +175,7 @@ def _asking(protocol: Protocol, agent: str) -> str:
 
 def _when(protocol: Protocol, agent: str) -> str:
     """From when on an agent may decide, when that is not from the start."""
-    turns = [turn for place in protocol.schedules[0] for turn in turns_at(place) if turn.agent == agent]
+    turns = [turn for stage in protocol.schedules[0] for turn in turns_at(stage) if turn.agent == agent]
     first = next((number for number, turn in enumerate(turns, 1) if turn.decide != "no"), 1)
     return "" if first == 1 else f"You can decide from your turn {first} on. "
 
