@@ -113,9 +113,8 @@ class ModelLine:
         """
         status = await wait_for(self.adapter, ref, seconds, poll_interval)
         require_completed(ref, status)
-        if status.message and status.message not in self._told:
-            self._told.add(status.message)
-            self._warn(status.message)
+        if status.message:
+            self._say_once(status.message)
         return status
 
     async def adopt(self, ref: TrainingJobRef, status: TrainingJobStatus) -> ModelVersion | None:
@@ -126,7 +125,7 @@ class ModelLine:
         """
         version = version_of(status, self.adapter.capabilities().versions, ref)
         if version is None:
-            self._warn(
+            self._say_once(
                 f"{ref.backend} does not say what weights it made: it cannot be checked that they changed, "
                 "nor that the next episodes are sampled from them"
             )
@@ -151,6 +150,11 @@ class ModelLine:
         await self.engine.adopt(version)
         check_adopted(self.engine.version, version, self.model)
         self.version = version
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._warn(text)
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
         """Let the backend delete the weights of other versions."""
