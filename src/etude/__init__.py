@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etude.adapters.capabilities import Capabilities
+    from etude.adapters.job_content import JobNameTakenError
     from etude.adapters.lm_client import LanguageModelClient
     from etude.adapters.lm_errors import LanguageModelClientError
     from etude.adapters.openai_errors import TrainingJobNotFoundClientError
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "etude.adapters.capabilities": ("Capabilities",),
+    "etude.adapters.job_content": ("JobNameTakenError",),
     "etude.adapters.lm_client": ("LanguageModelClient",),
     "etude.adapters.lm_errors": ("LanguageModelClientError",),
     "etude.adapters.openai_errors": ("TrainingJobNotFoundClientError",),
@@ -162,6 +164,7 @@ __all__ = [
     "FinetuneConfig",
     "FinetuneRunConfig",
     "Frozen",
+    "JobNameTakenError",
     "LanguageModelClient",
     "LanguageModelClientError",
     "LlmConfig",

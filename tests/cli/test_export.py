@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
 
+from etude.rewards.collections import phase_name
 from tests.cli.projects import change, etude, events, rows
+from tests.test_docs import ROOT, blocks_of, write_file
 
 
 @pytest.fixture
@@ -184,3 +188,38 @@ def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
         assert place not in card
     assert "file_path: elsewhere.jsonl" in card and "file_path: train.jsonl" in card
     assert "file: notes/a.txt" in card and "base model | base |" in card
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The current folder, with the programs of the page on builders."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    page = ROOT / "docs" / "own-builder.md"
+    for block in blocks_of(page):
+        write_file(block, page, tmp_path)
+    yield tmp_path
+    for name in ("coin", "coin_backend", "extremes"):
+        sys.modules.pop(name, None)
+
+
+def test_trajectories_of_a_builder_that_collects_several_times_are_those_that_were_trained_on(own):
+    assert etude("train", "builder.yml", "--name", "r").exit_code == 0
+    jobs = events(etude("jobs", "r", "--json").stdout)[0]
+    assert etude("export", "r", "--trajectories", "t.jsonl").exit_code == 0
+    rows = events((own / "t.jsonl").read_text())
+    phases = [phase_name("train", job["epoch"]) for job in jobs for _ in range(job["trajectories"])]
+    assert [row["phase"] for row in rows] == phases
+    assert {row["reward"] for row in rows} == {0.0, 1.0}
+    # Another method's builder groups all of an epoch's collections.
+    assert etude("export", "r", "--trajectories", "g.jsonl", "--method", "grpo").exit_code == 0
+    groups = Counter((row["phase"], row["group"]) for row in events((own / "g.jsonl").read_text()))
+    assert set(groups.values()) == {8}
+
+
+def test_weights_that_are_a_file_can_be_evaluated_and_are_no_model_folder(own):
+    assert etude("train", "builder.yml", "--name", "r").exit_code == 0
+    assert etude("evaluate", "builder.yml", "--model", "r:v2", "--name", "e").exit_code == 0
+    shown = etude("export", "r")
+    assert shown.exit_code == 2
+    assert "only the weights of `_type: local` are here" in shown.stderr

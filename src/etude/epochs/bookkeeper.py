@@ -75,6 +75,8 @@ class Bookkeeper:
         if recorded is not None:
             if ref.run_id in self._epochs:
                 self._over.add(self._epochs[ref.run_id])
+                if self._record.log.status(ref) is None:
+                    await self._record.log.add_status(ref, recorded)
             return recorded
         status = await ask()
         if ref.run_id in self._epochs and status.status.is_final:

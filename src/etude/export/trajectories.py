@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from etude.builders.trajectory_builder import TrajectoryBuilder
@@ -16,7 +17,7 @@ from etude.core.trajectory import Method, TrajectoryCollection
 from etude.export.stored_evaluation import StoredEvaluation
 from etude.runtime import Runtime
 from etude.store.run_folder import RunFolder
-from etude.stored.phases import phases_of
+from etude.stored.phases import epoch_of, phases_of
 from etude.stored.stored_config import stored_data, without_secrets
 
 BUILDERS: dict[Method, str] = {"grpo": "grpo", "dpo": "dpo", "supervised": "expert_iteration"}
@@ -25,7 +26,7 @@ BUILDERS: dict[Method, str] = {"grpo": "grpo", "dpo": "dpo", "supervised": "expe
 
 @dataclass(frozen=True, slots=True)
 class PhaseTrajectories:
-    """What was built from the episodes of one phase."""
+    """What was built from the episodes of one epoch, or of another phase."""
 
     phase: str
     collection: TrajectoryCollection
@@ -37,7 +38,7 @@ class PhaseTrajectories:
 
 
 async def trajectories_of(run: RunFolder, method: Method | None = None) -> AsyncIterator[PhaseTrajectories]:
-    """The trajectories of each phase of training, or of an evaluation, in order.
+    """The trajectories of each epoch of training, or of an evaluation, in order.
 
     They are those of the run's own trajectory builder, before the curriculum; with `method`, those of
     the shipped builder for it. Nothing is sampled or scored. Raises RequestError when the run has no
@@ -52,12 +53,14 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
         async with Builder(config, run) as builder:
             name = next(iter(config.trajectory_builders))
             trajectory_builder = await builder.get_trajectory_builder(name)
-            for number, phase in enumerate(_phases(run)):
-                evaluation = StoredEvaluation(run.journal, phase, evaluators)
+            for number, (epoch, phases) in enumerate(_by_epoch(run)):
+                # Another method's builder takes all that was collected, however often that was.
+                called = epoch if method is None else None
+                evaluation = StoredEvaluation(run.journal, phases, evaluators, called)
                 runtime = Runtime(config, run, builder, evaluation, (), {}, finetuning.target_model or "")
-                collection = await _build(trajectory_builder, runtime, number)
+                collection = await _build(trajectory_builder, runtime, number if epoch is None else epoch)
                 functions = tuple(finetuning.target_functions)
-                yield PhaseTrajectories(phase, collection, functions, finetuning.target_model, target)
+                yield PhaseTrajectories(phases[0], collection, functions, finetuning.target_model, target)
             await trajectory_builder.cleanup()
 
 
@@ -69,12 +72,13 @@ async def _build(builder: TrajectoryBuilder, runtime: Runtime, number: int) -> T
     return await builder.finalize(run_id=name, meta=meta)
 
 
-def _phases(run: RunFolder) -> list[str]:
-    """The phases of training, first epoch first; of a run that never trained, what it has."""
+def _by_epoch(run: RunFolder) -> list[tuple[int | None, list[str]]]:
+    """The phases of each epoch, first epoch first; of a run that never trained, what it has, one by one."""
     found = phases_of(run.journal)
     if not found:
         raise RequestError(f"run {run.name} has no episodes yet")
-    return [phase for phase in reversed(found) if phase.startswith("train/")] or found
+    trained = groupby((phase for phase in reversed(found) if epoch_of(phase) is not None), epoch_of)
+    return [(epoch, list(phases)) for epoch, phases in trained] or [(None, [phase]) for phase in found]
 
 
 def _config(data: dict[str, Any], method: Method | None, target: str | None) -> Config:

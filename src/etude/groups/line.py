@@ -145,9 +145,8 @@ class ModelLine:
         """
         status = await wait_for(self.adapter, ref, seconds, poll_interval, self.advice)
         require_completed(ref, await self.noted(ref, status), self.advice)
-        if status.message and status.message not in self._told:
-            self._told.add(status.message)
-            self._warn(status.message)
+        if status.message:
+            self._say_once(status.message)
         return status
 
     async def adopt(self, ref: TrainingJobRef, status: TrainingJobStatus) -> ModelVersion | None:
@@ -158,7 +157,7 @@ class ModelLine:
         """
         version = version_of(status, self.adapter.capabilities().versions, ref)
         if version is None:
-            self._warn(
+            self._say_once(
                 f"{ref.backend} does not say what weights it made: it cannot be checked that they changed, "
                 "nor that the next episodes are sampled from them"
             )
@@ -183,6 +182,11 @@ class ModelLine:
         await self.engine.adopt(version)
         check_adopted(self.engine.version, version, self.model)
         self.version = version
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._warn(text)
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
         """Let the backend delete the weights of other versions."""

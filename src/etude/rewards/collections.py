@@ -214,7 +214,7 @@ def phase_name(stage: Stage, number: int, label: str = "") -> str:
     name = f"{stage}/{number}"
     if label in ("", name):
         return name
-    return name + "-" + re.sub(r"[^\w.~-]+", "-", label)
+    return name + "-" + re.sub(r"[^\w~-]+", "-", label)  # A dot is what `numbered` numbers by.
 
 
 def numbered(phase: str, call: int) -> str:

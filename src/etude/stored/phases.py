@@ -1,4 +1,7 @@
-"""The phases of a run that have episodes: `eval`, `validation/5`, `train/3`."""
+"""The phases of a run that have episodes: `eval`, `validation/5`, `train/3`.
+
+`train/3.2` is the second collection of its kind that was made for an epoch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from etude.store.journal import Journal
 EVALUATION = "eval"
 """The phase of `etude evaluate`."""
 
-_PLACE = re.compile(r"(train|validation)/(\d+)")
+_PLACE = re.compile(r"(train|validation)/(\d+)([^.]*)(?:\.(\d+))?")
 
 
 def phases_of(journal: Journal) -> list[str]:
@@ -33,8 +36,14 @@ def choose_phase(journal: Journal, wish: str | None) -> str:
     return wish or phases[0]
 
 
-def _latest_first(phase: str) -> tuple[int, int, str]:
+def epoch_of(phase: str) -> int | None:
+    """The epoch (from 0) that a phase's episodes were collected for; None for those of no training."""
+    match = _PLACE.fullmatch(phase)
+    return int(match[2]) if match is not None and match[1] == "train" else None
+
+
+def _latest_first(phase: str) -> tuple[int, int, str, int]:
     match = _PLACE.fullmatch(phase)
     if match is None:
-        return (0 if phase == EVALUATION else 1, 0, phase)
-    return (2 if match[1] == "validation" else 3, -int(match[2]), phase)
+        return (0 if phase == EVALUATION else 1, 0, phase, 0)
+    return (2 if match[1] == "validation" else 3, -int(match[2]), match[3], -int(match[4] or 1))
