@@ -102,7 +102,7 @@ async def test_an_error_in_collecting_is_told_once_the_job_is_done_and_loses_not
     again = run.restarted()
     trainer = await again.start(num_epochs=3)
     assert sampled_from(trainer) == [0, 0, 1]
-    assert again.adapter.submitted == ["run-epoch-1", "run-epoch-2"]
+    assert again.adapter.submitted == ["run-epoch-2", "run-epoch-3"]
 
 
 async def test_an_episode_that_failed_is_not_run_again_with_newer_weights(run):
@@ -132,7 +132,7 @@ async def test_an_interrupted_run_ends_where_an_uninterrupted_one_ends(run, tmp_
     whole.finetuning = run.finetuning
     expected = await whole.start(num_epochs=3)
 
-    run.adapter.behave = lambda found: interrupt(found) if found.run_id == f"run-epoch-{epoch}" else found
+    run.adapter.behave = lambda found: interrupt(found) if found.run_id == f"run-epoch-{epoch + 1}" else found
     with pytest.raises(Interrupted):
         await run.start(num_epochs=3)
     again = run.restarted()
@@ -148,7 +148,7 @@ async def test_going_on_without_it_never_trains_on_what_is_too_old(run):
     await interrupted_at_the_second_submission(run)
     again = run.restarted()
     again.finetuning = run.finetuning.model_copy(update={"collect_ahead": False})
-    with pytest.raises(TrainingError, match=r"epoch 1 were not sampled from version 1.*collect_ahead"):
+    with pytest.raises(TrainingError, match=r"epoch 2 were not sampled from version 1.*collect_ahead"):
         await again.start(num_epochs=3)
 
 

@@ -232,7 +232,7 @@ async def test_trainer_failed_epoch_ends_the_run_as_an_error_with_the_message(ru
 async def test_trainer_multiple_epochs_have_a_completed_status_each_and_a_job_of_their_own(run):
     await run.start(num_epochs=3)
     assert [(one.run_id, one.status, one.progress) for one in run.statuses] == [
-        (f"run-epoch-{epoch}", TrainingStatusEnum.COMPLETED, None) for epoch in range(3)
+        (f"run-epoch-{epoch}", TrainingStatusEnum.COMPLETED, None) for epoch in (1, 2, 3)
     ]
 
 
@@ -240,7 +240,7 @@ async def test_trainer_log_progress_writes_metrics_and_reward_history(run, tmp_p
     trainer = await run.start(num_epochs=2)
     trainer.log_progress(1, {}, str(tmp_path / "logs"))
     lines = [json.loads(line) for line in (tmp_path / "logs" / "training_metrics.jsonl").open()]
-    assert [line["epoch"] for line in lines] == [0, 1]
+    assert [line["epoch"] for line in lines] == [1, 2]
     assert {"timestamp", "run_id", "avg_reward", "num_trajectories", "num_groups"} <= lines[0].keys()
     history = json.loads((tmp_path / "logs" / "reward_history.json").read_text())
     wanted = {"epoch", "timestamp", "avg_reward", "min_reward", "max_reward", "num_trajectories"}
@@ -278,8 +278,8 @@ async def test_trainer_a_restart_does_not_start_over(run):
         await run.start(num_epochs=2)
     again = run.restarted()
     await again.start(num_epochs=2)
-    assert [one.run_id for one in again.statuses] == ["run-epoch-0", "run-epoch-1"]
-    assert again.adapter.submitted == ["run-epoch-1"]
+    assert [one.run_id for one in again.statuses] == ["run-epoch-1", "run-epoch-2"]
+    assert again.adapter.submitted == ["run-epoch-2"]
 
 
 @pytest.mark.parametrize("interface", [Trainer, TrainerAdapter, TrajectoryBuilder])

@@ -107,9 +107,9 @@ async def test_the_epochs_of_an_own_trainer_are_journalled_reported_and_summed_u
     summary = json.loads((run.path / "summary.json").read_text())
     assert (summary["epochs_trained"], summary["last_version"]["number"]) == (3, 3)
     assert [event for event in run.watcher.events if event.startswith("trained")] == [
-        "trained 0",
         "trained 1",
         "trained 2",
+        "trained 3",
     ]
 
 
@@ -125,9 +125,9 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
     await whole.start(num_epochs=3)
     use(run, builder, trainer)
     if place == "following":
-        run.adapter.before_status = lambda name: interrupt(name) if name == "run-epoch-1" else None
+        run.adapter.before_status = lambda name: interrupt(name) if name == "run-epoch-2" else None
     elif place == "submitting":
-        run.adapter.after_submit = lambda name: interrupt(name) if name == "run-epoch-1" else None
+        run.adapter.after_submit = lambda name: interrupt(name) if name == "run-epoch-2" else None
     else:
         run.watcher.episode_finished = stop_after(17)
     with pytest.raises(Interrupted):
@@ -155,7 +155,7 @@ async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its
     again = use(run.restarted(), "guide", "guide")
     again.adapter = FakeAdapter(tmp_path / "backend", lose_jobs=lose_jobs)
     await again.start(num_epochs=2)
-    assert again.adapter.submitted == ["run-epoch-1"]
+    assert again.adapter.submitted == ["run-epoch-2"]
     assert (again.engine.version, len(again.statuses)) == (2, 2)
 
 
@@ -166,7 +166,7 @@ async def test_a_resumed_run_of_an_own_trainer_says_nothing_of_what_was_done_bef
     await again.start(num_epochs=3)
     spoken = ("epoch", "trained", "collecting", "training")
     events = [event for event in again.watcher.events if event.startswith(spoken)]
-    assert events == ["epoch 2", "collecting", "training", "trained 2"]
+    assert events == ["epoch 3", "collecting", "training", "trained 3"]
 
 
 def stop_after(count: int) -> Any:
@@ -257,13 +257,13 @@ async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_ru
     use(run, "guide", "guide")
     failed = {"status": TrainingStatusEnum.FAILED, "message": "out of memory"}
     run.adapter.behave = lambda found: (
-        found.model_copy(update=failed) if found.run_id == "run-epoch-2" else found
+        found.model_copy(update=failed) if found.run_id == "run-epoch-3" else found
     )
     await run.start(num_epochs=3)
     assert [status.status for status in run.statuses] == ["completed", "completed", "failed"]
     again = use(run.restarted(), "guide", "guide")
     await again.start(num_epochs=3)
-    assert again.adapter.submitted == ["run-epoch-2-retry-1"]
+    assert again.adapter.submitted == ["run-epoch-3-retry-1"]
     assert [status.status for status in again.statuses] == ["completed"] * 3
     assert again.engine.requests == []
 
@@ -302,9 +302,9 @@ async def test_a_trainer_that_returns_while_its_job_runs_is_an_error(run):
             return []
 
     run.builder = BUILDERS["guide"]()
-    run.adapter.slow = {"run-epoch-0"}
+    run.adapter.slow = {"run-epoch-1"}
     run.make_trainer = lambda: Hasty(guide.GuideTrainerConfig())
-    with pytest.raises(TrainingError, match=r"returned while job run-epoch-0 is 'running'"):
+    with pytest.raises(TrainingError, match=r"returned while job run-epoch-1 is 'running'"):
         await run.start()
 
 
@@ -318,7 +318,7 @@ async def test_several_jobs_of_one_epoch_are_all_followed(run):
     run.builder = BUILDERS["guide"]()
     run.make_trainer = lambda: Twice(guide.GuideTrainerConfig())
     await run.start(num_epochs=2)
-    assert run.adapter.submitted == ["run-epoch-0", "run-epoch-0-job-2", "run-epoch-1", "run-epoch-1-job-2"]
+    assert run.adapter.submitted == ["run-epoch-1", "run-epoch-1-job-2", "run-epoch-2", "run-epoch-2-job-2"]
     assert run.engine.version == 4
 
 
@@ -392,9 +392,9 @@ async def test_the_builders_and_the_adapters_progress_is_logged(run, monkeypatch
         FakeAdapter, "log_progress", lambda self, ref, metrics, output_dir=None: logged.append(ref)
     )
     await run.start(num_epochs=2)
-    assert [ref.run_id for ref in logged] == ["run-epoch-0", "run-epoch-1"]
+    assert [ref.run_id for ref in logged] == ["run-epoch-1", "run-epoch-2"]
     lines = (run.path / "trajectory_builder.jsonl").read_text().splitlines()
-    assert [json.loads(line)["run_id"] for line in lines] == ["run-epoch-0", "run-epoch-1"]
+    assert [json.loads(line)["run_id"] for line in lines] == ["run-epoch-1", "run-epoch-2"]
 
 
 async def test_the_guides_test_of_a_builder_works_on_a_shipped_one():

@@ -33,10 +33,10 @@ async def test_both_models_are_trained_on_one_set_of_episodes(run):
     assert run.requests() == {"prover": 3 * 4 * 2, "verifier": 3 * 4 * 2}
     assert [engine.version for engine in run.engines.values()] == [2, 2]
     assert [status.run_id for status in outcome.statuses] == [
-        "run-epoch-0.prover",
-        "run-epoch-0.verifier",
         "run-epoch-1.prover",
         "run-epoch-1.verifier",
+        "run-epoch-2.prover",
+        "run-epoch-2.verifier",
     ]
 
 
@@ -67,7 +67,8 @@ async def test_each_model_has_its_own_reward_and_its_own_trajectories(run):
     await run.start(config(num_epochs=1))
     prover, verifier = (history_of(run, name).epochs[0].metrics for name in ("prover", "verifier"))
     assert (prover["target"], verifier["target"]) == ("prover", "verifier")
-    assert prover["avg_reward"] != verifier["avg_reward"]
+    assert prover["avg_reward"] == prover["evaluators"]["proved"]["mean"]
+    assert verifier["avg_reward"] == verifier["evaluators"]["verified"]["mean"]
     assert prover["episodes"] == verifier["episodes"] == 12
     assert prover["model_versions"] == verifier["model_versions"] == {"0": 12}
 
@@ -176,11 +177,11 @@ async def test_what_is_shared_is_told_once(run):
         "validating",
         "validated 0",
         "validated 0",
-        "epoch 0",
+        "epoch 1",
         "collecting",
         "training",
-        "trained 0",
-        "trained 0",
+        "trained 1",
+        "trained 1",
         "validating",
         "validated 1",
         "validated 1",
@@ -229,16 +230,16 @@ async def test_a_failed_job_is_submitted_again_and_the_others_are_not(run, monke
 
     async def failing(self, ref, poll_interval=10.0):
         status = await original(self, ref, poll_interval)
-        broken = ref.run_id == "run-epoch-0.verifier"
+        broken = ref.run_id == "run-epoch-1.verifier"
         return status.model_copy(update={"status": TrainingStatusEnum.FAILED}) if broken else status
 
     monkeypatch.setattr(several.FakeAdapter, "wait_until_complete", failing)
-    with pytest.raises(TrainingError, match=r"job run-epoch-0.verifier .* ended as 'failed'"):
+    with pytest.raises(TrainingError, match=r"job run-epoch-1.verifier .* ended as 'failed'"):
         await run.start(config(num_epochs=1))
     again = run.restarted()
     await again.start(config(num_epochs=1))
     assert several.adapters["prover"].submitted == []
-    assert several.adapters["verifier"].submitted == ["run-epoch-0.verifier-retry-1"]
+    assert several.adapters["verifier"].submitted == ["run-epoch-1.verifier-retry-1"]
     assert again.requests() == {"prover": 0, "verifier": 0}
 
 
@@ -251,7 +252,7 @@ async def test_an_interrupted_run_goes_on_where_it_was(run, tmp_path, monkeypatc
     original = getattr(several.FakeAdapter, place)
 
     async def interrupted(self, job, *args, **kwargs):
-        if job.run_id == "run-epoch-1.verifier":
+        if job.run_id == "run-epoch-2.verifier":
             raise Interrupted
         return await original(self, job, *args, **kwargs)
 
@@ -270,7 +271,7 @@ async def test_a_run_in_which_nothing_was_trained_fails_and_says_why(run):
     with pytest.raises(TrainingError, match=r"trained on nothing in 1 epochs.*equal rewards"):
         await run.start(config(num_epochs=1))
     assert [event for event in run.watcher.events if event.startswith("skipped")] == [
-        f"skipped 0: {name}: nothing to train on: 3 × group with equal rewards: no advantage"
+        f"skipped 1: {name}: nothing to train on: 3 × group with equal rewards: no advantage"
         for name in ("prover", "verifier")
     ]
 

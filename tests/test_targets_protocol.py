@@ -76,7 +76,7 @@ async def test_both_models_are_trained_by(run, builder, method):
         assert entry.metrics["num_trajectories"] > 0
         assert run.engines[name].version == 1
         with RunFolder.read(run.path) as folder:
-            job = folder.journal.get(f"groups/{name}/jobs/run-epoch-0.{name}")
+            job = folder.journal.get(f"groups/{name}/jobs/run-epoch-1.{name}")
         assert (job["method"], job["parent"]) == (method, 0)
 
 
@@ -88,9 +88,9 @@ async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_no
         for record in iter_episodes(folder.journal):
             tree = EpisodeTree.from_json(record.output)
             phases.setdefault(record.id.rpartition("/e")[0], set()).add(len(list(tree.leaves())))
-    assert phases == {"validation/0": {1}, "train/0-k1": {1}, "train/1-k2": {4}, "validation/2": {1}}
+    assert phases == {"validation/0": {1}, "train/1-k1": {1}, "train/2-k2": {4}, "validation/2": {1}}
     # One set of trees serves both: two answers of the prover, two of the verifier to each.
-    trees = [one for one in run.engines["verifier"].requests if one.conversation.startswith("train/1")]
+    trees = [one for one in run.engines["verifier"].requests if one.conversation.startswith("train/2")]
     assert len(trees) == 4 * 4
 
 

@@ -46,7 +46,7 @@ async def test_a_run_collects_trains_and_adopts_epoch_after_epoch(run):
     trainer = await run.start(num_epochs=3)
     assert [status.status for status in run.statuses] == [TrainingStatusEnum.COMPLETED] * 3
     assert run.engine.version == 3
-    assert run.adapter.submitted == ["run-epoch-0", "run-epoch-1", "run-epoch-2"]
+    assert run.adapter.submitted == ["run-epoch-1", "run-epoch-2", "run-epoch-3"]
     assert rewards(trainer) == sorted(rewards(trainer))
     assert run.adapter.closed
 
@@ -68,13 +68,13 @@ async def test_validation_comes_before_training_at_every_interval_and_at_the_end
     trainer = await run.start(num_epochs=5)
     assert [event for event in run.watcher.events if event.split()[0] in ("validated", "trained")] == [
         "validated 0",
-        "trained 0",
         "trained 1",
-        "validated 2",
         "trained 2",
+        "validated 2",
         "trained 3",
-        "validated 4",
         "trained 4",
+        "validated 4",
+        "trained 5",
         "validated 5",
     ]
     assert [entry.version.number for entry in trainer.history.validations] == [0, 2, 4, 5]
@@ -116,8 +116,8 @@ async def test_a_run_can_be_resumed_with_more_epochs(run):
     await run.start(num_epochs=1)
     again = run.restarted()
     trainer = await again.start(num_epochs=2)
-    assert [entry.epoch for entry in trainer.history.epochs] == [0, 1]
-    assert again.adapter.submitted == ["run-epoch-1"]
+    assert [entry.epoch for entry in trainer.history.epochs] == [1, 2]
+    assert again.adapter.submitted == ["run-epoch-2"]
 
 
 @pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
@@ -129,7 +129,7 @@ async def test_a_run_interrupted_while_training_ends_where_an_uninterrupted_one_
     whole.validation = run.validation = examples(4, "v")
     expected = await whole.start(num_epochs=3)
 
-    run.adapter.behave = lambda found: interrupt(found) if found.run_id == "run-epoch-1" else found
+    run.adapter.behave = lambda found: interrupt(found) if found.run_id == "run-epoch-2" else found
     with pytest.raises(Interrupted):
         await run.start(num_epochs=3)
     again = run.restarted()
@@ -139,14 +139,14 @@ async def test_a_run_interrupted_while_training_ends_where_an_uninterrupted_one_
     assert rewards(trainer) == rewards(expected)
     assert trainer.history.validations[-1].metrics == expected.history.validations[-1].metrics
     assert len(run.engine.requests) + len(again.engine.requests) == len(whole.engine.requests)
-    assert again.adapter.submitted == (["run-epoch-1"] if lose_jobs else []) + ["run-epoch-2"]
+    assert again.adapter.submitted == (["run-epoch-2"] if lose_jobs else []) + ["run-epoch-3"]
     lines = (run.path / "training_metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
 
 
 async def test_episodes_that_were_collected_before_an_interruption_are_not_collected_again(run):
     def stop_at_the_last(episode):
-        if episode.id == "train/1/e2/3":
+        if episode.id == "train/2/e2/3":
             raise Interrupted
 
     run.watcher.episode_finished = stop_at_the_last
@@ -160,12 +160,12 @@ async def test_episodes_that_were_collected_before_an_interruption_are_not_colle
 @pytest.mark.parametrize("status", [TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED])
 async def test_a_failed_job_ends_the_run_and_a_resumed_run_submits_it_as_another_job(run, status):
     run.adapter.behave = ending_as(status, "out of memory")
-    with pytest.raises(TrainingError, match=f"run-epoch-0 .* ended as '{status}': out of memory"):
+    with pytest.raises(TrainingError, match=f"run-epoch-1 .* ended as '{status}': out of memory"):
         await run.start()
     again = run.restarted()
     await again.start()
-    assert again.adapter.submitted[0] == "run-epoch-0-retry-1"
-    assert len([key for key in again.engine.requests if key.conversation.startswith("train/0/")]) == 0
+    assert again.adapter.submitted[0] == "run-epoch-1-retry-1"
+    assert len([key for key in again.engine.requests if key.conversation.startswith("train/1/")]) == 0
 
 
 async def test_a_stuck_job_is_an_error_and_is_cancelled(run):
@@ -173,13 +173,13 @@ async def test_a_stuck_job_is_an_error_and_is_cancelled(run):
     run.adapter.behave = lambda found: asyncio.sleep(60)
     with pytest.raises(TrainingError, match=r"not done after 0.05 s and was cancelled.*job_timeout"):
         await run.start()
-    assert run.adapter.cancelled == ["run-epoch-0"]
+    assert run.adapter.cancelled == ["run-epoch-1"]
 
 
 async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(run, monkeypatch):
     run.settings = {"job_timeout": 0.05}
     run.adapter.cancels = False
-    run.adapter.slow = {"run-epoch-0"}
+    run.adapter.slow = {"run-epoch-1"}
     run.adapter.behave = lambda found: asyncio.sleep(60)
     monkeypatch.setattr(following, "_LOOKS", 1)
     with pytest.raises(JobStillRunning, match=r"says that it is 'running'\. Resume the run to wait"):
@@ -248,7 +248,7 @@ async def test_an_engine_that_answers_with_other_weights_than_it_says_is_an_erro
             return replace(await super().complete(request), model_version=0)
 
     run.engine = Stale(lambda request: ["yes", "no"][request.key % 2])
-    with pytest.raises(TrainingError, match=r"epoch 1 were not sampled from version 1,.*12 from version 0"):
+    with pytest.raises(TrainingError, match=r"epoch 2 were not sampled from version 1,.*12 from version 0"):
         await run.start()
 
 
@@ -296,7 +296,7 @@ async def test_a_run_that_trained_on_nothing_fails(run):
 
 async def test_an_epoch_without_anything_to_train_on_is_skipped_shown_and_counted(run):
     def answer(request):
-        return "no" if request.conversation.startswith("train/0/") else ["yes", "no"][request.key % 2]
+        return "no" if request.conversation.startswith("train/1/") else ["yes", "no"][request.key % 2]
 
     run.engine = ScriptedEngine(answer)
     trainer = await run.start(num_epochs=2)

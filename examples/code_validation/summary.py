@@ -18,7 +18,7 @@ def main() -> None:
     """Print the summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="a run folder")
-    parser.add_argument("--phase", default="eval", help="eval, validation/2, train/0, …")
+    parser.add_argument("--phase", default="eval", help="eval, validation/2, train/1, …")
     parser.add_argument("--json", action="store_true", dest="as_json")
     wanted = parser.parse_args()
     with RunFolder.read(wanted.run) as run:

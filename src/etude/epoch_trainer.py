@@ -161,7 +161,7 @@ class EpochTrainer(Trainer):
 
         The builder and the adapter log the same, about the epoch's collection and job.
         """
-        self.progress.trained(epoch, metrics)
+        self.progress.trained(epoch + 1, metrics)
         warn(self.history.epochs, self.runtime.run.path, self.progress)
         self.record.report(output_dir=output_dir)
         folder = self.record.folder(output_dir)
@@ -180,7 +180,7 @@ class EpochTrainer(Trainer):
 
     def reason_to_stop(self, epoch: int) -> str | None:
         """Why training should end after the epoch, or None."""
-        past = self.history.until(epoch)
+        past = self.history.until(epoch + 1)
         reason = reason_to_stop(past, self.config.patience, self.config.target_reward)
         reason = "frozen" if self.target.frozen else reason
         return None if reason is None else self.record.by_name(reason)
@@ -210,7 +210,7 @@ class EpochTrainer(Trainer):
         """Record that there was nothing to train on."""
         work = await self._work_of(epoch)
         await self._add_epoch(epoch, work.metrics, skipped=skipped.reason)
-        self.progress.skipped(epoch, self.record.by_name(skipped.reason))
+        self.progress.skipped(epoch + 1, self.record.by_name(skipped.reason))
         warn(self.history.epochs, self.runtime.run.path, self.progress)
         self.record.report()
 

@@ -10,6 +10,7 @@ from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
 from etude.epoch_trainer import EpochTrainer
+from etude.epochs.jobs import job_name
 from etude.epochs.log import note_targets
 from etude.epochs.loop import run_loop, submit_epoch
 from etude.epochs.summary import require_trained, summary_of_targets
@@ -67,7 +68,7 @@ class TargetsTrainer(Trainer):
             return Skipped(reason=told or "no target is due in this epoch")
         names = {id(member): name for name, member in self.members.items()}
         refs = {names[id(member)]: ref.model_dump(mode="json") for member, ref in jobs}
-        return TrainingJobRef(run_id=f"{run_id}-epoch-{epoch}", backend="targets", metadata={"jobs": refs})
+        return TrainingJobRef(run_id=job_name(run_id, epoch, 0), backend="targets", metadata={"jobs": refs})
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """The metrics of each target under `targets`. Raises ValueError for another run's id."""
@@ -85,7 +86,7 @@ class TargetsTrainer(Trainer):
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Tell who watches, and write the metrics files of all targets."""
-        self.runtime.progress.trained(epoch, metrics)
+        self.runtime.progress.trained(epoch + 1, metrics)
         for member in self.members.values():
             member.record.report(output_dir=output_dir)
 

@@ -60,7 +60,7 @@ def backend(server, tmp_path, adapters):
     return make
 
 
-def batch(name="run-epoch-0", groups=2):
+def batch(name="run-epoch-1", groups=2):
     pairs = [[said(f"q{n}", "yes"), said(f"q{n}", "no", reward=0.0)] for n in range(groups)]
     return collection(*pairs).model_copy(update={"run_id": name})
 
@@ -69,7 +69,7 @@ async def asked_to_train(server):
     assert await asyncio.to_thread(server.begun.wait, 30)
 
 
-async def trained(adapter, name="run-epoch-0"):
+async def trained(adapter, name="run-epoch-1"):
     return await adapter.wait_until_complete(await adapter.submit(batch(name)))
 
 
@@ -146,7 +146,7 @@ async def test_a_job_that_is_submitted_twice_is_made_once(server, backend):
 
 async def test_another_process_knows_a_job_that_was_done(server, backend):
     first = await trained(await backend())
-    again = await (await backend()).status(TrainingJobRef(run_id="run-epoch-0", backend="openpipe_art"))
+    again = await (await backend()).status(TrainingJobRef(run_id="run-epoch-1", backend="openpipe_art"))
     assert again == first
 
 
@@ -232,7 +232,7 @@ async def test_a_job_that_counted_as_canceled_and_was_done_is_told_with_the_next
     await adapter.cancel(ref)
     server.steps["agent"] += 1
     server.pause = 0
-    status = await trained(adapter, "run-epoch-0-retry-1")
+    status = await trained(adapter, "run-epoch-1-retry-1")
     assert status.metadata["model_version"]["number"] == 2
     assert status.message == "sampled at step 0, trained from step 1: an earlier job was done after all"
 

@@ -77,7 +77,7 @@ def wait_for_job(server: Server, model: str) -> None:
 
 async def test_a_job_makes_the_step_that_is_sampled_next(adapter: ArtAdapter) -> None:
     base = await adapter._engine.complete(ASK)
-    status = await train(adapter, "run-epoch-0")
+    status = await train(adapter, "run-epoch-1")
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
     made = status.metadata["model_version"]
     assert (made["number"], made["location"]) == (1, "a_job_makes_the_step_that_is_sampled_next@1")
@@ -95,7 +95,7 @@ async def test_an_option_that_the_server_lacks_fails_the_job_with_its_name(
 ) -> None:
     training = adapter.adapter_config.training.model_copy(update={"mask_prob_ratio": True})
     adapter._client._config = adapter.adapter_config.model_copy(update={"training": training})
-    status = await train(adapter, "run-epoch-0")
+    status = await train(adapter, "run-epoch-1")
     assert status.status is TrainingStatusEnum.FAILED
     assert "dev_config.mask_prob_ratio" in str(status.message)
 
@@ -110,7 +110,7 @@ async def test_a_server_that_is_killed_while_it_trains_makes_the_step_once(
     server: Server, adapter: ArtAdapter
 ) -> None:
     name = adapter.adapter_config.backend.name
-    task = asyncio.create_task(train(adapter, "run-epoch-0"))
+    task = asyncio.create_task(train(adapter, "run-epoch-1"))
     await asyncio.to_thread(wait_for_job, server, name)
     await asyncio.to_thread(server.stop, signal.SIGKILL)
     await asyncio.to_thread(server.start)

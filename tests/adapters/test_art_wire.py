@@ -113,7 +113,7 @@ def test_an_answer_is_a_choice_with_the_sampled_tokens_and_their_logprobs():
     assert made["metadata"] == {
         "id": "e",
         "generation": 0,
-        "episode": "train/0/e/0",
+        "episode": "train/1/e/0",
         "branch": 0,
         "drifted": False,
     }

@@ -56,11 +56,11 @@ async def test_at_an_api(settings, data, difference):
 async def test_jobs_of_two_runs_that_are_called_alike_are_two():
     server = StandIn()
     runs = {key: OpenAiAdapter(OpenAiAdapterConfig(), server.client(), BASE, run_key=key) for key in "ab"}
-    refs = [await runs["a"].submit(supervised("r-epoch-0")), await runs["b"].submit(dpo("r-epoch-0"))]
+    refs = [await runs["a"].submit(supervised("r-epoch-1")), await runs["b"].submit(dpo("r-epoch-1"))]
     again = OpenAiAdapter(OpenAiAdapterConfig(), server.client(), BASE, run_key="a")
-    assert await again.submit(supervised("r-epoch-0")) == refs[0] != refs[1]
+    assert await again.submit(supervised("r-epoch-1")) == refs[0] != refs[1]
     # And neither is the job of that name of somebody who is no run.
-    await at_openai(server).submit(dpo("r-epoch-0"))
+    await at_openai(server).submit(dpo("r-epoch-1"))
     assert len(server.jobs) == 3
 
 

@@ -33,7 +33,7 @@ def imitated(*turns):
     return trajectory_of(branch, record, 1.0, 1.0, {})
 
 
-def supervised(job="run-epoch-0", rows=10):
+def supervised(job="run-epoch-1", rows=10):
     made = [[imitated(f"question {number}", "answer")] for number in range(rows)]
     return TrajectoryCollection(trajectories=made, run_id=job, method="supervised")
 
@@ -158,7 +158,7 @@ async def test_another_process_finds_a_job_by_its_name_alone():
     await backend(server).submit(supervised())
     for number in range(30):
         await backend(server).submit(supervised(f"other-{number}"))
-    ref = TrainingJobRef(run_id="run-epoch-0", backend="openai")
+    ref = TrainingJobRef(run_id="run-epoch-1", backend="openai")
     assert (await backend(server).status(ref)).status is TrainingStatusEnum.PENDING
 
 
@@ -270,7 +270,7 @@ async def test_the_events_go_into_the_runs_log_once_and_their_numbers_into_the_s
     assert log.read_text() == lines
     told = [json.loads(line) for line in lines.splitlines()]
     assert [line["event"] for line in told] == ["submitting", *(f"ftevent-ftjob-0-{n}" for n in range(4))]
-    assert {line["run_id"] for line in told} == {"run-epoch-0"}
+    assert {line["run_id"] for line in told} == {"run-epoch-1"}
 
 
 async def test_half_a_line_of_a_killed_process_spoils_no_other(tmp_path):
@@ -305,7 +305,7 @@ async def test_a_job_whose_answer_got_lost_is_found_and_not_made_again(fault, mo
         for head, name in zip(server.headers, server.requests, strict=True)
         if name == "POST /fine_tuning/jobs"
     ]
-    assert {head["idempotency-key"] for head in posted} == {"run-epoch-0"}
+    assert {head["idempotency-key"] for head in posted} == {"run-epoch-1"}
 
 
 async def test_an_upload_of_a_killed_process_is_taken_again():

@@ -110,7 +110,7 @@ def test_a_run_of_each_method(project, method):
     shown = etude("train", "config.yml", "--name", method)
     assert shown.exit_code == 0, shown.stderr
     summary = json.loads(Path(f"runs/{method}/summary.json").read_text())
-    assert summary["last_version"]["location"].startswith(f"ft:policy:{method}-epoch-0:")
+    assert summary["last_version"]["location"].startswith(f"ft:policy:{method}-epoch-1:")
     (job,) = json.loads(etude("jobs", method, "--json").stdout)
     assert (job["status"], job["backend"]) == ("completed", "lm_server")
     assert job["metrics"]["trained_tokens"] > 0

@@ -65,7 +65,7 @@ def episode(
     calls: Sequence[Call], *, generation: int = 0, example: str = "e", events: Sequence[Event] = ()
 ) -> EpisodeRecord:
     return EpisodeRecord(
-        id=f"train/0/{example}/{generation}",
+        id=f"train/1/{example}/{generation}",
         example=Example(example),
         generation=generation,
         calls=tuple(calls),

@@ -92,8 +92,8 @@ def test_a_dpo_trajectory_holds_one_pair_and_its_difference():
     assert one.reward == pytest.approx(0.5)
     assert (one.episode[0].chosen_response, one.episode[0].rejected_response) == ("good", "bad")
     assert (one.metadata["chosen_episode"], one.metadata["rejected_episode"]) == (
-        "train/0/e/0",
-        "train/0/e/1",
+        "train/1/e/0",
+        "train/1/e/1",
     )
 
 

@@ -179,7 +179,7 @@ async def test_a_guess_that_cannot_be_written_is_no_row_but_an_error(tmp_path):
     answers = ["trust me", '{"right": 1}']
     record = await played(tmp_path, adp(), answers, about=example(0), scenario=Unwritable())
     assert verifier_rows(record) == []
-    with pytest.raises(RequestError, match=r"'train/0/e/0'.*answer of 'verifier'.*write_decision"):
+    with pytest.raises(RequestError, match=r"'train/1/e/0'.*answer of 'verifier'.*write_decision"):
         verifier_rows(record, proportion=1.0)
 
 
@@ -211,7 +211,7 @@ async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_r
                 answers,
                 about=example(0),
                 generation=generation,
-                id=f"train/0/e/{generation}",
+                id=f"train/1/e/{generation}",
             )
         )
     config = SelectionConfig(min_reward=0.5, guess_replacement=GuessReplacementConfig(proportion=0.5))

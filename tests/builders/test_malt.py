@@ -69,7 +69,7 @@ async def test_a_row_has_the_tokens_and_the_logprobs_that_were_sampled(one_sided
     assert item.chosen_mask == (True,) * len(item.chosen_ids)
     assert row.metadata == {
         "id": "e",
-        "episode": "train/0/e/0",
+        "episode": "train/1/e/0",
         "turn": 0,
         "agent": "prover",
         "chosen_reward": 0.5,
@@ -163,7 +163,7 @@ async def test_the_first_epochs_can_be_expert_iteration_on_plays_that_do_not_bra
     assert [builder.widths_of(epoch) for epoch in range(4)] == [1, 1, 3, 3]
     assert [builder.label_of(epoch) for epoch in range(4)] == ["k1", "k1", "k3", "k3"]
     won = await played(tmp_path, adp(), [GOOD, ACCEPT])
-    lost = await played(tmp_path, adp(), [GOOD, REJECT], generation=1, id="train/0/e/1")
+    lost = await played(tmp_path, adp(), [GOOD, REJECT], generation=1, id="train/1/e/1")
     made = builder.build_all([[scored(won), scored(lost)]], Tally(), 0)
     assert [[one.metadata["generation"] for one in group] for group in made] == [[0], [0]]
 

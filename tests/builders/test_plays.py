@@ -71,7 +71,7 @@ async def test_an_answer_that_was_asked_for_again_is_not_trained_on(tmp_path):
 def test_other_episodes_stay_as_they_are():
     record = episode(conversation("a", "b"))
     assert without_retries(record) is record
-    with pytest.raises(RequestError, match=r"episode 'train/0/e/0': .*not an episode tree"):
+    with pytest.raises(RequestError, match=r"episode 'train/1/e/0': .*not an episode tree"):
         by_agent([scored(record)], EVERY, "policy")
 
 
@@ -90,7 +90,7 @@ async def test_an_answer_earns_what_came_after_it(tmp_path):
 
 async def test_grpo_compares_an_agent_with_itself_in_the_other_plays(tmp_path):
     records = [
-        await played(tmp_path, adp(), ["proof", decision], generation=n, id=f"train/0/e/{n}")
+        await played(tmp_path, adp(), ["proof", decision], generation=n, id=f"train/1/e/{n}")
         for n, decision in enumerate((ACCEPT, REJECT))
     ]
     builder = run_config(GrpoBuilder(GrpoBuilderConfig(credit="agent")))
@@ -111,7 +111,7 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
     protocol = nip(max_message_rounds=5, verifier_no_guess_reward=-0.1)
     early = await played(tmp_path, protocol, ["one?", "so", ACCEPT])
     late = await played(
-        tmp_path, protocol, ["one?", "so", "two?", "so", REJECT], generation=1, id="train/0/e/1"
+        tmp_path, protocol, ["one?", "so", "two?", "so", REJECT], generation=1, id="train/1/e/1"
     )
     (group,) = turn_trajectories(part_of("verifier", early, late), 1.0, True, Tally())
     assert group[0].shaped_rewards == pytest.approx([0.9, 1.0])

@@ -108,7 +108,7 @@ def test_a_trajectory_says_where_it_comes_from():
     assert trajectory.metadata == {
         "id": "e",
         "generation": 3,
-        "episode": "train/0/e/3",
+        "episode": "train/1/e/3",
         "branch": 0,
         "drifted": False,
         "reasoning": "fine",
@@ -154,6 +154,6 @@ def test_missing_tokens_are_an_error_that_says_what_to_do(prompt, completion, mi
     record = episode([Call(0, WORKFLOW, "policy", one.request, bare)])
     (branch,) = branches_of(record, (WORKFLOW,), "policy")
     with pytest.raises(
-        TrainingError, match=rf"episode 'train/0/e/0', call 0: .* no {missing}.*return_token_ids"
+        TrainingError, match=rf"episode 'train/1/e/0', call 0: .* no {missing}.*return_token_ids"
     ):
         require_tokens(record, branch, logprobs=True)

@@ -133,11 +133,11 @@ def test_stored_episodes_are_scored_again_without_running_the_agent(project):
 def test_any_phase_of_a_training_run_can_be_scored_again(project):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     assert evaluated("--rescore", "r")["phase"] == "validation/2"
-    result = evaluated("config.yml", "--rescore", "runs/r", "--phase", "train/1")
-    assert (result["phase"], result["episodes"]) == ("train/1", 32)
-    shown = etude("evaluate", "--rescore", "r", "--phase", "train/7")
+    result = evaluated("config.yml", "--rescore", "runs/r", "--phase", "train/2")
+    assert (result["phase"], result["episodes"]) == ("train/2", 32)
+    shown = etude("evaluate", "--rescore", "r", "--phase", "train/8")
     assert shown.exit_code == 2
-    assert "there are: validation/2, validation/0, train/1, train/0" in shown.stderr
+    assert "there are: validation/2, validation/0, train/2, train/1" in shown.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["config.yml", "--phase", "eval"], ["--rescore", "r", "--greedy"]])

@@ -93,7 +93,7 @@ def test_trajectories_as_lines(project):
     ]
     assert len(rows) == sum(epoch["filtered_trajectories"] for epoch in history)
     row = rows[0]
-    assert (row["run"], row["phase"], row["method"]) == ("r", "train/0", "grpo")
+    assert (row["run"], row["phase"], row["method"]) == ("r", "train/1", "grpo")
     assert [item["role"] for item in row["episode"]] == ["user", "assistant"]
     assert len(row["episode"][1]["token_ids"]) == len(row["episode"][1]["logprobs"])
 
@@ -208,7 +208,7 @@ def test_trajectories_of_a_builder_that_collects_several_times_are_those_that_we
     jobs = events(etude("jobs", "r", "--json").stdout)[0]
     assert etude("export", "r", "--trajectories", "t.jsonl").exit_code == 0
     rows = events((own / "t.jsonl").read_text())
-    phases = [phase_name("train", job["epoch"]) for job in jobs for _ in range(job["trajectories"])]
+    phases = [phase_name("train", job["epoch"] - 1) for job in jobs for _ in range(job["trajectories"])]
     assert [row["phase"] for row in rows] == phases
     assert {row["reward"] for row in rows} == {0.0, 1.0}
     # Another method's builder groups all of an epoch's collections.

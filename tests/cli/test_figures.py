@@ -151,11 +151,11 @@ def test_when_every_episode_fails_the_cause_is_said(project):
     assert "16 × call_failed" in failed.stderr and "the endpoint answered 500 five times" in failed.stderr
     (warning,) = lines_with(failed.stdout, "warning: epoch 1")
     assert "16 episodes failed: 16 × call_failed" in warning
-    command = f"etude transcripts {project / 'runs' / 'r'} --episode train/0/broken0/0"
+    command = f"etude transcripts {project / 'runs' / 'r'} --episode train/1/broken0/0"
     assert warning.endswith(command)
     shown = etude("runs", "show", "r").stdout
     assert "16 × call_failed" in shown and "the endpoint answered 500 five times" in shown
-    assert "etude transcripts runs/r --episode train/0/broken0/0" in shown
+    assert "etude transcripts runs/r --episode train/1/broken0/0" in shown
     one = etude(*command.split()[1:])
     assert one.exit_code == 0
     assert "failure: 'call_failed" in one.stdout

@@ -124,10 +124,10 @@ def after_a_run_that_trained_on_nothing(project, printed):
     assert shown.exit_code == 1
     again = etude("resume", "r")
     told = etude("runs", "show", "r")
-    line = "etude transcripts runs/r --phase train/1"
+    line = "etude transcripts runs/r --phase train/2"
     assert last_line(shown) == last_line(again) == last_line(told) == line
     assert "state           finished, trained on nothing\n" in told.stdout
-    assert "transcripts of train/1" in works(shown)
+    assert "transcripts of train/2" in works(shown)
 
 
 def after_things_to_look_at(project, printed):

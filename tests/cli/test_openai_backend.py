@@ -62,7 +62,7 @@ def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api
     assert (summary["before"]["avg_reward"], summary["after"]["avg_reward"]) == (0.5, 1.0)
     assert summary["last_version"]["location"] == second["fine_tuned_model"]
     events = [json.loads(line) for line in Path("runs/r/openai_jobs.jsonl").read_text().splitlines()]
-    assert {event["run_id"] for event in events} == {"r-epoch-0", "r-epoch-1"}
+    assert {event["run_id"] for event in events} == {"r-epoch-1", "r-epoch-2"}
     assert f"last version    v2  {second['fine_tuned_model']}" in shown.stdout
     jobs = json.loads(etude("jobs", "r", "--json").stdout)
     assert [job["metrics"]["train_loss"] for job in jobs] == [0.5, 0.5]
@@ -104,7 +104,7 @@ def test_a_failed_job_is_made_again_under_another_name(hosted, api):
     stand_in.ending = "succeeded"
     assert etude("resume", "r").exit_code == 0
     names = [job["metadata"]["etude_job"] for job in stand_in.jobs.values()]
-    assert names == ["r-epoch-0", "r-epoch-0-retry-1", "r-epoch-1"]
+    assert names == ["r-epoch-1", "r-epoch-1-retry-1", "r-epoch-2"]
 
 
 def test_too_little_data_is_a_skip_that_says_so(hosted, api):
@@ -239,8 +239,8 @@ def test_several_models_can_be_trained_there(hosted, api):
     shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 0, shown.stderr
     assert [job["metadata"]["etude_job"] for job in stand_in.jobs.values()] == [
-        "r-epoch-0.one",
-        "r-epoch-0.two",
+        "r-epoch-1.one",
+        "r-epoch-1.two",
     ]
 
 

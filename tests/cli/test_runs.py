@@ -51,7 +51,7 @@ def test_a_run_is_shown_with_its_epochs(project):
     ):
         assert text in shown.stdout
     told = json.loads(etude("runs", "show", "runs/r", "--json").stdout)
-    assert [entry["epoch"] for entry in told["history"]["epochs"]] == [0, 1]
+    assert [entry["epoch"] for entry in told["history"]["epochs"]] == [1, 2]
 
 
 def test_runs_side_by_side(project):
@@ -78,11 +78,11 @@ def test_jobs_of_a_run(project):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     jobs = json.loads(etude("jobs", "r", "--json").stdout)
     assert [(job["epoch"], job["status"], job["version"]) for job in jobs] == [
-        (0, "completed", 1),
-        (1, "completed", 2),
+        (1, "completed", 1),
+        (2, "completed", 2),
     ]
     shown = etude("jobs", "r")
-    assert "r-epoch-1" in shown.stdout
+    assert "r-epoch-2" in shown.stdout
     assert "next: " in shown.stdout
 
 

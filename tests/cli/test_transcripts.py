@@ -148,13 +148,13 @@ def test_plays_of_a_protocol_are_shown_by_agent_and_channel(game):
 def test_the_phase_the_folder_and_the_format_are_chosen(project):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     assert told("r")["phase"] == "validation/2"
-    chosen = told("r", "--phase", "train/1", "--out", "read", "--format", "json", "--limit", 3)
+    chosen = told("r", "--phase", "train/2", "--out", "read", "--format", "json", "--limit", 3)
     assert chosen["files"] == ["t0-0.json", "t0-1.json", "t0-2.json"]
     assert sorted(path.name for path in (project / "read").iterdir()) == chosen["files"]
-    assert json.loads((project / "read/t0-0.json").read_text())["episode"] == "train/1/t0/0"
-    wrong = etude("transcripts", "r", "--phase", "train/7")
+    assert json.loads((project / "read/t0-0.json").read_text())["episode"] == "train/2/t0/0"
+    wrong = etude("transcripts", "r", "--phase", "train/8")
     assert wrong.exit_code == 2
-    assert "train/0" in wrong.stderr
+    assert "train/1" in wrong.stderr
 
 
 def test_a_failed_episode_is_shown_up_to_its_failure(project):

@@ -39,7 +39,7 @@ def test_episodes_that_targets_share_are_told_once():
     shared = SharedProgress(counting)
     shared.epoch_started(0, 2)
     for target in ("prover", "verifier"):
-        collect(shared.view(target), "train/0", 4)
+        collect(shared.view(target), "train/1", 4)
     assert counting.phases == [["collecting", 4, 4, 4]]
 
 
@@ -61,9 +61,9 @@ def test_episodes_that_a_target_has_beyond_the_shared_ones_are_told_once():
     counting = Counting()
     shared = SharedProgress(counting)
     shared.epoch_started(0, 1)
-    collect(shared.view("prover"), "train/0", 4)
-    collect(shared.view("verifier"), "train/0", 6)
-    collect(shared.view("judge"), "train/0", 2)
+    collect(shared.view("prover"), "train/1", 4)
+    collect(shared.view("verifier"), "train/1", 6)
+    collect(shared.view("judge"), "train/1", 2)
     assert counting.phases == [["collecting", 4, 4, 4], ["collecting", 2, 2, 2]]
 
 
@@ -72,8 +72,8 @@ def test_what_is_not_known_beforehand_has_no_number():
     counting = Counting()
     shared = SharedProgress(counting)
     shared.epoch_started(0, 1)
-    collect(shared.view("prover"), "train/0", 4)
+    collect(shared.view("prover"), "train/1", 4)
     other = shared.view("verifier")
     other.phase("collecting", 6)
-    other.episode_finished(EpisodeRecord("train/0/b/0", Example("b"), 0))
+    other.episode_finished(EpisodeRecord("train/1/b/0", Example("b"), 0))
     assert counting.phases == [["collecting", 4, 4, 4], ["collecting", None, 1, 0]]

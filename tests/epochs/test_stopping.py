@@ -31,6 +31,6 @@ def test_the_target_ends_when_the_last_reward_reaches_it(reward, stops):
 
 
 def test_a_resumed_run_looks_only_at_what_was_known_then():
-    past = history([0.1, 0.2, 0.3], {0: 0.1, 1: 0.9, 2: 0.2, 3: 0.2}).until(1)
+    past = history([0.1, 0.2, 0.3], {0: 0.1, 1: 0.9, 2: 0.2, 3: 0.2}).until(2)
     assert scores_of(past) == [0.1, 0.9, 0.2]
-    assert [entry.epoch for entry in past.epochs] == [0, 1]
+    assert [entry.epoch for entry in past.epochs] == [1, 2]

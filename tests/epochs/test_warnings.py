@@ -89,23 +89,23 @@ def test_many_cut_off_answers_are_told():
     )
 
 
-def cause(reason, count=3, kind="call_failed", episode="train/0/a/1"):
+def cause(reason, count=3, kind="call_failed", episode="train/1/a/1"):
     return {"kind": kind, "reason": reason, "count": count, "episode": episode}
 
 
 def test_causes_of_failures_are_told_with_an_episode_and_the_command_that_shows_it():
-    causes = [cause("HTTP 401: wrong key", 12), cause("KeyError: 'q'", 4, "raised", "train/0/b/0")]
+    causes = [cause("HTTP 401: wrong key", 12), cause("KeyError: 'q'", 4, "raised", "train/1/b/0")]
     metrics = {"failures": {"call_failed": 12, "raised": 4, "score:brief": 2}, "failure_causes": causes}
     (text,) = new_warnings([epoch(0, None, skipped="nothing", **metrics)], RUN)
     assert text == (
         "epoch 1: 16 episodes and 2 scores failed: 12 × call_failed: HTTP 401: wrong key; "
-        "4 × raised: KeyError: 'q'. One of them: etude transcripts runs/r --episode train/0/a/1"
+        "4 × raised: KeyError: 'q'. One of them: etude transcripts runs/r --episode train/1/a/1"
     )
 
 
 def test_a_cause_that_goes_on_is_not_told_again_and_a_new_one_is():
     first = epoch(0, 0.5, failure_causes=[cause("no answer within 30 s")])
-    same = epoch(1, 0.5, failure_causes=[cause("no answer within 31 s", episode="train/1/a/0")])
+    same = epoch(1, 0.5, failure_causes=[cause("no answer within 31 s", episode="train/2/a/0")])
     other = epoch(1, 0.5, failure_causes=[cause("HTTP 500: oops")])
     assert new_warnings([first, same], RUN) == []
     assert "HTTP 500: oops" in new_warnings([first, other], RUN)[0]
@@ -117,7 +117,7 @@ def test_causes_are_added_up_over_epochs():
         epoch(1, 0.5, failure_causes=[cause("took longer than 31 s", 5), cause("oops", 1)]),
     ]
     first, second = causes_in(entries)
-    assert (first["count"], first["reason"], first["episode"]) == (7, "took longer than 30 s", "train/0/a/1")
+    assert (first["count"], first["reason"], first["episode"]) == (7, "took longer than 30 s", "train/1/a/1")
     assert second["count"] == 1
 
 

@@ -78,7 +78,7 @@ def pair(**facts):
 
 def in_phase(trajectory):
     collection = TrajectoryCollection(trajectories=[[trajectory]], run_id="r", method="dpo")
-    return PhaseTrajectories("train/0", collection, ("<workflow>",), "policy")
+    return PhaseTrajectories("train/1", collection, ("<workflow>",), "policy")
 
 
 def test_a_pair_of_replies_is_taken_from_the_episodes_as_they_were():

@@ -58,7 +58,7 @@ def server(model, tmp_path_factory) -> Iterator[ServerProcess]:
 async def plays(tmp_path):
     """Several ways to say it, one of which is better than another."""
     return [
-        await played(tmp_path, adp(), [text, ACCEPT], id=f"train/0/e/{number}", generation=number)
+        await played(tmp_path, adp(), [text, ACCEPT], id=f"train/1/e/{number}", generation=number)
         for number, text in enumerate(["proof", "yes", "no"])
     ]
 

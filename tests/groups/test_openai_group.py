@@ -97,7 +97,7 @@ def make(tmp_path, journal):
 async def plays(tmp_path):
     """A true claim that is accepted, and a false one that is accepted too."""
     right = await played(tmp_path, adp(), ["proof", ACCEPT])
-    wrong = await played(tmp_path, adp(), ["lie", ACCEPT], about=example(0), id="train/0/f/0", generation=1)
+    wrong = await played(tmp_path, adp(), ["lie", ACCEPT], about=example(0), id="train/1/f/0", generation=1)
     return right, wrong
 
 
@@ -586,7 +586,7 @@ async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
     await group.wait_for_ready()
     with pytest.raises(RequestError, match="is no play; say its reward"):
         await group.create_grpo_fine_tune_job({"agent": records})
-    with pytest.raises(RequestError, match="'train/0/e/1' has no reward"):
+    with pytest.raises(RequestError, match="'train/1/e/1' has no reward"):
         await group.create_grpo_fine_tune_job({"agent": records}, {records[0].id: 1.0})
     rewards = {record.id: float(record.generation) for record in records}
     await group.create_grpo_fine_tune_job({"agent": records}, rewards)

@@ -136,7 +136,7 @@ async def test_a_group_trains_its_model_in_this_process_by_every_method(models, 
         play = {"journal": journal, "retries": 0, "sampling": short}
         tree = await play_record(adp(), model.engine, widths={"prover": 2}, **play)
         records = [
-            await play_record(adp(), model.engine, id=f"train/0/e/{n}", generation=n, **play) for n in (1, 2)
+            await play_record(adp(), model.engine, id=f"train/1/e/{n}", generation=n, **play) for n in (1, 2)
         ]
     assert tree.failure is None, tree.failure
     first, second = ({"prover": [Step(tree, call)]} for call in (0, 1))

@@ -45,10 +45,10 @@ async def test_its_evaluators_and_examples_come_with_its_workflow(parts):
 async def test_steps_of_an_episode_are_there_after_a_crash(tmp_path):
     steps = [{"payload": {"event_type": "LLM_END", "data": {"output": "yes", "payload": object()}}}]
     with Journal(tmp_path / "run.db") as journal:
-        await Steps(journal).keep("train/0/a/0", steps)
+        await Steps(journal).keep("train/1/a/0", steps)
     with Journal(tmp_path / "run.db") as journal:
-        [found] = Steps(journal).of("train/0/a/0")
-        assert Steps(journal).of("train/0/a/1") == []
+        [found] = Steps(journal).of("train/1/a/0")
+        assert Steps(journal).of("train/1/a/1") == []
     assert found["payload"]["event_type"] == "LLM_END"
     assert found["payload"]["data"]["payload"].startswith("<object")
 

@@ -81,7 +81,7 @@ async def play_record(
     *,
     about: Example | None = None,
     scenario: Scenario | None = None,
-    id: str = "train/0/e/0",
+    id: str = "train/1/e/0",
     generation: int = 0,
     seed: int = 0,
     **settings: Any,

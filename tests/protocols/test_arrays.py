@@ -18,7 +18,7 @@ async def test_keys_and_shapes(journal: Journal) -> None:
     protocol = mnip(max_message_rounds=5, verifier_no_guess_reward=0.25)
     about = example(0, stance=0, question="q", solution="s")
     records = [
-        await play_record(protocol, engine, journal, about=about, id=f"train/0/e/{generation}")
+        await play_record(protocol, engine, journal, about=about, id=f"train/1/e/{generation}")
         for generation in range(2)
     ]
     arrays = Rollouts.of(records).to_arrays(prompts=True)
@@ -116,8 +116,8 @@ async def test_each_way_that_a_play_went_is_a_row_and_nodes_are_unique(journal: 
 async def test_only_one_protocol_at_a_time_and_at_least_one_play(journal: Journal) -> None:
     engine = scripted(prover=["because"], verifier=["Decision: accept"])
     one = await play_record(adp(), engine, journal)
-    other = await play_record(nip(), engine, journal, id="train/1/e/0")
-    failed = await play_record(adp(), engine, journal, id="train/2/e/0", about=example(None))
+    other = await play_record(nip(), engine, journal, id="train/2/e/0")
+    failed = await play_record(adp(), engine, journal, id="train/3/e/0", about=example(None))
     with pytest.raises(RequestError, match="several: adp, nip"):
         Rollouts.of([one, other])
     with pytest.raises(RequestError, match="no finished episodes"):

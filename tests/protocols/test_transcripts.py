@@ -16,7 +16,7 @@ async def test_a_play_reads_from_top_to_bottom(journal: Journal) -> None:
     record = await play_record(adp(), engine, journal, about=example(1, question="is it so?"))
     assert as_yaml(transcript(record)) == (
         "---\n"
-        "episode: train/0/e/0\n"
+        "episode: train/1/e/0\n"
         "example: e\n"
         "inputs:\n"
         "  label: 1\n"
@@ -69,7 +69,7 @@ async def test_where_a_play_branched_the_branches_are_shown(journal: Journal) ->
     assert shown["turns"] == []
     assert [len(branch["turns"]) for branch in shown["branches"]] == [2, 2]
     assert [branch["rewards"] for branch in shown["branches"]] == [{"prover": 1.0, "verifier": 1.0}] * 2
-    deeper = await play_record(adp(), engine, journal, widths=2, id="train/1/e/0")
+    deeper = await play_record(adp(), engine, journal, widths=2, id="train/2/e/0")
     [first, _] = transcript(deeper)["branches"]
     assert list(first) == ["value", "turns", "branches"]
     assert [len(branch["turns"]) for branch in first["branches"]] == [1, 1]

@@ -192,10 +192,10 @@ async def test_branching_is_for_what_is_collected_inside(journal: Journal) -> No
         return sum(item.reasoning.values()) if item.is_scored else 0
 
     with branching({"prover": 3}):
-        assert await plays("train/0") == 3
+        assert await plays("train/1") == 3
     assert await plays("validation/0") == 1
     with branching({"provr": 3}):
-        assert await plays("train/1") == 0
+        assert await plays("train/2") == 0
 
 
 def test_scenarios_can_be_registered_by_name() -> None:

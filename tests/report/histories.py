@@ -13,9 +13,10 @@ def version(number: int) -> ModelVersion:
 
 
 def epoch(number: int, reward: float | None, *, skipped: str | None = None, **metrics: object) -> EpochEntry:
+    """The epoch after `number` others."""
     done = TrainingJobStatus(run_id=f"job-{number}", backend="fake", status=TrainingStatusEnum.COMPLETED)
     return EpochEntry(
-        epoch=number,
+        epoch=number + 1,
         timestamp=NOW,
         metrics={"avg_reward": reward, "num_trajectories": 8, **metrics},
         status=None if skipped else done,

@@ -16,7 +16,7 @@ def test_training_metrics_hold_every_number_of_every_epoch(tmp_path):
     write_metrics_files(History(run_id="run", epochs=(epoch(0, 0.5, training={"loss": 1.5}),)), tmp_path)
     assert lines(tmp_path / "training_metrics.jsonl") == [
         {
-            "epoch": 0,
+            "epoch": 1,
             "timestamp": NOW,
             "run_id": "run",
             "avg_reward": 0.5,
@@ -29,7 +29,7 @@ def test_training_metrics_hold_every_number_of_every_epoch(tmp_path):
 def test_writing_again_leaves_no_line_twice(tmp_path):
     for rewards in ([0.1], [0.1, 0.2], [0.1, 0.2]):
         write_metrics_files(history(rewards), tmp_path)
-    assert [line["epoch"] for line in lines(tmp_path / "training_metrics.jsonl")] == [0, 1]
+    assert [line["epoch"] for line in lines(tmp_path / "training_metrics.jsonl")] == [1, 2]
 
 
 def test_a_skipped_epoch_says_why(tmp_path):
@@ -51,7 +51,7 @@ def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path
         ),
         tmp_path,
     )
-    common = {"epoch": 0, "timestamp": NOW, "avg_reward": 0.5, **rewards}
+    common = {"epoch": 1, "timestamp": NOW, "avg_reward": 0.5, **rewards}
     assert json.loads((tmp_path / "reward_history.json").read_text()) == [common | {"num_trajectories": 8}]
     assert json.loads((tmp_path / "validation_history.json").read_text()) == [
         common | {"num_examples": 10, "num_unscored": 1}

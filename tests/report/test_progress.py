@@ -19,7 +19,7 @@ from etude.report.state import shown_time, sparkline
 def episode(tokens=10, failure=None):
     completion = Completion(message={"role": "assistant", "content": "x"}, usage=Usage(5, tokens))
     call = Call(0, "<workflow>", "policy", ChatRequest(()), completion)
-    return EpisodeRecord(id="train/0/a/0", example=Example("a"), generation=0, calls=(call,), failure=failure)
+    return EpisodeRecord(id="train/1/a/0", example=Example("a"), generation=0, calls=(call,), failure=failure)
 
 
 def play(progress, advance=lambda seconds: None):
@@ -28,7 +28,7 @@ def play(progress, advance=lambda seconds: None):
     progress.phase("validating", 1)
     progress.episode_finished(episode())
     progress.validated(0, {"avg_reward": 0.25, "reward_low": 0.1, "reward_high": 0.4, "num_examples": 1})
-    progress.epoch_started(0, 2)
+    progress.epoch_started(1, 2)
     progress.phase("collecting", 2)
     progress.episode_finished(episode())
     progress.scored(EvalOutputItem(id="a", score=0.5))
@@ -36,9 +36,9 @@ def play(progress, advance=lambda seconds: None):
     progress.episode_finished(episode(failure=Failure("timeout", "took longer than 5 s")))
     progress.scored(EvalOutputItem(id="a", error="no output"))
     progress.phase("training")
-    progress.trained(0, {"avg_reward": 0.5, "filtered_trajectories": 2, "failures": {"timeout": 1}})
-    progress.epoch_started(1, 2)
-    progress.skipped(1, "nothing to train on")
+    progress.trained(1, {"avg_reward": 0.5, "filtered_trajectories": 2, "failures": {"timeout": 1}})
+    progress.epoch_started(2, 2)
+    progress.skipped(2, "nothing to train on")
     progress.message("look here", warning=True)
 
 
@@ -103,9 +103,9 @@ def test_the_live_panel_shows_phase_epoch_episodes_rewards_failures_and_speed():
     progress = LiveProgress(console, clock=clock)
     progress.run_started("brave-otter", 3, {})
     progress.validated(0, {"avg_reward": 0.25, "num_examples": 512})
-    progress.trained(0, {"avg_reward": 0.1})
-    progress.trained(1, {"avg_reward": 0.9})
-    progress.epoch_started(2, 3)
+    progress.trained(1, {"avg_reward": 0.1})
+    progress.trained(2, {"avg_reward": 0.9})
+    progress.epoch_started(3, 3)
     progress.phase("collecting", 4)
     clock.advance(5)
     progress.episode_finished(episode(tokens=50))

@@ -244,7 +244,7 @@ async def test_groups_are_all_episodes_of_an_example_that_have_an_output(journal
 
     rank = Rank()
     output = await evaluation(journal, {"rank": rank}, workflow=one_fails).run(
-        EXAMPLES, phase="train/0", generations=3
+        EXAMPLES, phase="train/1", generations=3
     )
     assert sorted(rank.groups) == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 2]]
     assert scores(output, "rank") == [0, 1, 2, 0, None, 1, 0, 1, 2, 0, 1, 2]

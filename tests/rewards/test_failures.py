@@ -12,9 +12,9 @@ from etude.rewards.failures import ErrorBudget
 
 def spend(budget: ErrorBudget, episodes: int, scores: int) -> None:
     for number in range(episodes):
-        budget.episode_failed(f"train/0/q{number}/0", "timeout", "no output within 300 s")
+        budget.episode_failed(f"train/1/q{number}/0", "timeout", "no output within 300 s")
     for number in range(scores):
-        budget.score_failed(f"train/0/s{number}/0", "correct", "the evaluator returned None")
+        budget.score_failed(f"train/1/s{number}/0", "correct", "the evaluator returned None")
 
 
 def test_up_to_the_budget_failures_are_counted_and_no_more() -> None:
@@ -30,9 +30,9 @@ def test_over_the_budget_the_error_has_counts_by_kind_and_the_first_examples() -
     assert str(caught.value) == (
         "5 of 10 episodes failed, more than the error budget of 40 % allows:\n"
         "  timeout: 5\n"
-        "    train/0/q0/0: no output within 300 s\n"
-        "    train/0/q1/0: no output within 300 s\n"
-        "    train/0/q2/0: no output within 300 s\n"
+        "    train/1/q0/0: no output within 300 s\n"
+        "    train/1/q1/0: no output within 300 s\n"
+        "    train/1/q2/0: no output within 300 s\n"
         "All other episodes and scores are kept. Mend the cause and resume the run, or raise the budget."
     )
 

@@ -47,8 +47,8 @@ async def stored(tmp_path: Path) -> Any:
     with Journal(tmp_path / "run.db") as journal:
         collector = Collector(Workflow("agent", agent), {"m": engine}, journal)
         run = EvaluationRun(collector, {"zero": constant(0.0)}, journal)
-        await run.run(EXAMPLES, phase="train/0", generations=3)
-        await run.run(EXAMPLES, phase="train/0/q1", generations=1)
+        await run.run(EXAMPLES, phase="train/1", generations=3)
+        await run.run(EXAMPLES, phase="train/1/q1", generations=1)
         yield journal
 
 
@@ -60,7 +60,7 @@ async def test_stored_episodes_are_scored_and_what_failed_stays_failed(stored: J
     def length(example: Example, output: str, episode: Any) -> float:
         return len(output) + 10 * len(episode.calls) + 100 * example.inputs["n"]
 
-    output = await rescore(stored, {"length": FunctionEvaluator(length)}, phase="train/0", label="b")
+    output = await rescore(stored, {"length": FunctionEvaluator(length)}, phase="train/1", label="b")
     items = output.eval_input.eval_input_items
     assert [(item.id, item.generation) for item in items] == [
         (name, generation) for name in ("q1", "q1/05", "q10") for generation in range(3)
@@ -71,15 +71,15 @@ async def test_stored_episodes_are_scored_and_what_failed_stays_failed(stored: J
 
 
 async def test_episodes_of_an_example_are_compared_together(stored: Journal) -> None:
-    output = await rescore(stored, {"spread": Spread()}, phase="train/0", label="b")
+    output = await rescore(stored, {"spread": Spread()}, phase="train/1", label="b")
     assert [item.score for item in output.results_of("spread")] == [3.0] * 6 + [2.0, None, 2.0]
 
 
 async def test_the_scores_that_the_run_went_by_are_left_alone(stored: Journal) -> None:
-    before = stored.get("train/0/q1/0/score/zero")
-    await rescore(stored, {"zero": constant(1.0)}, phase="train/0", label="b")
-    assert stored.get("train/0/q1/0/score/zero") == before
-    assert stored.get("train/0/q1/0/rescore:b/zero")["score"] == 1.0
+    before = stored.get("train/1/q1/0/score/zero")
+    await rescore(stored, {"zero": constant(1.0)}, phase="train/1", label="b")
+    assert stored.get("train/1/q1/0/score/zero") == before
+    assert stored.get("train/1/q1/0/rescore:b/zero")["score"] == 1.0
 
 
 async def test_a_label_is_scored_once_and_another_label_anew(stored: Journal) -> None:
@@ -87,7 +87,7 @@ async def test_a_label_is_scored_once_and_another_label_anew(stored: Journal) ->
     counting = FunctionEvaluator(lambda example, output: next(values))
 
     async def under(label: str) -> list[float | None]:
-        output = await rescore(stored, {"count": counting}, phase="train/0", label=label)
+        output = await rescore(stored, {"count": counting}, phase="train/1", label=label)
         return [item.score for item in output.results_of("count")]
 
     first = await under("a")
@@ -97,13 +97,13 @@ async def test_a_label_is_scored_once_and_another_label_anew(stored: Journal) ->
 
 async def test_over_the_budget_failed_scores_are_tried_again(stored: Journal) -> None:
     with pytest.raises(ErrorBudgetExceeded):
-        await rescore(stored, {"judge": constant(None)}, phase="train/0", label="b")
-    output = await rescore(stored, {"judge": constant(1.0)}, phase="train/0", label="b")
+        await rescore(stored, {"judge": constant(None)}, phase="train/1", label="b")
+    output = await rescore(stored, {"judge": constant(1.0)}, phase="train/1", label="b")
     assert output.failures == {"raised": 1}
 
 
 async def test_a_phase_without_episodes_and_a_bad_label_are_refused(stored: Journal) -> None:
-    with pytest.raises(RequestError, match="no episodes of the phase 'train/1'"):
-        await rescore(stored, {"one": constant(1.0)}, phase="train/1", label="b")
+    with pytest.raises(RequestError, match="no episodes of the phase 'train/2'"):
+        await rescore(stored, {"one": constant(1.0)}, phase="train/2", label="b")
     with pytest.raises(RequestError, match="a label is a word"):
-        await rescore(stored, {"one": constant(1.0)}, phase="train/0", label="a/b")
+        await rescore(stored, {"one": constant(1.0)}, phase="train/1", label="a/b")

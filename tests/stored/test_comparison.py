@@ -69,7 +69,7 @@ async def test_only_examples_that_both_have_count(tmp_path):
 
 async def test_the_latest_validation_is_what_a_training_run_is_measured_by(tmp_path):
     phases = {"validation/0": {"a": [0.0]}, "validation/10": {"a": [1.0]}, "validation/9": {"a": [0.5]}}
-    run = await run_with(tmp_path, "a", {**phases, "train/3": {"a": [0.2]}})
+    run = await run_with(tmp_path, "a", {**phases, "train/4": {"a": [0.2]}})
     assert measured(run) == {"a": 1.0}
 
 

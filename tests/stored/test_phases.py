@@ -18,13 +18,13 @@ LATEST_FIRST = [
     "eval",
     "validation/10",
     "validation/2",
-    "train/10",
-    "train/2.10",
-    "train/2.2",
-    "train/2",
-    "train/2-k2.2",
-    "train/2-k2",
-    "train/0",
+    "train/11",
+    "train/3.10",
+    "train/3.2",
+    "train/3",
+    "train/3-k2.2",
+    "train/3-k2",
+    "train/1",
 ]
 
 
@@ -45,14 +45,14 @@ async def test_the_phases_come_latest_first(journal):
 
 async def test_the_latest_is_chosen_unless_another_is_wished_for(journal):
     assert choose_phase(journal, None) == "eval"
-    assert choose_phase(journal, "train/2.2") == "train/2.2"
-    with pytest.raises(RequestError, match="no episodes of the phase 'train/3'"):
-        choose_phase(journal, "train/3")
+    assert choose_phase(journal, "train/3.2") == "train/3.2"
+    with pytest.raises(RequestError, match="no episodes of the phase 'train/4'"):
+        choose_phase(journal, "train/4")
 
 
 @pytest.mark.parametrize(
     ("phase", "epoch"),
-    [("train/3", 3), ("train/3.2", 3), ("train/3-k2.2", 3), ("validation/3", None), ("eval", None)],
+    [("train/4", 3), ("train/4.2", 3), ("train/4-k2.2", 3), ("validation/3", None), ("eval", None)],
 )
 def test_the_epoch_that_a_phase_was_collected_for(phase, epoch):
     assert epoch_of(phase) == epoch

@@ -22,7 +22,7 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     else:
         rows = [
             (
-                job.epoch + 1,
+                job.epoch,
                 job.name if job.target is None else f"{job.name} ({job.target})",
                 job.backend,
                 job.status,

@@ -163,13 +163,13 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])
     rows = [
         (
-            entry.epoch + 1,
+            entry.epoch,
             entry.metrics.get("avg_reward"),
             entry.metrics.get("episodes"),
             failed_counts(entry.metrics)[0],
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
-            (validations.get(entry.epoch + 1) or {}).get("avg_reward"),
+            (validations.get(entry.epoch) or {}).get("avg_reward"),
             reason,
         )
         for entry, reason in zip(history.epochs, reasons, strict=True)
@@ -226,7 +226,7 @@ def _end(summary: Mapping[str, Any], key: str, epoch_key: str, *, short: bool = 
     figure = (summary.get(key) if is_validated else summary.get(epoch_key)) or {}
     low, high = (None, None) if short else (figure.get("reward_low"), figure.get("reward_high"))
     shown = _interval(figure.get("avg_reward"), low, high)
-    return shown if shown is None or is_validated else f"{shown} in epoch {figure['epoch'] + 1}"
+    return shown if shown is None or is_validated else f"{shown} in epoch {figure['epoch']}"
 
 
 def _interval(mean: float | None, low: float | None, high: float | None) -> str | None:

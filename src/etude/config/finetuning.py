@@ -116,7 +116,7 @@ class TargetConfig(DataModel):
         default=None, description="Start each job from the base model, and not from the last version."
     )
     every: int = Field(default=1, ge=1, description="Train in every n-th epoch only, to alternate.")
-    offset: int = Field(default=0, ge=0, description="The first epoch, from 0, in which it is trained.")
+    offset: int = Field(default=0, ge=0, description="Epochs to go by before it is trained first.")
     frozen: bool = Field(
         default=False, description="Never train it; its reward in validations is reported all the same."
     )

@@ -15,7 +15,7 @@ class EpochEntry(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     epoch: int
-    """From 0."""
+    """From 1, as in everything that is stored or shown; arguments of interfaces count from 0."""
     timestamp: str
     """When it finished: ISO 8601, UTC."""
     metrics: dict[str, Any] = Field(default_factory=dict)
@@ -79,6 +79,6 @@ class History(BaseModel):
         return self.model_copy(
             update={
                 "epochs": tuple(entry for entry in self.epochs if entry.epoch <= epoch),
-                "validations": tuple(entry for entry in self.validations if entry.epoch <= epoch + 1),
+                "validations": tuple(entry for entry in self.validations if entry.epoch <= epoch),
             }
         )

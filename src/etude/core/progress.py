@@ -16,7 +16,7 @@ class Progress(Protocol):
         """A run begins or is resumed; `facts` says on how many examples, with what, and where."""
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        """An epoch begins; `epoch` counts from 0."""
+        """An epoch begins; here and below, `epoch` counts from 1."""
 
     def phase(self, name: str, total: int | None = None) -> None:
         """A phase begins: `validating`, `collecting`, `training`, …; `total` episodes are expected in it."""
@@ -34,7 +34,7 @@ class Progress(Protocol):
         """An epoch had nothing to train on."""
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """The weights before `epoch` were evaluated on the validation examples."""
+        """The weights after `epoch` (0: before training) were evaluated on the validation examples."""
 
     def message(self, text: str, *, warning: bool = False) -> None:
         """Something that a person should read."""

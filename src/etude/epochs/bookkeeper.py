@@ -89,7 +89,7 @@ class Bookkeeper:
             epoch = max(self._visited) + 1
         self._visited.add(epoch)
         if not self._record.is_done(epoch):
-            self._progress.epoch_started(epoch, num_epochs)
+            self._progress.epoch_started(epoch + 1, num_epochs)
             self._progress.phase("collecting")
         return epoch
 
@@ -114,7 +114,7 @@ class Bookkeeper:
             curriculum_state=self._curriculum_state(),
         )
         self._ledger.finished(epoch)
-        self._progress.skipped(epoch, reason)
+        self._progress.skipped(epoch + 1, reason)
         self._warn(self._record.history.epochs)
         self._record.report()
 
@@ -133,6 +133,7 @@ class Bookkeeper:
         epoch = self.epochs_done
         if self._record.is_validated(epoch):
             return
+        metrics = {**metrics, "epoch": epoch}
         entry = await self._record.add_validation(epoch, metrics, version=self._ledger.line.version)
         self._progress.validated(epoch, entry.metrics)
         self._warn(self._record.history.validations)
@@ -203,6 +204,6 @@ class Bookkeeper:
             curriculum_state=None if submission is None else submission.curriculum_state,
         )
         self._ledger.finished(epoch)
-        self._progress.trained(epoch, metrics)
+        self._progress.trained(epoch + 1, metrics)
         self._warn(self._record.history.epochs)
         self._record.report()

@@ -39,7 +39,7 @@ def measured(entry: Entry) -> str:
         when = "before training" if entry.epoch == 0 else f"after epoch {entry.epoch}"
         return f"validation examples, {when}" + ("" if version is None else f" (v{version})")
     whence = "" if version is None else f", sampled from v{version}"
-    return f"training episodes of epoch {entry.epoch + 1}{whence}"
+    return f"training episodes of epoch {entry.epoch}{whence}"
 
 
 def short_name(entry: Entry) -> str:
@@ -48,7 +48,7 @@ def short_name(entry: Entry) -> str:
     if isinstance(entry, ValidationEntry):
         name = "validation before" if entry.epoch == 0 else f"validation {entry.epoch}"
     else:
-        name = f"training epoch {entry.epoch + 1}"
+        name = f"training epoch {entry.epoch}"
     return name + ("" if version is None else f" (v{version})")
 
 
@@ -81,6 +81,6 @@ def is_measured(history: History) -> bool:
     """Whether the last trained weights were measured after they were trained; True without any."""
     trained = history.trained
     return not trained or any(
-        entry.epoch > trained[-1].epoch and entry.metrics.get("avg_reward") is not None
+        entry.epoch >= trained[-1].epoch and entry.metrics.get("avg_reward") is not None
         for entry in history.validations
     )

@@ -67,7 +67,7 @@ async def run_loop(
     await _validate(members, 0)
     for epoch in range(num_epochs):
         if not all(member.is_done(epoch) for member in members):
-            progress.epoch_started(epoch, num_epochs)
+            progress.epoch_started(epoch + 1, num_epochs)
             ahead = epoch + 1 if block.collect_ahead and epoch + 1 < num_epochs else None
             await _train(members, epoch, ahead, run_id, progress)
         if (epoch + 1) % block.run_configuration.validation_interval == 0:

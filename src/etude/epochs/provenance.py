@@ -61,23 +61,23 @@ class Provenance:
         if old := {number: count for number, count in calls.items() if number not in young}:
             listed = ", ".join(f"{count} from version {number}" for number, count in sorted(old.items()))
             raise TrainingError(
-                f"episodes of epoch {epoch} were not sampled from version {now.number}, which the model was "
-                f"at: {listed} of {sum(calls.values())} calls{_advice(old, made)}"
+                f"episodes of epoch {epoch + 1} were not sampled from version {now.number}, which the model "
+                f"was at: {listed} of {sum(calls.values())} calls{_advice(old, made)}"
             )
         if collection.method != "grpo":
             return
         if self._latest is not None and self._latest not in young:
             raise TrainingError(
                 f"no episode was sampled from version {now.number}, which the model is at: the data of epoch "
-                f"{epoch} can only be those of version {self._latest} or older. Collect in every epoch: "
+                f"{epoch + 1} can only be those of version {self._latest} or older. Collect in every epoch: "
                 "`await self.run_eval()` plays new episodes each time it is called"
             )
         stale = Counter(version for version in self._sources(collection) if version not in young)
         if stale:
             listed = ", ".join(f"{count} of version {number}" for number, count in sorted(stale.items()))
             raise TrainingError(
-                f"trajectories of epoch {epoch} hold answers that older weights sampled, where the model is "
-                f"at version {now.number}: {listed}. Build them from the episodes that `run_eval` or "
+                f"trajectories of epoch {epoch + 1} hold answers that older weights sampled, where the model "
+                f"is at version {now.number}: {listed}. Build them from the episodes that `run_eval` or "
                 "`runtime.evaluation.run` returned in this epoch"
             )
 

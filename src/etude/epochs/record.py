@@ -27,8 +27,8 @@ class Record:
         self._unwritten: set[int] = set()
 
     def is_done(self, epoch: int) -> bool:
-        """Whether the epoch is recorded."""
-        return any(entry.epoch == epoch for entry in self.history.epochs)
+        """Whether the epoch (from 0) is recorded."""
+        return any(entry.epoch == epoch + 1 for entry in self.history.epochs)
 
     def is_validated(self, epoch: int) -> bool:
         """Whether the validation is recorded."""
@@ -41,26 +41,29 @@ class Record:
         return self.log.status(ref) or next(by_epoch, None)
 
     async def add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
-        """Record an epoch, in place of what is recorded of it; `outcome` is the other fields of its entry."""
+        """Record an epoch (from 0), in place of what is recorded of it.
+
+        `outcome` is the other fields of its entry.
+        """
         everything = finite({**metrics, **self._logged.pop(epoch, {})})
-        entry = EpochEntry(epoch=epoch, timestamp=_now(), metrics=everything, **outcome)
+        entry = EpochEntry(epoch=epoch + 1, timestamp=_now(), metrics=everything, **outcome)
         await self.log.add_epoch(entry)
         self.history = self.history.with_epoch(entry)
         await self.flush()
         return entry
 
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
-        """Take up metrics of an epoch, in place of others of the same name; `flush` journals them.
+        """Take up metrics of an epoch (from 0), in place of others of the same name; `flush` journals them.
 
         Raises TypeError for values that are not JSON.
         """
         metrics = finite(plain(metrics))
         for entry in self.history.epochs:
-            if entry.epoch == epoch:
+            if entry.epoch == epoch + 1:
                 if any(entry.metrics.get(key) != value for key, value in metrics.items()):
                     both = {**entry.metrics, **metrics}
                     self.history = self.history.with_epoch(entry.model_copy(update={"metrics": both}))
-                    self._unwritten.add(epoch)
+                    self._unwritten.add(entry.epoch)
                 return
         self._logged[epoch] = {**self._logged.get(epoch, {}), **metrics}
 

@@ -162,7 +162,7 @@ def _by_entry(entries: Sequence[Entry], say: Callable[[Entry], str | None]) -> l
 def _name(entry: Entry) -> str:
     if isinstance(entry, ValidationEntry):
         return "validation before training" if entry.epoch == 0 else f"validation after epoch {entry.epoch}"
-    return f"epoch {entry.epoch + 1}"
+    return f"epoch {entry.epoch}"
 
 
 def _cause(cause: Mapping[str, Any]) -> tuple[str, str]:

@@ -42,7 +42,8 @@ def write_metrics_files(history: History, folder: Path) -> None:
 
 def epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
     """A line of training_metrics.jsonl."""
-    line = {"epoch": entry.epoch, "timestamp": entry.timestamp, "run_id": run_id, **entry.metrics}
+    head = {"epoch": entry.epoch, "timestamp": entry.timestamp, "run_id": run_id}
+    line = {**head, **entry.metrics, **head}  # A trainer may log an epoch of its own counting.
     if entry.skipped is not None:
         line["skipped"] = entry.skipped
     if entry.resting is not None:

@@ -29,7 +29,7 @@ class JsonProgress:
         self._write("run_started", run_id=run_id, num_epochs=num_epochs, **facts)
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        """`epoch_started` with `epoch` from 0."""
+        """`epoch_started` with `epoch` from 1."""
         self._write("epoch_started", epoch=epoch, num_epochs=num_epochs)
 
     def phase(self, name: str, total: int | None = None) -> None:

@@ -66,7 +66,7 @@ class LineProgress(RunState):
         retries = (metrics.get("calls") or {}).get("retries")
         drifted = f", {metrics['drifted']} branches by drift" if metrics.get("drifted") else ""
         self._say(
-            f"epoch {epoch + 1}/{self.num_epochs}{of_target(metrics)}: reward {shown_reward(metrics)}, "
+            f"epoch {epoch}/{self.num_epochs}{of_target(metrics)}: reward {shown_reward(metrics)}, "
             f"{metrics.get('filtered_trajectories', 0)} trajectories"
             + (f", {failed} failed" if failed else "")
             + (f", {unscored} scores failed" if unscored else "")
@@ -78,7 +78,7 @@ class LineProgress(RunState):
     def skipped(self, epoch: int, reason: str) -> None:
         """One line for the skip."""
         super().skipped(epoch, reason)
-        self._say(f"epoch {epoch + 1}/{self.num_epochs} skipped: {self.skip_reason}")
+        self._say(f"epoch {epoch}/{self.num_epochs} skipped: {self.skip_reason}")
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """One line for the validation."""
@@ -92,7 +92,7 @@ class LineProgress(RunState):
         self._say(f"warning: {text}" if warning else text)
 
     def _where(self) -> str:
-        return "" if self.epoch is None else f"epoch {self.epoch + 1}/{self.num_epochs}: "
+        return "" if self.epoch is None else f"epoch {self.epoch}/{self.num_epochs}: "
 
     def _say(self, line: str) -> None:
         self._last_sign = self.clock()

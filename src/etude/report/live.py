@@ -48,7 +48,7 @@ class LiveProgress(RunState):
     def skipped(self, epoch: int, reason: str) -> None:
         """Say so above the panel."""
         super().skipped(epoch, reason)
-        self.message(f"epoch {epoch + 1} skipped: {self.skip_reason}", warning=True)
+        self.message(f"epoch {epoch} skipped: {self.skip_reason}", warning=True)
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Say so above the panel."""
@@ -87,7 +87,7 @@ class LiveProgress(RunState):
         row.add_column(justify="right")
         left = Text.assemble((self.phase_name, "bold cyan"))
         if self.epoch is not None:
-            left.append(f"  epoch {self.epoch + 1}/{self.num_epochs}")
+            left.append(f"  epoch {self.epoch}/{self.num_epochs}")
         if self.phase_total:
             left.append(f"  {self.episodes}/{self.phase_total} episodes")
         right = Text(f"{shown_time(self.elapsed)}", style="dim")

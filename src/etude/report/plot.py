@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import StoreError
-from etude.core.history import History
+from etude.core.history import EpochEntry, History, ValidationEntry
 from etude.report.glyphs import label
 
 _INK, _MUTED, _GRID = "#22262e", "#7a8290", "#e6e8ec"
@@ -156,7 +156,7 @@ def _draw_evaluator(axes: Any, history: History, name: str) -> None:
     _style(axes)
     axes.set_ylabel("", color=_MUTED).set(**label(name))
     for entries, colour in ((history.epochs, _TRAIN), (history.validations, _VALIDATION)):
-        scores = [(entry.epoch, (entry.metrics.get("evaluators") or {}).get(name)) for entry in entries]
+        scores = [(_place(entry), (entry.metrics.get("evaluators") or {}).get(name)) for entry in entries]
         known = [(epoch, one) for epoch, one in scores if one and one["mean"] is not None]
         if not known:
             continue
@@ -208,5 +208,10 @@ def _has_curriculum(history: History) -> bool:
 
 
 def _points(entries: Sequence[Any], key: str) -> Points:
-    found = [(float(entry.epoch), entry.metrics.get(key)) for entry in entries]
+    found = [(_place(entry), entry.metrics.get(key)) for entry in entries]
     return [(place, float(value)) for place, value in found if value is not None]
+
+
+def _place(entry: EpochEntry | ValidationEntry) -> float:
+    """How many epochs the weights had trained for that an entry is a figure of."""
+    return float(entry.epoch - 1 if isinstance(entry, EpochEntry) else entry.epoch)

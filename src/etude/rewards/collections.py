@@ -210,8 +210,11 @@ def worked_on(stage: Stage) -> int | None:
 
 
 def phase_name(stage: Stage, number: int, label: str = "") -> str:
-    """The phase of an epoch's (from 0) or a validation's episodes: `train/3`, with a label `train/3-k2`."""
-    name = f"{stage}/{number}"
+    """The phase of an epoch's (`number` from 0) or a validation's episodes.
+
+    That of the third epoch is `train/3`, with a label `train/3-k2`.
+    """
+    name = f"train/{number + 1}" if stage == "train" else f"{stage}/{number}"
     if label in ("", name):
         return name
     return name + "-" + re.sub(r"[^\w~-]+", "-", label)  # A dot is what `numbered` numbers by.

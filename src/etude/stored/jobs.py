@@ -67,7 +67,7 @@ def _jobs(run: RunFolder, target: str | None, under_way: bool) -> Iterator[JobFa
     submitted = log.submission(len(history.epochs))
     if submitted is not None:
         yield JobFacts(
-            epoch=len(history.epochs),
+            epoch=len(history.epochs) + 1,
             name=submitted.ref.run_id,
             backend=submitted.ref.backend,
             status=str(TrainingStatusEnum.RUNNING) if under_way else INTERRUPTED,

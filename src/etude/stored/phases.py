@@ -37,9 +37,9 @@ def choose_phase(journal: Journal, wish: str | None) -> str:
 
 
 def epoch_of(phase: str) -> int | None:
-    """The epoch (from 0) that a phase's episodes were collected for; None for those of no training."""
+    """The epoch, from 0, that a phase's episodes were collected for; None for those of no training."""
     match = _PLACE.fullmatch(phase)
-    return int(match[2]) if match is not None and match[1] == "train" else None
+    return int(match[2]) - 1 if match is not None and match[1] == "train" else None
 
 
 def _latest_first(phase: str) -> tuple[int, int, str, int]:

@@ -42,7 +42,7 @@ def _is_open(run: RunFolder) -> Callable[[str], bool]:
         if match is None:
             return True
         phase, epoch = match[1], int(match[2])
-        submitted = phase == "train" and any(log.submission(epoch) is not None for log in logs)
+        submitted = phase == "train" and any(log.submission(epoch - 1) is not None for log in logs)
         return epoch not in recorded[phase] and not submitted
 
     return is_open
