@@ -13,6 +13,7 @@ from etude.core.errors import RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.epoch_trainer import EpochTrainer, EpochTrainerConfig
 from etude.epochs.log import EpochLog
+from etude.stored.jobs import jobs_of
 from tests import guide_parts as guide
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 
@@ -261,6 +262,8 @@ async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_ru
     )
     await run.start(num_epochs=3)
     assert [status.status for status in run.statuses] == ["completed", "completed", "failed"]
+    assert [job.status for job in jobs_of(run.path)] == ["completed", "completed", "failed"]
+    assert jobs_of(run.path)[-1].message == "out of memory"
     again = use(run.restarted(), "guide", "guide")
     await again.start(num_epochs=3)
     assert again.adapter.submitted == ["run-epoch-3-retry-1"]
@@ -320,6 +323,8 @@ async def test_several_jobs_of_one_epoch_are_all_followed(run):
     await run.start(num_epochs=2)
     assert run.adapter.submitted == ["run-epoch-1", "run-epoch-1-job-2", "run-epoch-2", "run-epoch-2-job-2"]
     assert run.engine.version == 4
+    shown = [(job.name, job.status, job.version) for job in jobs_of(run.path)]
+    assert shown == [(name, "completed", number) for number, name in enumerate(run.adapter.submitted, 1)]
 
 
 async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_were_measured(run):
@@ -345,6 +350,17 @@ async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_
     again.make_trainer = run.make_trainer
     await again.start(num_epochs=2)
     assert again.engine.requests == []
+
+
+async def test_a_validation_without_examples_is_an_error_that_says_what_to_set(run):
+    class Validating(guide.GuideTrainer):
+        async def run(self, num_epochs):
+            return await self.run_validation_evaluation(0, "x")
+
+    run.builder = BUILDERS["guide"]()
+    run.make_trainer = lambda: Validating(guide.GuideTrainerConfig())
+    with pytest.raises(RequestError, match=r"finetuning\.run_configuration\.validation_dataset"):
+        await run.start()
 
 
 async def test_shaped_rewards_are_what_validation_shows_too(run):

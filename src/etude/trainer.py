@@ -12,7 +12,7 @@ from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.builders.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
 from etude.core.around import through_base
-from etude.core.errors import EtudeError
+from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
@@ -102,9 +102,15 @@ class Trainer(TrainerSeam):
         """Run the workflow once on each validation example; the metrics of the rewards.
 
         The builder's `run_eval` does it, with the validation examples in place of its own. Raises
-        ErrorBudgetExceeded when too many episodes fail: a failed validation is no reward of zero.
+        RequestError when there are none, ErrorBudgetExceeded when too many episodes fail: a failed validation
+        is no reward of zero.
         """
         builder = self.trajectory_builder
+        if self._runtime is not None and not self._runtime.validation_examples:
+            raise RequestError(
+                "there are no examples to validate on; name a file as "
+                "'finetuning.run_configuration.validation_dataset'"
+            )
         with self._validating():
             output = await builder.run_eval()
         metrics = self._calculate_validation_metrics(output)

@@ -63,6 +63,14 @@ class EpochLog:
         value = self._journal.get(self._job_key(epoch, job))
         return None if value is None else Submission.model_validate(value)
 
+    def submissions(self) -> list[tuple[int, int, Submission]]:
+        """The jobs that were submitted, in order: the epoch, which of its jobs it is, what was recorded."""
+        prefix, found = self._prefix + _SUBMITTED, []
+        for key, value in self._journal.scan(prefix):
+            epoch, _, job = key.removeprefix(prefix).partition(".")
+            found.append((int(epoch), int(job or 1), Submission.model_validate(value)))
+        return found
+
     async def add_submission(self, epoch: int, submission: Submission, job: int = 1) -> None:
         """Record that the `job`-th job of the epoch was submitted."""
         await self._journal.put(self._job_key(epoch, job), submission.model_dump(mode="json"))
@@ -78,14 +86,10 @@ class EpochLog:
 
     async def retry_last_failure(self) -> None:
         """Have the job that was submitted last submitted anew, when it failed."""
-        keys = [key for key, _ in self._journal.scan(self._prefix + _SUBMITTED)]
-        if not keys:
-            return
-        epoch, _, job = keys[-1].removeprefix(self._prefix + _SUBMITTED).partition(".")
-        submission = self.submission(int(epoch), int(job or 1))
-        status = None if submission is None else self.status(submission.ref)
-        if status is not None and status.status is not TrainingStatusEnum.COMPLETED:
-            await self.forget_submission(int(epoch), int(job or 1))
+        for epoch, job, submission in self.submissions()[-1:]:
+            status = self.status(submission.ref)
+            if status is not None and status.status is not TrainingStatusEnum.COMPLETED:
+                await self.forget_submission(epoch, job)
 
     async def sampled_from(self, epoch: int, now: ModelVersion | None) -> ModelVersion | None:
         """The weights that the epoch's episodes are sampled from: `now`, when it is asked the first time."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.core.job import TrainingStatusEnum
+from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.epochs.log import EpochLog, histories
 from etude.store.lock import locked_by
 from etude.store.run_folder import LOCK, RunFolder
@@ -49,28 +49,45 @@ def jobs_of(run: Path) -> list[JobFacts]:
 
 def _jobs(run: RunFolder, target: str | None, under_way: bool) -> Iterator[JobFacts]:
     log = EpochLog(run.journal, target)
-    history = log.history(run.name)
-    for entry in history.epochs:
+    entries = {entry.status.run_id: entry for entry in log.history(run.name).trained if entry.status}
+    for epoch, _, submission in log.submissions():
+        ref, entry = submission.ref, entries.pop(submission.ref.run_id, None)
+        status = log.status(ref) if entry is None else entry.status
+        if status is None:
+            waiting = TrainingStatusEnum.RUNNING if under_way else INTERRUPTED
+            yield _facts(epoch + 1, ref, str(waiting), submission.metrics, target)
+        else:
+            yield _ended(epoch + 1, status, submission.metrics if entry is None else entry.metrics, target)
+    for entry in entries.values():
         if entry.status is not None:
-            yield JobFacts(
-                epoch=entry.epoch,
-                name=entry.status.run_id,
-                backend=entry.status.backend,
-                status=str(entry.status.status),
-                message=entry.status.message,
-                seconds=entry.metrics.get("training_seconds"),
-                trajectories=entry.metrics.get("filtered_trajectories"),
-                version=None if entry.version is None else entry.version.number,
-                target=target,
-                metrics=entry.metrics.get("training") or {},
-            )
-    submitted = log.submission(len(history.epochs))
-    if submitted is not None:
-        yield JobFacts(
-            epoch=len(history.epochs) + 1,
-            name=submitted.ref.run_id,
-            backend=submitted.ref.backend,
-            status=str(TrainingStatusEnum.RUNNING) if under_way else INTERRUPTED,
-            trajectories=submitted.metrics.get("filtered_trajectories"),
-            target=target,
-        )
+            yield _ended(entry.epoch, entry.status, entry.metrics, target)
+
+
+def _ended(epoch: int, status: TrainingJobStatus, metrics: dict[str, Any], target: str | None) -> JobFacts:
+    made = status.metadata or {}
+    facts = _facts(epoch, status, str(status.status), metrics, target)
+    return facts.model_copy(
+        update={
+            "message": status.message,
+            "seconds": metrics.get("training_seconds"),
+            "version": (made.get("model_version") or {}).get("number"),
+            "metrics": made.get("metrics") or {},
+        }
+    )
+
+
+def _facts(
+    epoch: int,
+    job: TrainingJobRef | TrainingJobStatus,
+    status: str,
+    metrics: dict[str, Any],
+    target: str | None,
+) -> JobFacts:
+    return JobFacts(
+        epoch=epoch,
+        name=job.run_id,
+        backend=job.backend,
+        status=status,
+        trajectories=metrics.get("filtered_trajectories"),
+        target=target,
+    )
