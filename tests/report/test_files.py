@@ -54,7 +54,7 @@ def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path
     common = {"epoch": 1, "timestamp": NOW, "avg_reward": 0.5, **rewards}
     assert json.loads((tmp_path / "reward_history.json").read_text()) == [common | {"num_trajectories": 8}]
     assert json.loads((tmp_path / "validation_history.json").read_text()) == [
-        common | {"num_examples": 10, "num_unscored": 1}
+        common | {"epoch": 0, "num_examples": 10, "num_unscored": 1}
     ]
 
 
