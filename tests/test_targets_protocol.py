@@ -3,7 +3,7 @@
 import pytest
 
 from etude.core.keys import generator
-from etude.protocols import EpisodeTree
+from etude.protocols import EpisodeTree, choices
 from etude.rollout.archive import iter_episodes
 from etude.store.run_folder import RunFolder
 from tests.protocols.games import agent_of
@@ -31,22 +31,26 @@ def run(tmp_path):
     return run
 
 
-def play(builder, num_epochs=1, **changes):
+ADP = {
+    "_type": "protocol",
+    "protocol": "adp",
+    "scenario": "tests.protocols.games:Labelled",
+    "policies": {"prover": "prover", "verifier": "verifier"},
+}
+
+
+def play(builder, num_epochs=1, workflow=ADP, agents=("prover", "verifier"), **changes):
     builders = {"mine": builder}
     reward = {"_type": "protocol_reward"}
+    proved, verified = agents
     return config(
         num_epochs,
-        workflow={
-            "_type": "protocol",
-            "protocol": "adp",
-            "scenario": "tests.protocols.games:Labelled",
-            "policies": {"prover": "prover", "verifier": "verifier"},
-        },
+        workflow=workflow,
         eval={
             "general": {"dataset": "tests.test_targets_protocol:labelled"},
             "evaluators": {
-                "proved": reward | {"agent": "prover"},
-                "verified": reward | {"agent": "verifier"},
+                "proved": reward | {"agent": proved},
+                "verified": reward | {"agent": verified},
             },
         },
         trajectory_builders=builders,
@@ -78,6 +82,43 @@ async def test_both_models_are_trained_by(run, builder, method):
         with RunFolder.read(run.path) as folder:
             job = folder.journal.get(f"groups/{name}/jobs/run-epoch-1.{name}")
         assert (job["method"], job["parent"]) == (method, 0)
+
+
+@pytest.mark.parametrize(
+    ("builder", "made"),
+    [
+        # Each juror votes once, and is answered twice: pairs come from votes that differ.
+        ({"_type": "malt", "num_generations": 2}, "dpo"),
+        ({"_type": "grpo", "num_generations": 4, "credit": "turn"}, "grpo"),
+        (
+            {"_type": "expert_iteration", "num_generations": 4, "credit": "agent", "min_reward": 1.0},
+            "supervised",
+        ),
+    ],
+    ids=["malt", "grpo by turn", "expert iteration"],
+)
+async def test_the_models_of_a_jury_are_trained_by(run, builder, made):
+    jury = {
+        "_type": "protocol",
+        "protocol": "tests.protocols.courts:jury",
+        "scenario": "tests.protocols.games:Labelled",
+        "policies": {"ann": "prover", "bob": "prover", "cid": "verifier"},
+    }
+    await run.start(play(builder, workflow=jury, agents=("ann", "cid")))
+    for name in ("prover", "verifier"):
+        (entry,) = history_of(run, name).epochs
+        assert entry.skipped is None and entry.metrics["num_trajectories"] > 0
+        with RunFolder.read(run.path) as folder:
+            assert folder.journal.get(f"groups/{name}/jobs/run-epoch-0.{name}")["method"] == made
+    with RunFolder.read(run.path) as folder:
+        trees = [EpisodeTree.from_json(record.output) for record in iter_episodes(folder.journal)]
+    for tree in trees:
+        for choice in choices(tree):
+            assert {answer.node.agent for answer in choice.answers} == {choice.agent}
+            # A juror that voted right is worth more, whatever the others said: own ballot and verdict agree.
+            values = {answer.node.decision: answer.value for answer in choice.answers}
+            right = 1.0 if tree.truth else -1.0
+            assert len(values) < 2 or values[right] > values[-right]
 
 
 async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_not_branch(run):

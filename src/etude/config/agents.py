@@ -16,10 +16,16 @@ from etude.core.errors import EtudeError
 EVERY = "*"
 
 
-def check_agents(config: Config, components: Mapping[KeyPath, ComponentConfig], problems: Problems) -> None:
+def check_agents(
+    config: Config,
+    components: Mapping[KeyPath, ComponentConfig],
+    problems: Problems,
+    in_training: Problems,
+) -> None:
     """Note names of agents that the workflow does not have, and targets that none of them samples from.
 
-    Nothing is said where the workflow cannot tell who its agents are.
+    What matters to training alone goes into `in_training`: a config may also be evaluated, with another
+    protocol than it trains. Nothing is said where the workflow cannot tell who its agents are.
     """
     try:
         agents = config.workflow.agents() if config.workflow is not None else None
@@ -27,10 +33,22 @@ def check_agents(config: Config, components: Mapping[KeyPath, ComponentConfig], 
         return  # What is wrong with the workflow is told when it is built.
     if agents is None:
         return
+    builders = _builders(config)
     for path, component in components.items():
+        if path[0] == "trajectory_builders" and path[1] not in builders:
+            continue
+        noted = in_training if path[0] == "trajectory_builders" else problems
         for key, below, _, name in marked(Slot(type(component)), component, path, RefersToAgent):
-            _check((*key, *below), name, agents, problems)
-    _check_targets(config, agents, problems)
+            _check((*key, *below), name, agents, noted)
+    _check_targets(config, agents, in_training)
+
+
+def _builders(config: Config) -> set[str | None]:
+    """The trajectory builders that training would use."""
+    finetuning = config.finetuning
+    return {finetuning.trajectory_builder} | {
+        target.trajectory_builder for target in finetuning.targets.values()
+    }
 
 
 def _check(path: KeyPath, name: str, agents: Mapping[str, str | None], problems: Problems) -> None:

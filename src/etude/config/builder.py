@@ -96,7 +96,8 @@ class Builder:
         return evaluator
 
     async def get_trajectory_builder(self, name: str) -> TrajectoryBuilder:
-        """An entry of `trajectory_builders`."""
+        """An entry of `trajectory_builders`. Raises ConfigError for a config that could not be trained."""
+        self.config.check_training()
         trajectory_builder: TrajectoryBuilder = await self.get("trajectory_builders", name)
         return trajectory_builder
 

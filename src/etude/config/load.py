@@ -75,7 +75,7 @@ def resolved_yaml(config: Config) -> str:
 def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     registry.load_entry_points()
     document = apply_overrides(document.with_data(with_defaults(document.data)), overrides)
-    data, problems = document.data, Problems(document)
+    data, problems, in_training = document.data, Problems(document), Problems(document)
     config_file = dig(data, _CONFIG_FILE) or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())
     make_importable(*folders)
@@ -85,10 +85,11 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     for path, component in components.items():
         check_component(path, component, config, problems)
     complete_finetuning(config, problems)
-    check_agents(config, components, problems)
+    check_agents(config, components, problems, in_training)
     problems.raise_if_any()
     config.finetuning.run_configuration.config_file = Path(config_file) if config_file else None
     config._as_written.update(problems.references)
+    config._untrainable = in_training.error()
     return config
 
 

@@ -62,13 +62,19 @@ class Problems:
 
     def raise_if_any(self) -> None:
         """Raises ConfigError with a line for each problem."""
+        error = self.error()
+        if error is not None:
+            raise error
+
+    def error(self) -> ConfigError | None:
+        """The error with a line for each problem; None without any."""
         if not self._messages:
-            return
+            return None
         placed = [self._placed(path, message) for path, message in self._messages.items()]
         placed.sort(key=lambda item: (item[0][1] is None, item[0][1], item[0][2]))
         (path, line, column), first = placed[0]
         others = [str(ConfigError(message, path=p, line=n, column=c)) for (p, n, c), message in placed[1:]]
-        raise ConfigError("\n".join([first, *others]), path=path, line=line, column=column)
+        return ConfigError("\n".join([first, *others]), path=path, line=line, column=column)
 
     def _placed(self, path: KeyPath, message: str) -> tuple[Place, str]:
         """Where a message belongs. One on an override begins with its key, and need not name it again."""

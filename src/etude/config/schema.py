@@ -16,6 +16,7 @@ from etude.config.finetuning import (
     TrainerConfig,
     TrajectoryBuilderConfig,
 )
+from etude.core.errors import ConfigError
 
 
 class EvalGeneralConfig(BaseModel):
@@ -80,3 +81,10 @@ class Config(BaseModel):
 
     _as_written: dict[KeyPath, str] = PrivateAttr(default_factory=dict)
     """Text that `resolved_yaml` writes in place of a value: references to the environment, import paths."""
+
+    _untrainable: ConfigError | None = PrivateAttr(default=None)
+
+    def check_training(self) -> None:
+        """Raises ConfigError for what is no matter in an evaluation, and could not be trained."""
+        if self._untrainable is not None:
+            raise self._untrainable
