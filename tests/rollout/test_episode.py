@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy
 import pytest
 
 from etude.core.call import ChatRequest, Sampling
@@ -169,7 +170,7 @@ async def test_step_rewards_and_notes_know_which_call_they_follow(journal: Journ
         await episode.chat(ASK)
         episode.step_reward(0.5, "good move")
         await episode.chat(ASK)
-        episode.step_reward(-1)
+        episode.step_reward(numpy.array(-1, dtype="float32"))
         return "done"
 
     record = await collect_one(play, journal)
@@ -180,7 +181,7 @@ async def test_step_rewards_and_notes_know_which_call_they_follow(journal: Journ
     )
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None, [1], 1j])
 async def test_a_step_reward_must_be_a_finite_number(journal: Journal, value: object) -> None:
     async def play(example, episode):
         episode.step_reward(value)

@@ -63,8 +63,9 @@ def test_a_workflow_stays_itself() -> None:
 
 @pytest.mark.parametrize("thing", ["play", 3, None, Agent])
 def test_what_is_no_function_is_refused(thing: object) -> None:
-    with pytest.raises(RequestError, match="must be a function of an example and an episode"):
-        as_workflow(thing)
+    for candidate in (thing, workflow(name="x")(thing)):
+        with pytest.raises(RequestError, match="must be a function of an example and an episode"):
+            as_workflow(candidate)
 
 
 def test_a_function_that_takes_too_little_is_refused_with_its_place() -> None:

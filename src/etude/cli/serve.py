@@ -62,14 +62,16 @@ def serve(
     }
     _require_extras()
     from etude.models.source import locate
-
-    locate(model)
-    from etude.server.serve import serve as run
-    from etude.server.settings import MEBIBYTE, server_settings
+    from etude.server.settings import MEBIBYTE, require_safe, server_settings
 
     options |= {"name": name or _name_of(model), "api_key": _key(api_key_env)}
     options |= {"vllm_args": tuple(vllm_arg or ()), "log_level": LOG_LEVEL.get()}
     settings = server_settings(**options, max_file=max_file_mb * MEBIBYTE)
+    require_safe(settings)
+    locate(settings.model)
+    # Only now: it loads torch, and whoever typed something wrong need not wait for that.
+    from etude.server.serve import serve as run
+
     run(settings, lambda address: _say_ready(settings.name, address))
 
 
@@ -78,8 +80,10 @@ def _say_ready(name: str, address: str) -> None:
 
 
 def _name_of(model: str) -> str:
-    folder = Path(model).expanduser()
-    return folder.resolve().name if folder.is_dir() else model
+    from etude.models.source import folder_of
+
+    folder = folder_of(model)
+    return model if folder is None else folder.resolve().name
 
 
 def _key(variable: str | None) -> str | None:

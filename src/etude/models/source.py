@@ -23,9 +23,9 @@ def locate(source: str | Path) -> str:
     the hub does not answer and the cache has no such model. Loads neither torch nor transformers.
     """
     _require_folder(source)
-    name, place = str(source), _expanded(source)
-    if _is_folder(place):
-        return str(place)
+    name, folder = str(source), folder_of(source)
+    if folder is not None:
+        return str(folder)
     why = _why_unreachable()
     if why is None:
         return name
@@ -38,11 +38,17 @@ def locate(source: str | Path) -> str:
     return str(cached.parent)
 
 
+def folder_of(source: str | Path) -> Path | None:
+    """The folder that `source` names, `~` spelled out; None where there is none."""
+    place = _expanded(source)
+    return place if _is_folder(place) else None
+
+
 def not_loaded(source: str | Path, error: Exception) -> RequestError:
     """The error to raise when `transformers` cannot load a model, in one line."""
     lines = str(error).strip().splitlines()
     reason = lines[0] if lines else type(error).__name__
-    if _is_folder(_expanded(source)):
+    if folder_of(source) is not None:
         return RequestError(f"cannot load the model '{source}': {reason}")
     return RequestError(
         f"there is no folder '{source}', and from the Hugging Face hub it cannot be loaded: {reason}"

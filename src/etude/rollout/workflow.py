@@ -42,6 +42,10 @@ class Workflow:
         Not when the workflow is made: a function that does not fit must not keep the rest of its module
         from being imported. Whether further arguments are missing is known when the config has given them.
         """
+        if not callable(self.fn) or isinstance(self.fn, type):
+            raise RequestError(
+                f"a workflow must be a function of an example and an episode, found {self.fn!r:.80}"
+            )
         if self.timeout is not None and not self.timeout > 0:
             raise RequestError(
                 f"{self.where}: workflow '{self.name}': timeout must be more than 0 s, found {self.timeout}"
@@ -107,10 +111,6 @@ def as_workflow(
     Raises RequestError when it is no function, or does not take these arguments.
     """
     if not isinstance(obj, Workflow):
-        if not callable(obj) or isinstance(obj, type):
-            raise RequestError(
-                f"a workflow must be a function of an example and an episode, found {obj!r:.80}"
-            )
         obj = Workflow(_name(obj), obj)
     found: Workflow = obj
     changes: dict[str, Any] = {} if timeout is None else {"timeout": timeout}

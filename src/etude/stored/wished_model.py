@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig
+from etude.models.source import folder_of
 from etude.stored.stored_config import model_config
 from etude.stored.versions import RunVersion
 
@@ -37,8 +37,8 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
             f"(`_type: {llm.type_name}`); use the run's own config"
         )
     if isinstance(llm, LocalLlmConfig):
-        path = Path(text).expanduser()
-        return [_override(target, "model", str(path.absolute() if path.exists() else text))]
+        folder = folder_of(text)
+        return [_override(target, "model", text if folder is None else str(folder.absolute()))]
     if "model_name" in type(llm).model_fields:
         return [_override(target, "model_name", text)]
     raise RequestError(f"--model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
