@@ -1,5 +1,7 @@
 """The client of a language-model server: waiting, versions, the engine, and errors with names."""
 
+import socket
+
 import httpx
 import pytest
 
@@ -125,6 +127,33 @@ async def test_a_server_that_hangs_is_a_timeout():
     with pytest.raises(ClientTimeoutError, match="no answer in time"):
         await client.get_engine_status()
     assert not await client.accepts_connections()
+
+
+async def test_a_server_that_takes_connections_and_never_answers_is_given_up_in_time(monkeypatch):
+    monkeypatch.setattr("etude.adapters.lm_client._POLL", 0.01)
+    told = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        client = LanguageModelClient(url, timeout=3600.0, warn=told.append)
+        with pytest.raises(ClientTimeoutError, match=r"after 0.2 s \(GET .*/health: no answer in time\)"):
+            await client.wait_for_ready(timeout=0.2)
+        await client.close()
+    assert told == [
+        f"waiting up to 0.2 s for a language-model server at {url}: GET {url}/health: no answer in time"
+    ]
+
+
+async def test_what_is_waited_for_is_told_and_that_it_is_there(monkeypatch):
+    monkeypatch.setattr("etude.adapters.lm_client._POLL", 0.0)
+    server, told = LmStandIn(), []
+    server.faults["GET /health"] = ["lost", 503, 503]
+    await server.language_model_client(warn=told.append).wait_for_ready(timeout=20)
+    begun, changed, ended = told
+    assert "waiting up to 20 s for a language-model server at http://stand-in.invalid: GET" in begun
+    assert "still waiting for http://stand-in.invalid" in changed and "answered 503" in changed
+    assert ended == "the language-model server at http://stand-in.invalid answers now"
+    await server.language_model_client(warn=told.append).wait_for_ready()
+    assert len(told) == 3
 
 
 def test_all_errors_of_the_client_can_be_caught_together():

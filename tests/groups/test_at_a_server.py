@@ -33,6 +33,7 @@ from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal
 from tests.builders.plays import played
+from tests.server.data import ASK, YES, upload
 from tests.server.process import ServerProcess
 
 ACCEPT = "Decision: accept"
@@ -258,7 +259,7 @@ async def test_what_submits_nothing_leaves_the_engine_alone(setting, plays):
 
 @pytest.mark.parametrize("free_engine", [False, True])
 async def test_the_engine_is_away_only_for_jobs_that_need_its_place(setting, plays, free_engine):
-    group = setting.group(name=f"engine-{free_engine}", free_engine=free_engine)
+    group = setting.group(name=f"engine-{free_engine}", free_engine=free_engine, num_epochs=15)
     await group.create_supervised_fine_tune_job({"prover": list(plays)}, job_name=f"room-{free_engine}")
     seen = set()
     # Nobody asks after the job, as if its process had died: the engine comes back by itself.
@@ -296,14 +297,16 @@ async def test_a_state_of_neural_interactive_proofs_is_gone_on_from(setting, pla
     assert group.get_state().version == first.version
 
 
-async def test_a_job_under_way_in_such_a_state_is_switched_to(setting, plays):
-    made = setting.group(name="starter")
-    ref = await made.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="under-way")
-    group = setting.group("nip")
-    group.set_state({"fine_tune_job_id": ref.metadata["job_id"], "fine_tuned_model_name": None})
+async def test_a_job_under_way_in_such_a_state_is_switched_to(setting, server, plays):
+    await trained(setting.group("nip", "under-way"), plays[1])
+    file = upload(server.client(), [{"messages": [ASK, YES]}] * 2)
+    job = server.client().fine_tuning.jobs.create(model="tiny", training_file=file)
+    group = setting.group("nip", "under-way")
+    group.set_state({"fine_tune_job_id": job.id, "fine_tuned_model_name": None})
     await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
     version = await group.switch_to_next_model()
-    assert (version.number, version.location) == (1, setting.job(ref).fine_tuned_model)
+    made = server.client().fine_tuning.jobs.retrieve(job.id).fine_tuned_model
+    assert (version.number, version.location) == (2, made)
 
 
 async def test_a_server_that_is_not_there_yet_is_waited_for_and_told_of(model, tmp_path, caplog):

@@ -155,6 +155,16 @@ async def test_the_state_survives_the_process(make, plays):
     assert await again.group.switch_to_next_model() == made.group.line.version
 
 
+async def test_a_job_is_asked_after_in_another_process(make, plays):
+    made = make(protocol=adp())
+    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    assert await made.again().group.get_fine_tune_job_status() == "succeeded"
+    assert await made.again().group.get_fine_tune_job_error_repr() == ""
+    assert not await made.again().group.fine_tune_job_failed()
+    await made.again().group.wait_for_fine_tune_job(poll_interval=0)
+    assert (await made.again().group.switch_to_next_model()).number == 1
+
+
 async def test_a_switch_that_was_killed_half_way_is_made_whole(make, plays, monkeypatch):
     made = make(protocol=adp())
     right, _ = plays

@@ -1,6 +1,7 @@
 """Two models of one run in this process: neither evicts, overwrites or deletes what is the other's."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -123,6 +124,42 @@ async def test_jobs_from_the_base_model_start_there_and_count_on(tokenizer, tmp_
         # From the same weights, with the same data, the same comes out.
         assert first.data.data_hash == second.data.data_hash
         await model.engine.close()
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["same-process", "fresh-process"])
+async def test_a_group_that_goes_back_trains_from_there(models, tmp_path, tokenizer, fresh):
+    model = models[0]
+    records = {}
+    with Journal(tmp_path / "plays.db") as journal:
+        for n in range(3):
+            play = {"journal": journal, "retries": 0, "sampling": {"prover": {"max_tokens": 4}}}
+            records[n] = await play_record(adp(), model.engine, id=f"train/0/e/{n}", generation=n, **play)
+
+    def group_of(model):
+        agents = [GroupAgent("prover", ModelSettings("tiny"), "prover")]
+        return OpenAiSharedModelGroup("prover", agents, model.line, adp())
+
+    async def trained(group, number):
+        await group.create_supervised_fine_tune_job({"prover": [records[number]]})
+        await group.wait_for_fine_tune_job()
+        return await group.switch_to_next_model()
+
+    group = group_of(model)
+    await trained(group, 0)
+    state = group.get_state_dict()
+    second = await trained(group, 1)
+    if fresh:
+        model = Model("prover", tokenizer, tmp_path / "checkpoints", model.line.log._journal)
+        await model.adapter.initialize(FinetuneConfig())
+        group = group_of(model)
+    group.set_state(state)
+    await group.eval()
+    assert model.engine.version == 1
+    third = await trained(group, 2)
+    assert (third.number, group.lineage()[-1].data.parent) == (3, 1)
+    assert group.lineage()[1].version == second
+    job = json.loads((tmp_path / "checkpoints" / "prover" / "v3" / "job.json").read_text())
+    assert job["content"]["start"] == "1"
 
 
 async def test_a_group_trains_its_model_in_this_process_by_every_method(models, tmp_path):

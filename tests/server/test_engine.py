@@ -41,6 +41,32 @@ def test_after_a_while_they_are_told_to_come_again(model: Path, tmp_path: Path) 
         running.client().chat.completions.create(model="tiny", messages=ASK, max_tokens=1)
 
 
+def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
+    model: Path, tmp_path: Path
+) -> None:
+    with ServerProcess(model, tmp_path) as running:
+        client = running.client()
+        asks = {"metadata": {"etude_free_engine": "true"}}
+        job = create(client, upload(client, supervised(8)), request=asks, n_epochs=12, batch_size=2)
+        wait_for_step(client, job.id, 1)
+        with running.http() as http:
+            status = http.get("/engine/status").json()
+            assert (status["status"], status["away_for_jobs"]) == ("stopped", True)
+        running.kill()
+        running.start()
+        client = running.client()
+        assert wait(client, job.id).status == "succeeded"
+        # A request waits until the engine is back, which takes no client to see to.
+        client.chat.completions.create(model="tiny", messages=ASK, max_tokens=1)
+        with running.http() as http:
+            assert not http.get("/engine/status").json()["away_for_jobs"]
+        plain = create(client, upload(client, supervised(8)), n_epochs=2, batch_size=2)
+        wait_for_step(client, plain.id, 1)
+        with running.http() as http:
+            assert http.get("/engine/status").json()["status"] == "running"
+        wait(client, plain.id)
+
+
 def test_the_engine_makes_way_for_jobs_and_comes_back_by_itself(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path, "--stop-engine-for-jobs", "--max-models", "1") as running:
         client = running.client()

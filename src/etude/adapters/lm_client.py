@@ -141,7 +141,8 @@ class LanguageModelClient:
 
         Raises ClientTimeoutError after `timeout` seconds, ServerVersionError.
         """
-        problem, deadline = await self._problem(), time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
+        problem = await self._problem(max(_POLL, timeout))
         if problem is not None:
             self._warn(
                 f"waiting up to {timeout:g} s for a language-model server at {self.base_url}: {problem}"
@@ -164,7 +165,7 @@ class LanguageModelClient:
     async def _problem(self, seconds: float | None = None) -> str | None:
         """Why the server is not there, or None when it is."""
         try:
-            await self._send("GET", "/health", seconds)
+            await self._ask("GET", "/health", ServerHealth, seconds)
         except (ClientTimeoutError, BadResponseError) as error:
             return str(error)
         return None
@@ -189,8 +190,8 @@ class LanguageModelClient:
         """Close the connections. Calling it twice is fine."""
         await self._http.aclose()
 
-    async def _ask(self, method: str, path: str, model: type[Model]) -> Model:
-        response = await self._send(method, path)
+    async def _ask(self, method: str, path: str, model: type[Model], seconds: float | None = None) -> Model:
+        response = await self._send(method, path, seconds)
         try:
             return model.model_validate_json(response.content)
         except ValidationError as error:

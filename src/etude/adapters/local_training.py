@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from etude.adapters.hyperparameters import JobHyperparameters
@@ -53,7 +53,7 @@ def hyperparameters_of(config: LocalAdapterConfig, schedule: Schedule, seed: int
     """All that decides what a job learns from its data, as JSON."""
     return {
         "config": config.model_dump(mode="json", exclude=_NO_MATTER),
-        "schedule": asdict(schedule),
+        "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
         "seed": seed,
     }
 

@@ -322,8 +322,8 @@ class OpenAiJobs(TrainerAdapter):
         if job.fine_tuned_model is None:
             return None
         if job.id not in self._made:
-            told = (job.metadata or {}).get(_VERSION)
-            number = self._newest + 1 if told is None else int(told)
+            told = (job.metadata or {}).get(_VERSION, "")
+            number = int(told) if told.isdecimal() else self._newest + 1
             version = hosted_version(number, job.id, job.fine_tuned_model)
             self._made[job.id] = version
             if number > self._start.number:

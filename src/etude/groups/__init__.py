@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from etude.adapters.job_content import JobNameTakenError
 from etude.adapters.lm_client import LanguageModelClient
 from etude.core.skipped import DryRun, Frozen, Skipped
 from etude.groups.agents import GroupAgent, ModelSettings, agents_of_model
@@ -15,6 +16,7 @@ __all__ = [
     "DryRun",
     "Frozen",
     "GroupAgent",
+    "JobNameTakenError",
     "JobResult",
     "JobStatus",
     "LanguageModelClient",

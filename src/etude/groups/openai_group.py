@@ -161,11 +161,13 @@ class OpenAiSharedModelGroup(SharedModelGroup):
 
     async def get_fine_tune_job_status(self) -> JobStatus:
         """See `SharedModelGroup.get_fine_tune_job_status`."""
+        await self._take_up()
         ref = self._state.fine_tune_job
         return "not_found" if ref is None else STATUSES[(await self.line.status(ref)).status]
 
     async def get_fine_tune_job_error_repr(self) -> str:
         """See `SharedModelGroup.get_fine_tune_job_error_repr`."""
+        await self._take_up()
         ref = self._state.fine_tune_job
         if isinstance(self._last, Skipped):
             return self._last.reason
@@ -178,6 +180,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
 
         Raises TrainingError when it ends otherwise, or not within `timeout` seconds.
         """
+        await self._take_up()
         if self._state.fine_tune_job is not None:
             await self.line.wait(self._state.fine_tune_job, timeout, poll_interval)
 
@@ -267,6 +270,8 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         self._state = self._state.model_copy(update={"version": self.line.version})
         if self._is_given:
             await self._note_where_from()
+            # A job that was made elsewhere has no number, and gets one when it is done.
+            await self.line.adapter.count_from(self.line.log.newest())
             await self._keep(self._state)
         self._is_given, self._is_taken_up = False, True
 

@@ -163,9 +163,8 @@ class SharedModelGroup(ABC):
 
     async def fine_tune_job_failed(self) -> bool:
         """Whether there is a job that failed, was cancelled or is lost, and should be made again."""
-        if self.get_state().fine_tune_job is None:
-            return False
-        return await self.get_fine_tune_job_status() in ("failed", "cancelled", "not_found")
+        status = await self.get_fine_tune_job_status()
+        return self.get_state().fine_tune_job is not None and status in ("failed", "cancelled", "not_found")
 
     @abstractmethod
     async def get_fine_tune_job_error_repr(self) -> str:
