@@ -80,8 +80,9 @@ def _default_at(config: Config, path: KeyPath) -> str | None:
     parent, key = _follow(config, path[:-1]), str(path[-1])
     field = type(parent).model_fields.get(key) if isinstance(parent, BaseModel) else None
     default = None if field is None else field.default
-    is_set = not isinstance(default, SecretStr) or getattr(parent, key) != default
-    return None if is_set else default.get_secret_value()
+    if not isinstance(default, SecretStr) or getattr(parent, key) != default:
+        return None
+    return default.get_secret_value()
 
 
 def _validated(document: Document, overrides: Iterable[Override]) -> Config:
@@ -156,5 +157,5 @@ def _remove(data: dict[str, Any], path: KeyPath) -> bool:
 def _follow(config: Config, path: KeyPath) -> Any:
     value: Any = config
     for key in path:
-        value = value[key] if isinstance(value, dict | list) else getattr(value, str(key))
+        value = getattr(value, str(key)) if isinstance(value, BaseModel) else value[key]
     return value
