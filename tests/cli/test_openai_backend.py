@@ -226,6 +226,7 @@ def test_a_check_warns_of_epochs_that_would_be_skipped(hosted):
     shown = etude("check", "config.yml")
     assert shown.exit_code == 0
     assert "an epoch makes 8 rows at most, and jobs need 10" in shown.stdout
+    assert shown.stdout.rstrip().splitlines()[-1] == "next: etude evaluate config.yml"
 
 
 def test_several_models_can_be_trained_there(hosted, api):

@@ -121,6 +121,16 @@ def test_a_run_that_was_killed_while_the_server_trained_goes_on(art: Path, serve
     assert [job["status"] for job in shown] == ["completed", "completed"]
 
 
+def test_a_run_whose_key_was_never_set_goes_on(art: Path, server: StandIn):
+    """The word that is sent by default is no secret, and nobody has it to give it again."""
+    change(art / "config.yml", trainer_adapters__art__backend={"base_url": server.url, "name": "agent"})
+    assert finished("train", "config.yml", "--name", "r", folder=art).returncode == 0
+    kept = yaml.safe_load((art / "runs/r/config.yml").read_text())
+    assert kept["trainer_adapters"]["art"]["backend"]["api_key"] == "default"
+    result = finished("resume", "r", "-o", "finetuning.num_epochs=3", folder=art)
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_failed_job_fails_the_run_and_a_resume_submits_it_anew(art: Path, server: StandIn):
     server.training = "refused"
     result = finished("train", "config.yml", "--name", "r", folder=art)

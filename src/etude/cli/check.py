@@ -34,23 +34,23 @@ def check(config: ConfigFile, override: Overrides = None, as_json: AsJson = Fals
         emit({"ready": report.is_ready, "findings": report.findings.as_json(), "estimate": estimate})
     else:
         _show(report)
-        _show_next(report.is_ready, settings, config, override or ())
+        _show_next(report, settings, config, override or ())
     if not report.is_ready:
         raise typer.Exit(2)
 
 
-def _show_next(is_ready: bool, settings: Config, config: Path, overrides: Sequence[str]) -> None:
+def _show_next(report: CheckReport, settings: Config, config: Path, overrides: Sequence[str]) -> None:
     """What to do after a check; secrets that were typed are not repeated."""
     from etude.stored.resuming import names_secret
 
-    if not is_ready:
+    if not report.is_ready:
         say(f"\nmend what is marked {MARKS['error']}, and check again")
         return
     secrets = [override.partition("=")[0] for override in overrides if names_secret(settings, override)]
     if secrets:
         say(f"\nadd again what is secret: {' '.join(f'-o {key}=…' for key in secrets)}")
     rest = [override for override in overrides if override.partition("=")[0] not in secrets]
-    next_step((hints.train if settings.finetuning.enabled else hints.evaluate)(config, rest))
+    next_step((hints.train if report.trains else hints.evaluate)(config, rest))
 
 
 def _show(report: CheckReport) -> None:

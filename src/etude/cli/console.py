@@ -55,7 +55,7 @@ def table(
     say()
     if title is not None:
         say("\n".join(wrapped(title, width)))
-    say("\n".join([*table_lines(columns, list(rows), width=width, sentences=sentences), ""]))
+    say("\n".join(table_lines(columns, list(rows), width=width, sentences=sentences)))
 
 
 _HERE: ContextVar[Path | None] = ContextVar("etude_here", default=None)

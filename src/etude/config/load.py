@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from etude.config import registry
 from etude.config.agents import check_agents
@@ -59,7 +59,8 @@ def missing_variables(path: Path) -> list[str]:
 def resolved_yaml(config: Config) -> str:
     """The whole config as YAML that loads again, with every default and without secrets.
 
-    What came from the environment is written as the reference that it was; other secrets as `MASK`.
+    What came from the environment is written as the reference that it was; other secrets as `MASK`, unless
+    they are the default that anybody can read in the reference.
     """
     data = config.model_dump(mode="json", fallback=str)
     for path, _ in list(components_in(data)):
@@ -69,7 +70,20 @@ def resolved_yaml(config: Config) -> str:
     for path, text in config._as_written.items():
         if dig(data, path) is not None:
             replace_at(data, path, text)
+    for path, text in list(strings(data)):
+        if text == MASK and (default := _default_at(config, path)) is not None:
+            replace_at(data, path, default)
     return dump(data)
+
+
+def _default_at(config: Config, path: KeyPath) -> str | None:
+    """What a secret is when nobody sets it; None when this one was set, or has no default."""
+    parent, key = _follow(config, path[:-1]), str(path[-1])
+    field = type(parent).model_fields.get(key) if isinstance(parent, BaseModel) else None
+    default = None if field is None else field.default
+    if not isinstance(default, SecretStr) or getattr(parent, key) != default:
+        return None
+    return default.get_secret_value()
 
 
 def _validated(document: Document, overrides: Iterable[Override]) -> Config:
@@ -146,5 +160,5 @@ def _remove(data: dict[str, Any], path: KeyPath) -> bool:
 def _follow(config: Config, path: KeyPath) -> Any:
     value: Any = config
     for key in path:
-        value = value[key] if isinstance(value, dict) else getattr(value, str(key))
+        value = getattr(value, str(key)) if isinstance(value, BaseModel) else value[key]
     return value

@@ -49,6 +49,8 @@ class CheckReport:
     findings: Findings = field(default_factory=Findings)
     estimate: Estimate | None = None
     """None when something is wrong."""
+    trains: bool = False
+    """Whether a run would train on anything: it is enabled, and not every epoch would be skipped."""
 
     @property
     def is_ready(self) -> bool:
@@ -62,22 +64,22 @@ async def check_config(config: Config) -> CheckReport:
     Nothing raises: what is wrong is among the findings.
     """
     report = CheckReport()
-    findings = report.findings
     # A run folder for the duration: components may ask for theirs when they are built.
     with (
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
         RunFolder.create(Path(folder), "check") as run,
     ):
-        examples, held_out, size = await _look(config, run, findings)
+        examples, held_out, size = await _look(config, run, report)
     if report.is_ready:
         report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size)
     return report
 
 
 async def _look(
-    config: Config, run: RunFolder, findings: Findings
+    config: Config, run: RunFolder, report: CheckReport
 ) -> tuple[list[Example], list[Example], ModelSize | None]:
     """Examples, held-out examples, and the size of the local model that is trained."""
+    findings = report.findings
     async with DryBuilder(config, run) as builder:
         await _check_workflow(builder, findings)
         examples = await _examples(builder, config.finetuning.run_configuration.dataset, "examples", findings)
@@ -89,7 +91,8 @@ async def _look(
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
                 await _check_training(own, what, block, findings)
-                _check_hosted(own.config, what, block, len(examples), findings)
+                if _check_hosted(own.config, what, block, len(examples), findings):
+                    report.trains = True
         else:
             findings.warn(
                 "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
@@ -249,11 +252,11 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
 
 def _check_hosted(
     config: Config, what: str, block: FinetuneConfig, examples: int, findings: Findings
-) -> None:
-    """What a hosted backend does otherwise than one would think."""
+) -> bool:
+    """What a hosted backend does otherwise than one would think; whether it would train on anything."""
     adapter = config.trainer_adapters.get(block.trainer_adapter or "")
     if not isinstance(adapter, JobsConfig):
-        return
+        return True
     graded = isinstance(adapter, OpenAiAdapterConfig) and adapter.reinforcement is not None
     if graded:
         findings.warn(
@@ -265,12 +268,14 @@ def _check_hosted(
     groups = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
     in_groups = graded or builder.type_name == "grpo"
     rows = groups * (1 if in_groups else getattr(builder, "num_generations", 1))
-    if builder.type_name in ("grpo", "expert_iteration") and rows < adapter.min_rows:
+    enough = builder.type_name not in ("grpo", "expert_iteration") or rows >= adapter.min_rows
+    if not enough:
         findings.warn(
             what,
             f"an epoch makes {rows} rows at most, and jobs need {adapter.min_rows}: every epoch would be "
             "skipped. Raise examples_per_epoch or num_generations of the builder",
         )
+    return enough
 
 
 async def _capabilities(builder: Builder, block: FinetuneConfig) -> tuple[Capabilities, str]:
