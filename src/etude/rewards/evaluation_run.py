@@ -85,6 +85,8 @@ class EvaluationRun:
 
     async def _forget_failures(self, jobs: Iterator[EpisodeJob]) -> None:
         """Also of episodes that were not yet counted when the run was stopped."""
+        # What was being written when the run was stopped is read below only once it is committed.
+        await self._journal.flush()
         for job in jobs:
             record = read_episode(self._journal, job.id, job.example)
             if record is not None and record.failure is not None:
