@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+
+# The width of the terminal that tests are started from is that of none of the programs under test.
+os.environ.pop("COLUMNS", None)
 
 # Whoever starts a program in the background may have it ignore Ctrl-C, and its children inherit that:
 # tests that press Ctrl-C on a child would wait for ever.

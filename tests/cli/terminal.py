@@ -28,7 +28,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        environment |= {"TERM": "xterm", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
+        environment |= {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "src")))}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "etude", *map(str, arguments)],
             cwd=folder,

@@ -49,7 +49,7 @@ def stopped(project, monkeypatch):
     submit = __import__("tests.training", fromlist=["FakeAdapter"]).FakeAdapter.submit
 
     async def once(adapter, trajectories):
-        if trajectories.run_id.endswith("-1"):
+        if trajectories.run_id.endswith("-2"):
             raise RuntimeError("the backend is away")
         return await submit(adapter, trajectories)
 

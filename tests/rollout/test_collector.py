@@ -90,7 +90,7 @@ async def test_an_interrupted_episode_gets_back_the_answers_it_had(journal: Jour
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert not journal.contains("train/1/0")
+    assert not journal.contains("train/0/0")
     record = await collect_one(play, journal, engine=engine)
     assert len(engine.requests) == 2
     assert record.output[0] == f"{engine.requests[0].key % 1000}: hi"
@@ -166,7 +166,7 @@ async def test_a_failed_episode_that_was_forgotten_is_run_again(journal: Journal
         raise ValueError("no")
 
     await collect(broken, journal)
-    await journal.forget("train/1/0")
+    await journal.forget("train/0/0")
     assert (await collect_one(chatty, journal)).failure is None
 
 
@@ -366,7 +366,7 @@ async def test_leaving_the_loop_stops_the_episodes_under_way(journal: Journal) -
             assert record.output == "first"
             break
     assert sorted(ended) == ["1", "2", "3"]
-    assert [episode.id for episode in iter_episodes(journal)] == ["train/1/0"]
+    assert [episode.id for episode in iter_episodes(journal)] == ["train/0/0"]
 
 
 async def test_a_journal_that_cannot_be_written_ends_the_run(journal: Journal) -> None:
@@ -394,17 +394,17 @@ async def test_an_error_of_the_jobs_reaches_the_caller(journal: Journal) -> None
 
 async def test_finished_episodes_are_read_in_the_order_of_their_ids(journal: Journal) -> None:
     records = await collect(chatty, journal, work=jobs(3))
-    await journal.put("train/2/0/score/correct", {"score": 1})
-    await journal.put("train/10/0", None)
+    await journal.put("train/1/0/score/correct", {"score": 1})
+    await journal.put("train/9/0", None)
     assert list(iter_episodes(journal, "train/")) == records
-    assert read_episode(journal, "train/10/0") is None
     assert read_episode(journal, "train/9/0") is None
+    assert read_episode(journal, "train/8/0") is None
 
 
 async def test_a_journal_with_a_missing_call_says_so(journal: Journal) -> None:
     record = await collect_one(chatty, journal)
     await journal.delete(f"{record.id}/call/")
-    with pytest.raises(StoreError, match=r"call .* of episode train/1/0 is missing"):
+    with pytest.raises(StoreError, match=r"call .* of episode train/0/0 is missing"):
         read_episode(journal, record.id)
 
 
@@ -481,7 +481,7 @@ async def test_a_timeout_is_the_models_when_a_call_took_most_of_the_time(journal
     assert waiting.failure is not None
     assert (waiting.failure.kind, waiting.failure.origin) == ("timeout", "model")
     assert "one model call took 0.3" in waiting.failure.reason
-    await journal.forget("train/1/0")
+    await journal.forget("train/0/0")
     dawdling = await collect_one(dawdles, journal, engine=Never([]), limits=limits)
     assert dawdling.failure is not None
     assert (dawdling.failure.kind, dawdling.failure.origin) == ("timeout", "agent")

@@ -110,7 +110,7 @@ def test_an_episode_comes_back_with_its_failed_calls_inline() -> None:
     made = Call(0, "f", "m", request, Completion({"role": "assistant"}))
     failed = replace(made, index=1, completion=None, error="refused")
     record = EpisodeRecord(
-        id="train/2/0",
+        id="train/1/0",
         example=Example("1", {"question": "a"}, ["b", 2]),
         generation=3,
         calls=(made, failed),

@@ -188,7 +188,7 @@ async def test_a_step_reward_must_be_a_finite_number(journal: Journal, value: ob
 
     record = await collect_one(play, journal)
     assert record.failure is not None
-    assert "must be a finite number" in record.failure.reason and "train/1/0" in record.failure.reason
+    assert "must be a finite number" in record.failure.reason and "train/0/0" in record.failure.reason
 
 
 async def test_calls_belong_to_the_function_that_makes_them(journal: Journal) -> None:
@@ -303,5 +303,5 @@ async def test_an_episode_that_is_over_takes_no_calls(journal: Journal) -> None:
         return "done"
 
     await collect_one(play, journal)
-    with pytest.raises(Exception, match="train/1/0 is over"):
+    with pytest.raises(Exception, match="train/0/0 is over"):
         await kept[0].chat(ASK)

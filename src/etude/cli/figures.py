@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.cli.console import path_shown, say, table
+from etude.cli.console import path_shown, say, say_wrapped, table
 
 if TYPE_CHECKING:
     from etude.core.history import History
@@ -24,7 +24,7 @@ def show_figures(summary: Mapping[str, Any]) -> None:
     from etude.report.figure_lines import figure_lines
 
     for label, text in figure_lines(summary):
-        say(f"{label:<15} {text}")
+        say_wrapped(f"{label:<15} {text}")
 
 
 def show_evaluators(history: History) -> None:
@@ -48,7 +48,9 @@ def show_evaluators(history: History) -> None:
 def show_retries(count: int) -> None:
     """How often model calls were tried again; nothing where none was."""
     if count:
-        say(f"retries         {count} attempts at model calls gave no usable answer, and were made again")
+        say_wrapped(
+            f"retries         {count} attempts at model calls gave no usable answer, and were made again"
+        )
 
 
 def show_causes(run: Path, causes: list[dict[str, Any]]) -> None:
@@ -56,7 +58,7 @@ def show_causes(run: Path, causes: list[dict[str, Any]]) -> None:
     from etude.epochs.warnings import show_command, shown_cause
 
     for cause in causes[:_CAUSES]:
-        say(f"failed          {shown_cause(cause)}")
+        say_wrapped(f"failed          {shown_cause(cause)}")
         say(f"                {show_command(path_shown(run), cause)}")
 
 

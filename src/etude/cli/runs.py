@@ -135,7 +135,7 @@ def _show_facts(facts: RunFacts) -> None:
         calls = (facts.result or {}).get("model_calls") or {}
         cut_off = cut_off_in(calls)
         if cut_off is not None:
-            say(f"warning         {cut_off}")
+            say_wrapped(f"warning         {cut_off}")
         show_retries(calls.get("retries", 0))
         show_causes(facts.path, (facts.result or {}).get("causes") or [])
         return
@@ -152,7 +152,7 @@ def _show_summary(target: str | None, summary: Mapping[str, Any]) -> None:
         say(f"target          {target}")
     show_figures(summary)
     for text in summary["warnings"]:
-        say(f"warning         {text}")
+        say_wrapped(f"warning         {text}")
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import after
-from etude.cli.console import next_step, path_shown, say
+from etude.cli.console import next_step, path_shown, say, say_wrapped
 from etude.cli.errors import then
 from etude.cli.figures import show_figures
 from etude.cli.options import AsJson, ConfigFile, Overrides
@@ -92,7 +92,7 @@ def _tell(summary: dict[str, Any], run: RunFolder) -> None:
     trained, skipped = summary["epochs_trained"], summary["epochs_skipped"]
     say(f"epochs          {trained} trained" + (f", {skipped} skipped" if skipped else ""))
     for text in summary["warnings"]:
-        say(f"warning         {text}")
+        say_wrapped(f"warning         {text}")
     if (run.path / PLOT).exists():
         say(f"plot            {path_shown(run.path / PLOT)}")
     say(f"run             {path_shown(run.path)}")
