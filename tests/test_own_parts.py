@@ -271,6 +271,23 @@ async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_ru
     assert again.engine.requests == []
 
 
+@pytest.mark.parametrize("trainer", ["epochs", "guide"])
+async def test_a_job_that_was_made_of_other_data_before_a_kill_is_made_anew(run, trainer):
+    use(run, "grpo", trainer)
+    run.adapter.after_submit = lambda name: interrupt(name) if name == "run-epoch-2" else None
+    with pytest.raises(Interrupted):
+        await run.start(num_epochs=2)
+    again = use(run.restarted(), "grpo", trainer)
+    again.builder = GrpoBuilder(GrpoBuilderConfig(num_generations=5))
+    if trainer == "guide":
+        # Its first epoch is done again too, with the data that its job was made of.
+        again.builder = GrpoBuilder(GrpoBuilderConfig(num_generations=4))
+        again.examples = run.examples[:2]
+    await again.start(num_epochs=2)
+    assert again.adapter.submitted == ["run-epoch-2-retry-1"]
+    assert again.engine.version == 2
+
+
 async def test_an_epoch_that_submits_nothing_is_skipped_with_the_reason(run):
     class Lazy(guide.GuideTrainer):
         async def run_epoch(self, epoch, run_id):

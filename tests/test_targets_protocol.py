@@ -109,7 +109,7 @@ async def test_the_models_of_a_jury_are_trained_by(run, builder, made):
         (entry,) = history_of(run, name).epochs
         assert entry.skipped is None and entry.metrics["num_trajectories"] > 0
         with RunFolder.read(run.path) as folder:
-            assert folder.journal.get(f"groups/{name}/jobs/run-epoch-0.{name}")["method"] == made
+            assert folder.journal.get(f"groups/{name}/jobs/run-epoch-1.{name}")["method"] == made
     with RunFolder.read(run.path) as folder:
         trees = [EpisodeTree.from_json(record.output) for record in iter_episodes(folder.journal)]
     for tree in trees:
@@ -155,7 +155,7 @@ async def test_an_epoch_in_which_a_model_rested_is_not_sampled_afterwards(run):
     builder = {"_type": "expert_iteration", "num_generations": 2, "min_reward": 0.9, "rollouts": "all"}
     late = {"offset": 1}
     await run.start(play(builder, 2, prover=late, verifier=late))
-    assert {one.conversation.split("/")[1] for one in run.engines["prover"].requests} == {"1"}
+    assert {one.conversation.split("/")[1] for one in run.engines["prover"].requests} == {"2"}
 
 
 async def test_a_curriculum_judges_plays_by_the_values_of_their_answers(run):

@@ -35,14 +35,14 @@ def _refuse_with_episode(**given: object) -> None:
 def transcripts(
     run: Run,
     phase: Annotated[
-        str | None, typer.Option(help="The episodes: eval, validation/5, train/0; by default the latest.")
+        str | None, typer.Option(help="The episodes: eval, validation/5, train/1; by default the latest.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; by default in the run.")] = None,
     format: Annotated[Format, typer.Option(help="Of the files.")] = Format.YAML,
     limit: Annotated[int | None, typer.Option(min=1, help="Write the first episodes only.")] = None,
     episode: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Print this episode, such as train/0/EXAMPLE/3, and write nothing."),
+        typer.Option(metavar="ID", help="Print this episode, such as train/1/EXAMPLE/3, and write nothing."),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Show answers as the models wrote them.")] = False,
     output_dir: OutputDir = RUNS,

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from etude.adapters.job_content import JobNameTakenError
 from etude.adapters.trainer_adapter import TrainerAdapter
 from etude.builders.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TargetConfig
@@ -138,9 +139,13 @@ class Ledger:
             self._jobs[epoch] = job
             return known.ref
         self.check(collection, epoch)
-        name = job_name(self.record.history.run_id, epoch, log.attempt(epoch), self.record.target, job)
-        with entered(self.adapter, "submit"):
-            ref = await self.line.submit(renamed(collection, name))
+        try:
+            ref = await self._submit(collection, epoch, job)
+        except JobNameTakenError:
+            # A process that was killed before it noted this job had made it of other data: of episodes that
+            # have been tried again since.
+            await log.forget_submission(epoch, job)
+            ref = await self._submit(collection, epoch, job)
         if isinstance(ref, TrainingJobRef):
             if metrics is None:
                 metrics = {**await self.metrics(epoch), **selection_metrics(collection)}
@@ -153,6 +158,14 @@ class Ledger:
             await log.add_submission(epoch, submission, job)
             self._jobs[epoch] = job
         return ref
+
+    async def _submit(
+        self, collection: TrajectoryCollection, epoch: int, job: int
+    ) -> TrainingJobRef | Skipped:
+        attempt = self.record.log.attempt(epoch)
+        name = job_name(self.record.history.run_id, epoch, attempt, self.record.target, job)
+        with entered(self.adapter, "submit"):
+            return await self.line.submit(renamed(collection, name))
 
     def check(self, collection: TrajectoryCollection, epoch: int) -> None:
         """Raise TrainingError unless the epoch's data are of the weights that it was collected from."""
