@@ -288,6 +288,28 @@ async def test_a_job_that_was_made_of_other_data_before_a_kill_is_made_anew(run,
     assert again.engine.version == 2
 
 
+async def test_a_refusal_that_a_trainer_swallows_fails_the_run_all_the_same(run):
+    class Careless(guide.GuideTrainer):
+        async def run_epoch(self, epoch, run_id):
+            try:
+                return await super().run_epoch(epoch, run_id)
+            except Exception:  # noqa: BLE001  as trainers do
+                return None
+
+        async def run(self, num_epochs):
+            statuses = []
+            for epoch in range(num_epochs):
+                if (ref := await self.run_epoch(epoch, "x")) is not None:
+                    statuses.append(await self.trainer_adapter.wait_until_complete(ref))
+            return statuses
+
+    use(run, "caching", "guide")
+    run.make_trainer = lambda: Careless(guide.GuideTrainerConfig())
+    with pytest.raises(TrainingError, match="no episode was sampled from version 1"):
+        await run.start(num_epochs=3)
+    assert "no episode was sampled from version 1" in training_metrics(run)[1]["skipped"]
+
+
 async def test_an_epoch_that_submits_nothing_is_skipped_with_the_reason(run):
     class Lazy(guide.GuideTrainer):
         async def run_epoch(self, epoch, run_id):

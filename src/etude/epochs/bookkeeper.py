@@ -47,14 +47,18 @@ class Bookkeeper:
         self._over: set[int] = set()
         self._reasons: dict[int, str] = {}
         self.failure: EtudeError | None = None
-        """Why weights could not be adopted, whatever the trainer made of that."""
+        """Why data was refused or weights could not be adopted, whatever the trainer made of that."""
 
     async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Start the job of the epoch, or give back the one that it has."""
         epoch = self._ledger.epoch
-        ref = await self._ledger.submit(
-            collection, facts=self._curriculum_facts(), curriculum_state=self._curriculum_state()
-        )
+        try:
+            ref = await self._ledger.submit(
+                collection, facts=self._curriculum_facts(), curriculum_state=self._curriculum_state()
+            )
+        except EtudeError as error:
+            self._reasons[epoch], self.failure = str(error), error
+            raise
         if isinstance(ref, TrainingJobRef):
             self._epochs[ref.run_id] = epoch
             self._submitted_at.setdefault(ref.run_id, time.monotonic())
