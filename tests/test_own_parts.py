@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import date
 from typing import Any
 
 import pytest
@@ -439,6 +440,26 @@ async def test_metrics_given_to_log_progress_are_in_the_files(run):
     run.make_trainer = lambda: Logging(EpochTrainerConfig())
     await run.start(num_epochs=2)
     assert [line["mine"] for line in training_metrics(run)] == [0.0, 1.0]
+
+
+async def test_a_trainer_may_take_other_arguments_and_log_what_is_no_json(run):
+    class Own(guide.GuideTrainer):
+        async def run_epoch(self, epoch):
+            return await super().run_epoch(epoch, "x")
+
+        async def run(self, num_epochs):
+            status = await self.trainer_adapter.wait_until_complete(await self.run_epoch(0))
+            self.log_progress(0, {"job": status, "when": date(2026, 1, 2), 3: float("nan")})
+            return [status]
+
+        def log_progress(self, epoch, metrics):
+            self.metrics.append(metrics)
+
+    run.builder = BUILDERS["guide"]()
+    run.make_trainer = lambda: Own(guide.GuideTrainerConfig())
+    await run.start(num_epochs=1)
+    (line,) = training_metrics(run)
+    assert (line["job"]["status"], line["when"], line["3"]) == ("completed", "2026-01-02", None)
 
 
 async def test_the_builders_and_the_adapters_progress_is_logged(run, monkeypatch):

@@ -259,9 +259,16 @@ def test_a_run_of_several_models_is_exported_by_the_name_of_one(local, base):
         finetuning__num_epochs=1,
     )
     shown = etude("train", "config.yml", "--name", "r")
-    assert last_line(shown) == "etude export runs/r --version left:best"
+    assert last_line(shown) == "etude export runs/r --version left"
     works(shown)
     works(etude("export", "r", "--version", "second:best"))
+
+
+def test_a_run_without_validation_is_exported_too(local, base):
+    unmeasured = ("-o", "finetuning.run_configuration.validation_dataset=null")
+    shown = etude("train", "config.yml", "--name", "r", *unmeasured)
+    assert last_line(shown) == "etude export runs/r"
+    works(shown)
 
 
 def test_exported_lora_weights_are_evaluated_as_a_version(local):

@@ -76,10 +76,11 @@ class TrainerAdapter(ABC):
         self,
         proceed: Callable[..., Awaitable[TrainingJobStatus]],
         ref: TrainingJobRef,
-        poll_interval: float = 10.0,
+        *args: Any,
+        **kwargs: Any,
     ) -> TrainingJobStatus:
         """Called for `wait_until_complete` of every subclass."""
-        return await self._followed(ref, lambda: proceed(ref, poll_interval=poll_interval))
+        return await self._followed(ref, lambda: proceed(ref, *args, **kwargs))
 
     async def _followed(
         self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]

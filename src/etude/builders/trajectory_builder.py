@@ -54,10 +54,11 @@ class TrajectoryBuilder(ABC):
         self,
         proceed: Callable[..., Awaitable[TrajectoryCollection]],
         run_id: str,
-        meta: dict[str, Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> TrajectoryCollection:
         """Called for `finalize` of every subclass."""
-        collection = await proceed(run_id, meta=meta)
+        collection = await proceed(run_id, *args, **kwargs)
         if self.__built is not None:
             self.__built(collection, self.facts(run_id))
         return collection

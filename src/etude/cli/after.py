@@ -47,7 +47,8 @@ def after_training(run: Path) -> Hint:
     for target, history in histories.items():
         if is_hosted(run, last_version(history)):
             return hints.evaluate_version(run, target)
-        if best_version(history) is not None and is_local(run, target):
+        version = best_version(history) or last_version(history)
+        if version is not None and version.number and is_local(run, target):
             return hints.export(run, target)
     return hints.jobs(run)
 

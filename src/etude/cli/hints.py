@@ -122,7 +122,7 @@ def read_episodes(run: Path, phase: str) -> Sequence[str]:
 @_hint
 def export(run: Path, target: str | None = None) -> Sequence[str]:
     """The trained weights are in the run folder."""
-    return ["etude", "export", path_shown(run), *([] if target is None else ["--version", f"{target}:best"])]
+    return ["etude", "export", path_shown(run), *([] if target is None else ["--version", target])]
 
 
 @_hint

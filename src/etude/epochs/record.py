@@ -55,9 +55,9 @@ class Record:
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Take up metrics of an epoch (from 0), in place of others of the same name; `flush` journals them.
 
-        Raises TypeError for values that are not JSON.
+        Of a value that JSON cannot keep, its text is kept.
         """
-        metrics = finite(plain(metrics))
+        metrics = {str(name): finite(_kept(value)) for name, value in metrics.items()}
         for entry in self.history.epochs:
             if entry.epoch == epoch + 1:
                 if any(entry.metrics.get(key) != value for key, value in metrics.items()):
@@ -105,6 +105,13 @@ class Record:
     def by_name(self, text: str) -> str:
         """The text with the target's name before it, where there are several."""
         return text if self.target is None else f"{self.target}: {text}"
+
+
+def _kept(value: Any) -> Any:
+    try:
+        return plain(value)
+    except TypeError:
+        return str(value)
 
 
 def _now() -> str:

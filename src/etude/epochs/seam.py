@@ -24,6 +24,7 @@ from etude.runtime import Runtime
 class TrainerSeam(ABC):
     """The base of `Trainer`: each method of a subclass is called through `around_<method>` of this class.
 
+    A subclass may take more or fewer arguments than the interface has: what it is called with goes on to it.
     Attributes have two underscores here, because subclasses have attributes of their own.
     """
 
@@ -142,16 +143,17 @@ class TrainerSeam(ABC):
         self,
         proceed: Callable[..., Awaitable[TrainingJobRef | Skipped]],
         epoch: int,
-        run_id: str,
+        *args: Any,
+        **kwargs: Any,
     ) -> TrainingJobRef | Skipped:
         """Called for `run_epoch` of every subclass: what is collected and submitted in it is the epoch's."""
         if self.__ledger is None:
-            return await proceed(epoch, run_id)
+            return await proceed(epoch, *args, **kwargs)
         number = epoch if self.__books is None else self.__books.entered(epoch, self.__num_epochs)
         if self.__books is not None:
             self._curriculum_facts = {}
         with self.__ledger.working_on(number):
-            outcome = await proceed(epoch, run_id)
+            outcome = await proceed(epoch, *args, **kwargs)
             if self.__books is not None:
                 await self.__books.left(number, outcome)
         return outcome
@@ -173,12 +175,13 @@ class TrainerSeam(ABC):
         proceed: Callable[..., None],
         epoch: int,
         metrics: dict[str, Any],
-        output_dir: str | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """Called for `log_progress` of every subclass: the metrics go into the run's files too."""
         if self.__ledger is not None:
             self.__ledger.record.add_metrics(epoch, metrics)
-        proceed(epoch, metrics, output_dir=output_dir)
+        proceed(epoch, metrics, *args, **kwargs)
         if self.__ledger is not None and self.__books is not None:
             self.__ledger.record.report()
 
@@ -193,16 +196,16 @@ class TrainerSeam(ABC):
                 await self.__books.close(*self.__parts)
 
     async def around_run_validation_evaluation(
-        self, proceed: Callable[..., Awaitable[dict[str, Any]]], epoch: int, run_id: str
+        self, proceed: Callable[..., Awaitable[dict[str, Any]]], epoch: int, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         """Called for `run_validation_evaluation` of every subclass: record what was measured."""
         if self._runtime is not None and not (self.__books and self.__books.is_validated):
             self._runtime.progress.phase("validating", len(self._runtime.validation_examples))
         if self.__books is None:
             with within("validation", epoch):
-                return await proceed(epoch, run_id)
+                return await proceed(epoch, *args, **kwargs)
         with within("validation", self.__books.epochs_done):
-            metrics = await proceed(epoch, run_id)
+            metrics = await proceed(epoch, *args, **kwargs)
         await self.__books.validated(metrics)
         return metrics
 
