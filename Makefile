@@ -31,9 +31,9 @@ lint: $(DEV) ## Style
 
 types: $(DEV) ## Types
 	$(BIN)/mypy
-	@# Each example is a folder of a user's, whose modules are called what they like.
+	@# Each example is a folder of a user's, whose modules are called what they like. They share one cache.
 	for folder in examples/*/; do \
-	  (cd $$folder && "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" \
+	  (cd $$folder && MYPY_CACHE_DIR="$(CURDIR)/.mypy_cache/examples" "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" \
 	    --no-warn-return-any *.py) || exit 1; done
 
 docs: $(DEV) ## Write docs/config.md anew from the config classes

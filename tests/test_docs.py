@@ -100,7 +100,15 @@ def test_there_are_programs_to_run():
     }
 
 
-@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=name_of)
+LONG = {"docs/protocols.md"}
+"""Pages whose programs take half a minute: they train a jury."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if name_of(page) in LONG else page for page in WITH_PROGRAMS],
+    ids=name_of,
+)
 def test_programs_run(page: Path, tmp_path: Path):
     for block in blocks_of(page):
         write_file(block, page, tmp_path)

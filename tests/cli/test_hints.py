@@ -271,6 +271,7 @@ def test_a_run_without_validation_is_exported_too(local, base):
     works(shown)
 
 
+@pytest.mark.slow
 def test_exported_lora_weights_are_evaluated_as_a_version(local):
     change(local / "config.yml", trainer_adapters__local__lora={"r": 2})
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
@@ -313,7 +314,7 @@ HARD = 'it\'s a "项目" $HOME & (co); #1'
 """A name that a shell would take apart in many ways."""
 
 
-@pytest.mark.parametrize("kind", ["scripted", "local"])
+@pytest.mark.parametrize("kind", ["scripted", pytest.param("local", marks=pytest.mark.slow)])
 def test_hard_names_and_folders_elsewhere(tmp_path, monkeypatch, base, kind):
     """The project, its config and the runs all lie elsewhere and have hard names."""
     here = tmp_path / "here"

@@ -64,7 +64,7 @@ def check_kills(folder: Path, kills: int, seed: int) -> None:
     assert summary(folder, "killed") == without_places(summary(folder, "whole"))
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["now", "ahead"])
+@pytest.mark.parametrize("ahead", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["now", "ahead"])
 def test_a_run_killed_at_random_ends_as_one_that_was_not(deterministic, ahead):
     change(deterministic / "config.yml", finetuning__collect_ahead=ahead)
     check_kills(deterministic, kills=2, seed=1)

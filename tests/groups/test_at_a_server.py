@@ -125,7 +125,14 @@ async def trained(group, play, name=None, agent="prover"):
 
 
 @pytest.mark.parametrize(
-    ("fresh", "prepare"), [(False, "eval"), (True, "eval"), (True, "wait_for_ready"), (True, None)]
+    ("fresh", "prepare"),
+    [
+        (True, "eval"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((False, "eval"), (True, "wait_for_ready"), (True, None))
+        ),
+    ],
 )
 async def test_after_going_back_the_next_job_starts_from_there(setting, plays, fresh, prepare):
     name = f"back-{fresh}-{prepare}"
@@ -155,6 +162,7 @@ async def test_after_going_back_the_next_job_starts_from_there(setting, plays, f
     assert later.model_name == third.location
 
 
+@pytest.mark.slow
 async def test_no_number_is_given_twice_whatever_is_gone_back_to(setting, plays):
     group = setting.group(name="numbers")
     await group.wait_for_ready()
@@ -207,6 +215,7 @@ async def test_a_name_belongs_to_one_job(setting, plays, pair):
     assert len(setting.jobs()) == before
 
 
+@pytest.mark.slow
 async def test_a_name_belongs_to_one_start(setting, plays):
     group = setting.group(name="starts")
     await trained(group, plays[0], "begin")
@@ -233,6 +242,7 @@ async def test_the_settings_reach_the_job(setting, pair, plays):
     assert plain.num_epochs is None
 
 
+@pytest.mark.slow
 async def test_what_submits_nothing_leaves_the_engine_alone(setting, plays):
     async def refused(awaited, error):
         with pytest.raises(error):
@@ -297,6 +307,7 @@ async def test_a_state_of_neural_interactive_proofs_is_gone_on_from(setting, pla
     assert group.get_state().version == first.version
 
 
+@pytest.mark.slow
 async def test_a_job_under_way_in_such_a_state_is_switched_to(setting, server, plays):
     await trained(setting.group("nip", "under-way"), plays[1])
     file = upload(server.client(), [{"messages": [ASK, YES]}] * 2)
