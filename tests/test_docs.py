@@ -296,7 +296,7 @@ def test_the_page_on_extending_lists_what_ships():
 
 def test_the_time_of_the_demo_is_the_same_everywhere():
     told = (
-        "The calculator takes 27 to 29 s on two idle cores; the first run on such a machine took 73 s, and "
+        "The calculator takes 28 to 31 s on two idle cores; the first run on such a machine took 73 s, and "
         "one on a busy machine 199 s."
     )
     help_text = typer.main.get_command(app).commands["demo"].help  # type: ignore[attr-defined]

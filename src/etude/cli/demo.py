@@ -50,7 +50,7 @@ def demo(
     It is made from scratch, warmed up, and then trained through the ordinary machinery: config,
     workflow, evaluators, trajectory builder, local adapter, store.
 
-    The calculator takes 27 to 29 s on two idle cores; the first run on such a machine took 73 s, and one
+    The calculator takes 28 to 31 s on two idle cores; the first run on such a machine took 73 s, and one
     on a busy machine 199 s.
     """
     from etude.demo.demo import run_demo
