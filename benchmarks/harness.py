@@ -22,7 +22,7 @@ from common import parse_arguments, print_json, print_table, progress, silent
 from stub import StubEngine, running_server, words
 
 import etude
-from etude.builders.grpo import GrpoBuilder
+from etude.algorithms.grpo import GrpoBuilder
 from etude.config.load import parse_config
 from etude.core.trajectory import TrajectoryCollection
 from etude.runtime import open_runtime

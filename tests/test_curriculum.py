@@ -6,7 +6,7 @@ import pytest
 
 from etude.config.finetuning import CurriculumLearningConfig
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
-from etude.curriculum import apply, initial_state
+from etude.loop.curriculum import apply, initial_state
 
 
 def config(**keys):

@@ -11,23 +11,23 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from etude.adapters.art_wire import check_episode_order
-from etude.adapters.trainer_adapter import TrainerAdapter
-from etude.builders.branches import branches_of
-from etude.builders.dpo import DpoBuilderConfig, dpo_trajectories
-from etude.builders.grpo import GrpoBuilder, GrpoBuilderConfig
-from etude.builders.scored import Tally
-from etude.builders.trajectory_builder import TrajectoryBuilder
-from etude.builders.transcript import trajectory_of
+from etude.algorithms.branches import branches_of
+from etude.algorithms.dpo import DpoBuilderConfig, dpo_trajectories
+from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig
+from etude.algorithms.scored import Tally
+from etude.algorithms.trajectory_builder import TrajectoryBuilder
+from etude.algorithms.transcript import trajectory_of
+from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, FinetuneRunConfig
 from etude.core.errors import ErrorBudgetExceeded, RequestError, TrainingError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.job import TrainingStatusEnum
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
-from etude.curriculum import apply, initial_state
-from etude.trainer import Trainer
-from tests.builders.scripted_episodes import call, conversation, episode, group
-from tests.builders.test_collecting import evaluated, finish, make_builder, siblings
+from etude.integrations.art.wire import check_episode_order
+from etude.loop.curriculum import apply, initial_state
+from etude.loop.trainer import Trainer
+from tests.algorithms.scripted_episodes import call, conversation, episode, group
+from tests.algorithms.test_collecting import evaluated, finish, make_builder, siblings
 from tests.support import ScriptedEngine
 from tests.training import Interrupted, Run, examples, interrupt
 

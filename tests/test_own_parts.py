@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from etude.builders.grpo import GrpoBuilder, GrpoBuilderConfig
+from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig
 from etude.core.errors import RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
-from etude.epoch_trainer import EpochTrainer, EpochTrainerConfig
-from etude.epochs.log import EpochLog
-from etude.stored.jobs import jobs_of
+from etude.loop.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from etude.store.jobs import jobs_of
+from etude.store.log import EpochLog
 from tests import guide_parts as guide
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 

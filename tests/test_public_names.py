@@ -72,7 +72,7 @@ def test_registering_what_is_shipped_needs_no_training_stack():
     tree = ast.parse(Path(etude.__file__).with_name("components.py").read_text())
     named = [node.names[0].name for node in tree.body if isinstance(node, ast.Import)]
     found = [name for name in named if importlib.util.find_spec(name)]
-    assert "etude.builders.grpo" in found
+    assert "etude.algorithms.grpo" in found
     assert not imported_by(f"import {', '.join(found)}") & {
         "torch",
         "transformers",

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from etude.assembly import assemble_trainer
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
-from etude.epochs.log import histories
+from etude.loop.assembly import assemble_trainer
 from etude.runtime import open_runtime
+from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from tests import guide_parts, several  # noqa: F401  the guide's builder is registered by its import
 from tests.careless_trainer import CarelessTrainerConfig

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from etude.adapters.trainer_adapter import ALL_METHODS, Capabilities
-from etude.builders.dpo import DpoBuilder, DpoBuilderConfig
-from etude.builders.expert_iteration import ExpertIterationBuilder, ExpertIterationBuilderConfig
-from etude.builders.grpo import EQUAL_REWARDS, GrpoBuilder, GrpoBuilderConfig
+from etude.algorithms.dpo import DpoBuilder, DpoBuilderConfig
+from etude.algorithms.expert_iteration import ExpertIterationBuilder, ExpertIterationBuilderConfig
+from etude.algorithms.grpo import EQUAL_REWARDS, GrpoBuilder, GrpoBuilderConfig
+from etude.backends.trainer_adapter import ALL_METHODS, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.errors import (
     CapabilityError,
@@ -21,8 +21,8 @@ from etude.core.errors import (
 )
 from etude.core.job import TrainingStatusEnum
 from etude.core.skipped import Skipped
-from etude.epoch_trainer import EpochTrainer, EpochTrainerConfig
 from etude.groups import following
+from etude.loop.epoch_trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.run_report import RunReport
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine

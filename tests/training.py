@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etude.adapters.trainer_adapter import Capabilities, TrainerAdapter
-from etude.builders.grpo import GrpoBuilder, GrpoBuilderConfig
+from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig
+from etude.backends.trainer_adapter import Capabilities, TrainerAdapter
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
 from etude.config.schema import Config
 from etude.core.call import ChatRequest
 from etude.core.example import Example
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Silent
-from etude.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from etude.loop.epoch_trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.files import write_metrics_files
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rewards.function_evaluator import FunctionEvaluator

@@ -12,7 +12,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from etude.scenarios.code_validation.programs.generate import generate_rows
+from etude.scenarios.programs.generate import generate_rows
 
 
 def main() -> None:

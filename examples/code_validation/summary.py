@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from etude.scenarios.code_validation.summary import summarise_phase
+from etude.scenarios.summary import summarise_phase
 from etude.store.run_folder import RunFolder
 
 

@@ -21,11 +21,11 @@ from typing import Any
 from etude.config.import_path import make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
-from etude.evaluation.evaluate import engine_of, measure
 from etude.finetune import finetune
+from etude.loop.evaluate import engine_of, measure
+from etude.loop.new_run import new_run
 from etude.runtime import open_runtime
-from etude.stored.new_run import new_run
-from etude.stored.versions import BASE, LAST, choose_version
+from etude.store.versions import BASE, LAST, choose_version
 
 from base import build_base
 from task import LINES, PROTOCOLS, optimum

@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etude.adapters.capabilities import Capabilities
-    from etude.adapters.job_content import JobNameTakenError
-    from etude.adapters.lm_client import LanguageModelClient
-    from etude.adapters.lm_errors import LanguageModelClientError
-    from etude.adapters.openai_errors import TrainingJobNotFoundClientError
-    from etude.adapters.trainer_adapter import TrainerAdapter
-    from etude.builders.trajectory_builder import TrajectoryBuilder
+    from etude.algorithms.trajectory_builder import TrajectoryBuilder
+    from etude.backends.capabilities import Capabilities
+    from etude.backends.job_content import JobNameTakenError
+    from etude.backends.lm_client import LanguageModelClient
+    from etude.backends.lm_errors import LanguageModelClientError
+    from etude.backends.openai_errors import TrainingJobNotFoundClientError
+    from etude.backends.trainer_adapter import TrainerAdapter
     from etude.config.builder import Builder
     from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
     from etude.config.finetuning import (
@@ -62,24 +62,24 @@ if TYPE_CHECKING:
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
     from etude.inference.engine import Engine
+    from etude.loop.trainer import Trainer
     from etude.rewards.evaluator import Evaluator
     from etude.rewards.function_evaluator import evaluator
     from etude.rollout.blocking import SyncEpisode
     from etude.rollout.episode import Episode, Reply
     from etude.rollout.reply import ToolCall
     from etude.rollout.workflow import function, workflow
-    from etude.trainer import Trainer
 
     __version__: str
 
 _HOMES = {
-    "etude.adapters.capabilities": ("Capabilities",),
-    "etude.adapters.job_content": ("JobNameTakenError",),
-    "etude.adapters.lm_client": ("LanguageModelClient",),
-    "etude.adapters.lm_errors": ("LanguageModelClientError",),
-    "etude.adapters.openai_errors": ("TrainingJobNotFoundClientError",),
-    "etude.adapters.trainer_adapter": ("TrainerAdapter",),
-    "etude.builders.trajectory_builder": ("TrajectoryBuilder",),
+    "etude.backends.capabilities": ("Capabilities",),
+    "etude.backends.job_content": ("JobNameTakenError",),
+    "etude.backends.lm_client": ("LanguageModelClient",),
+    "etude.backends.lm_errors": ("LanguageModelClientError",),
+    "etude.backends.openai_errors": ("TrainingJobNotFoundClientError",),
+    "etude.backends.trainer_adapter": ("TrainerAdapter",),
+    "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.config.builder": ("Builder",),
     "etude.config.component": ("DatasetConfig", "EvaluatorConfig", "LlmConfig", "WorkflowConfig"),
     "etude.config.finetuning": (
@@ -132,7 +132,7 @@ _HOMES = {
     "etude.rollout.episode": ("Episode", "Reply"),
     "etude.rollout.reply": ("ToolCall",),
     "etude.rollout.workflow": ("function", "workflow"),
-    "etude.trainer": ("Trainer",),
+    "etude.loop.trainer": ("Trainer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

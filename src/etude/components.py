@@ -6,20 +6,20 @@ None of these modules needs torch before a component is built.
 
 # ruff: noqa: F401 - the imports are what this module is for
 
-import etude.adapters.lm_server
-import etude.adapters.local
-import etude.adapters.openai_adapter
-import etude.adapters.openpipe_art
-import etude.builders.dpo
-import etude.builders.expert_iteration
-import etude.builders.grpo
-import etude.builders.malt
-import etude.epoch_trainer
+import etude.algorithms.dpo
+import etude.algorithms.expert_iteration
+import etude.algorithms.grpo
+import etude.algorithms.malt
+import etude.backends.lm_server
+import etude.backends.local
+import etude.backends.openai_adapter
 import etude.inference.local
 import etude.inference.openai_compatible
-import etude.nat.components
+import etude.integrations.art.openpipe_art
+import etude.integrations.nat.components
+import etude.loop.epoch_trainer
 import etude.protocols.config
 import etude.rewards.components
 import etude.rollout.datasets
 import etude.rollout.workflow
-import etude.scenarios.code_validation.components
+import etude.scenarios.components

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from etude.assembly import assemble_trainer
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Progress
-from etude.epochs.summary import summary_in
 from etude.inference.engine import Engine
+from etude.loop.assembly import assemble_trainer
+from etude.loop.summary import summary_in
 from etude.report.run_report import RunReport
 from etude.runtime import Report, open_runtime
 from etude.store.run_folder import RunFolder
@@ -25,7 +25,7 @@ class Outcome:
     statuses: list[TrainingJobStatus]
     """Of its training jobs, in order."""
     summary: dict[str, Any]
-    """See `etude.epochs.summary.summary_in`; also in the run folder as `summary.json`."""
+    """See `etude.loop.summary.summary_in`; also in the run folder as `summary.json`."""
 
 
 async def finetune(

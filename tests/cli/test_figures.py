@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from etude.epochs.log import EpochLog
+from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
 from tests.cli.projects import change, etude, rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from etude.starter.starter import HELD_OUT, MODEL, TRAIN
+from etude.preflight.starter import HELD_OUT, MODEL, TRAIN
 from tests.cli.projects import etude, events
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapters.lm_stand_in import LmStandIn
-from tests.adapters.openai_stand_in import BASE, KEY
+from tests.backends.lm_stand_in import LmStandIn
+from tests.backends.openai_stand_in import BASE, KEY
 from tests.cli.projects import change, etude, scripted_project
 
 
@@ -20,7 +20,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LmStandIn]:
     with stand_in.serve() as url:
         monkeypatch.setenv("SERVER", url)
         monkeypatch.setenv("SERVER_KEY", KEY)
-        monkeypatch.setattr("etude.adapters.lm_client._POLL", 0.0)
+        monkeypatch.setattr("etude.backends.lm_client._POLL", 0.0)
         yield stand_in
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.adapters.art_stand_in import KEY, StandIn, running
+from tests.backends.art_stand_in import KEY, StandIn, running
 from tests.cli.projects import change, etude, finished, process
 
 

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from etude.adapters.job_content import JobNameTakenError
-from etude.adapters.lm_client import LanguageModelClient
-from etude.adapters.lm_server import LmServerAdapter
-from etude.adapters.lm_server_config import LmServerAdapterConfig
-from etude.adapters.openai_connection import connect
+from etude.backends.job_content import JobNameTakenError
+from etude.backends.lm_client import LanguageModelClient
+from etude.backends.lm_server import LmServerAdapter
+from etude.backends.lm_server_config import LmServerAdapterConfig
+from etude.backends.openai_connection import connect
 from etude.core.errors import BackendError, RequestError
 from etude.groups import (
     DryRun,
@@ -32,7 +32,7 @@ from etude.inference.openai_config import OpenAiLlmConfig
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal
-from tests.builders.plays import played
+from tests.algorithms.plays import played
 from tests.server.data import ASK, YES, upload
 from tests.server.process import ServerProcess
 

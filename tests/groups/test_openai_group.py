@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from etude.adapters.lm_errors import ServerVersionError
-from etude.adapters.lm_server_config import LmServerAdapterConfig
-from etude.adapters.local_config import LocalAdapterConfig, LoraConfig
-from etude.adapters.openai_adapter import OpenAiAdapter
-from etude.adapters.openai_config import OpenAiAdapterConfig
-from etude.adapters.openai_jobs import TrainingJobNotFoundClientError
-from etude.adapters.trainer_adapter import Capabilities
+from etude.backends.lm_errors import ServerVersionError
+from etude.backends.lm_server_config import LmServerAdapterConfig
+from etude.backends.local_config import LocalAdapterConfig, LoraConfig
+from etude.backends.openai_adapter import OpenAiAdapter
+from etude.backends.openai_config import OpenAiAdapterConfig
+from etude.backends.openai_jobs import TrainingJobNotFoundClientError
+from etude.backends.trainer_adapter import Capabilities
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.groups import (
@@ -29,10 +29,10 @@ from etude.groups import (
 )
 from etude.protocols import adp, nip
 from etude.store.journal import Journal
-from tests.adapters.lm_stand_in import LmStandIn
-from tests.adapters.openai_stand_in import StandIn
-from tests.builders.plays import played
-from tests.builders.scripted_episodes import conversation, episode
+from tests.algorithms.plays import played
+from tests.algorithms.scripted_episodes import conversation, episode
+from tests.backends.lm_stand_in import LmStandIn
+from tests.backends.openai_stand_in import StandIn
 from tests.protocols.games import example
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted
@@ -330,7 +330,7 @@ async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending
 async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
     tmp_path, journal, plays, monkeypatch, free_engine
 ):
-    monkeypatch.setattr("etude.adapters.lm_client._POLL", 0.0)
+    monkeypatch.setattr("etude.backends.lm_client._POLL", 0.0)
     server = LmStandIn()
     server.faults["GET /health"] = ["lost", 503]
     adapter = server.adapter(free_engine=free_engine)

@@ -8,7 +8,7 @@ from typing import Any
 from etude.core.call import Completion, Usage
 from etude.core.errors import EngineError
 from etude.core.message import Message
-from etude.inference.dialect import ChatBody, RecordedCompletion
+from etude.wire.dialect import ChatBody, RecordedCompletion
 
 ASK = [{"role": "user", "content": "hi"}]
 TOOL_CALL = {"id": "call_7", "type": "function", "function": {"name": "add", "arguments": '{"a":1,  "b":2}'}}

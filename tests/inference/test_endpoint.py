@@ -15,8 +15,8 @@ import pytest
 
 from etude.core.call import Completion
 from etude.core.errors import EngineError, RequestError
-from etude.inference.dialect import ChatBody, RecordedCompletion
-from etude.inference.endpoint import Endpoint, EndpointServer
+from etude.wire.dialect import ChatBody, RecordedCompletion
+from etude.wire.endpoint import Endpoint, EndpointServer
 
 ASK = [{"role": "user", "content": "hi"}]
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from etude.core.errors import RequestError
-from etude.inference.listening import listen
+from etude.wire.listening import listen
 
 
 def test_answers_in_two_writes_do_not_wait_for_an_acknowledgement():

@@ -10,7 +10,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from etude.core.errors import EngineError
-from etude.inference.endpoint import Endpoint, EndpointServer
+from etude.wire.endpoint import Endpoint, EndpointServer
 from tests.inference.dialects import ASK, CALLING, TOOL_CALL, Scripted, completion
 
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 
 from etude.core.call import Completion, Usage
 from etude.core.errors import RequestError
-from etude.inference.openai_format import (
+from etude.wire.openai_format import (
     ChatBody,
     RecordedCompletion,
     completion_to_chunks,

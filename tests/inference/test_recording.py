@@ -8,8 +8,8 @@ import pytest
 
 from etude.core.call import Completion, Usage
 from etude.core.errors import EngineError, EpisodeError, RequestError
-from etude.inference.dialect import ChatBody, RecordedCompletion
-from etude.inference.recording import recording_client
+from etude.wire.dialect import ChatBody, RecordedCompletion
+from etude.wire.recording import recording_client
 from tests.support import tool_call
 
 ASK = [{"role": "user", "content": "hi"}]

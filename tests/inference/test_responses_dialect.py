@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from etude.core.call import Completion
 from etude.core.errors import EngineError
-from etude.inference.recording import recording_client
+from etude.wire.recording import recording_client
 from tests.inference.dialects import ASK, CALLING, Scripted, completion
 
 ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
@@ -144,8 +144,8 @@ async def test_thoughts_that_come_back_are_left_out():
 
 
 def test_a_completion_without_usage_or_text_is_a_response_too():
-    from etude.inference.dialect import ChatBody, RecordedCompletion
-    from etude.inference.responses_wire import response_object
+    from etude.wire.dialect import ChatBody, RecordedCompletion
+    from etude.wire.responses_wire import response_object
 
     recorded = RecordedCompletion("chatcmpl-1", "m", Completion({"role": "assistant", "content": None}))
     wire = response_object(recorded, ChatBody("m", ()), {}, 1)

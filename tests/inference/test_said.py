@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.message import Message
-from etude.inference.dialect import ChatBody, Dialect, RecordedCompletion
-from etude.inference.messages_dialect import MessagesDialect
-from etude.inference.responses_dialect import ResponsesDialect
-from etude.inference.said import Said, arguments_object, arguments_text
+from etude.wire.dialect import ChatBody, Dialect, RecordedCompletion
+from etude.wire.messages_dialect import MessagesDialect
+from etude.wire.responses_dialect import ResponsesDialect
+from etude.wire.said import Said, arguments_object, arguments_text
 from tests.inference.dialects import ASK, completion
 
 arguments = st.one_of(

@@ -4,7 +4,7 @@ import pytest
 
 from etude.core.call import Sampling
 from etude.core.errors import RequestError
-from etude.inference.sampling import change_sampling
+from etude.wire.sampling import change_sampling
 
 
 def test_what_is_given_changes_and_the_rest_stays() -> None:

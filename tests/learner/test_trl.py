@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 
-from etude.adapters.local_config import LocalAdapterConfig
-from etude.adapters.local_training import objective_of
+from etude.backends.local_config import LocalAdapterConfig
+from etude.backends.local_training import objective_of
 from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from etude.adapters.local_config import GrpoConfig
+from etude.backends.local_config import GrpoConfig
 from etude.learner.variants import variant_options
 from etude.server.hyperparameters import GrpoHyperparameters, resolved
 

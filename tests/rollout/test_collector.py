@@ -11,9 +11,9 @@ import pytest
 
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall, RequestError, StoreError
 from etude.rollout import run_workflow
-from etude.rollout.archive import iter_episodes, read_episode
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow, workflow
+from etude.store.archive import iter_episodes, read_episode
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, examples, jobs, timeless
 from tests.support import EchoEngine, ScriptedEngine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
 from etude.core.episode import EpisodeRecord, Event, Failure
 from etude.core.example import Example
-from etude.rollout.encode import decode_call, decode_episode, encode_call, encode_episode, parent_name
+from etude.store.encode import decode_call, decode_episode, encode_call, encode_episode, parent_name
 
 texts = st.text(max_size=6)
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from etude.server.art.options import DevConfig, InternalConfig, ServerConfig, TrainConfig, hyperparameters
+from etude.integrations.art.serving.options import (
+    DevConfig,
+    InternalConfig,
+    ServerConfig,
+    TrainConfig,
+    hyperparameters,
+)
 
 
 def told(

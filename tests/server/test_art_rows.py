@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from etude.core.call import ChatRequest
+from etude.integrations.art.serving.bodies import ArtGroup
+from etude.integrations.art.serving.rows import ArtRows, rows_of
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
-from etude.server.art.bodies import ArtGroup
-from etude.server.art.rows import ArtRows, rows_of
 from etude.server.errors import ApiError
 from tests.server.art_client import ASK, choice, group, trajectory
 

@@ -10,7 +10,7 @@ from etude.cli.hints import Hint
 
 def after_run(run: Path) -> Hint:
     """What to do with a stored run, whatever became of it. Raises StoreError when it cannot be read."""
-    from etude.stored.facts import facts_of
+    from etude.store.facts import facts_of
 
     facts = facts_of(run)
     if facts.in_use_by is not None:
@@ -23,7 +23,7 @@ def after_run(run: Path) -> Hint:
 def after_stop(run: Path) -> Hint:
     """What to do with a run that was stopped or failed: go on, unless it had come to its end by then."""
     from etude.core.errors import EtudeError
-    from etude.stored.facts import SUMMARY
+    from etude.store.facts import SUMMARY
 
     try:
         return after_training(run) if (run / SUMMARY).is_file() else hints.resume(run)
@@ -36,10 +36,10 @@ def after_training(run: Path) -> Hint:
 
     Raises StoreError when the run cannot be read.
     """
-    from etude.epochs.versions import best_version, last_version
-    from etude.stored.facts import histories_of
-    from etude.stored.stored_config import is_local
-    from etude.stored.versions import is_hosted
+    from etude.loop.versions import best_version, last_version
+    from etude.store.facts import histories_of
+    from etude.store.stored_config import is_local
+    from etude.store.versions import is_hosted
 
     histories = histories_of(run)
     if not any(history.trained for history in histories.values()):
@@ -55,8 +55,8 @@ def after_training(run: Path) -> Hint:
 
 def _after_nothing(run: Path) -> Hint:
     """A run that trained on nothing does not get further by going on."""
+    from etude.store.phases import phases_of
     from etude.store.run_folder import RunFolder
-    from etude.stored.phases import phases_of
 
     with RunFolder.read(run) as folder:
         phases = [phase for phase in phases_of(folder.journal) if phase.startswith("train/")]

@@ -27,7 +27,7 @@ def import_nat(
 ) -> None:
     """Take over a config of NVIDIA's NeMo Agent Toolkit, and list what could not be."""
     from etude.config.load import missing_variables
-    from etude.importing.nat import import_nat, write_project
+    from etude.integrations.nat.import_config import import_nat, write_project
 
     if model is not None and Path(model).is_dir():
         model = str(Path(model).absolute())

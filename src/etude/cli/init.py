@@ -21,7 +21,7 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Write a small project that runs: an agent, examples, a config."""
-    from etude.starter.starter import MODEL, write_starter
+    from etude.preflight.starter import MODEL, write_starter
 
     chosen = MODEL if model is None else model
     if Path(chosen).is_dir():

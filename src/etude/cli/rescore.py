@@ -25,11 +25,11 @@ def rescore_run(
 ) -> None:
     """Score the stored episodes of a run with the evaluators of a config, by default its own."""
     from etude.config.load import load_config
-    from etude.evaluation.rescoring import rescore_run as rescore
+    from etude.loop.rescoring import rescore_run as rescore
     from etude.report.progress import progress_for
+    from etude.store.find import find_run
     from etude.store.run_folder import RunFolder
-    from etude.stored.find import find_run
-    from etude.stored.stored_config import CONFIG
+    from etude.store.stored_config import CONFIG
 
     path = find_run(run, root)
     settings = load_config(config or path / CONFIG, overrides)

@@ -20,8 +20,8 @@ from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
     from etude.core.history import History
-    from etude.epochs.figures import Entry
-    from etude.stored.facts import RunFacts
+    from etude.loop.figures import Entry
+    from etude.store.facts import RunFacts
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -30,8 +30,8 @@ app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, ric
 @reported
 def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the runs in a folder, the latest first."""
+    from etude.store.facts import facts_of
     from etude.store.run_list import list_runs
-    from etude.stored.facts import facts_of
 
     there = list_runs(output_dir)
     facts = [facts_of(run.path) for run in there]
@@ -55,8 +55,8 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
 @reported
 def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Show a run: its facts, epochs and validations."""
-    from etude.stored.facts import facts_of, histories_of
-    from etude.stored.find import find_run
+    from etude.store.facts import facts_of, histories_of
+    from etude.store.find import find_run
 
     path = find_run(run, output_dir)
     histories = histories_of(path)
@@ -80,9 +80,9 @@ def compare(
 ) -> None:
     """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
     from etude.core.errors import RequestError
-    from etude.stored.comparison import differing_settings, paired_difference, paired_differences
-    from etude.stored.facts import facts_of, histories_of
-    from etude.stored.find import find_run
+    from etude.store.comparison import differing_settings, paired_difference, paired_differences
+    from etude.store.facts import facts_of, histories_of
+    from etude.store.find import find_run
 
     if len(runs) < 2:
         raise RequestError("name two runs or more: etude runs compare RUN RUN")
@@ -119,7 +119,7 @@ def compare(
 
 
 def _show_facts(facts: RunFacts) -> None:
-    from etude.epochs.warnings import cut_off_in
+    from etude.loop.warnings import cut_off_in
     from etude.report.figure_lines import shown_score
 
     say(f"run             {path_shown(facts.path)}")
@@ -156,8 +156,8 @@ def _show_summary(target: str | None, summary: Mapping[str, Any]) -> None:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
-    from etude.epochs.metrics import drift_of, failed_counts
-    from etude.epochs.warnings import causes_in
+    from etude.loop.metrics import drift_of, failed_counts
+    from etude.loop.warnings import causes_in
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])

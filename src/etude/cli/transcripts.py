@@ -49,9 +49,9 @@ def transcripts(
     as_json: AsJson = False,
 ) -> None:
     """Write what was said in the episodes of a run, a file for each; or print one of them."""
+    from etude.export.transcripts import episode_transcript, write_transcripts
+    from etude.store.find import find_run
     from etude.store.run_folder import RunFolder
-    from etude.stored.find import find_run
-    from etude.stored.transcripts import episode_transcript, write_transcripts
 
     path = find_run(run, output_dir)
     if episode is not None:

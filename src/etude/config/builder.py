@@ -23,13 +23,13 @@ from etude.core.example import Example
 from etude.core.keys import content_hash
 
 if TYPE_CHECKING:  # The rooms above, whose objects this one hands out.
-    from etude.adapters.trainer_adapter import TrainerAdapter
-    from etude.builders.trajectory_builder import TrajectoryBuilder
+    from etude.algorithms.trajectory_builder import TrajectoryBuilder
+    from etude.backends.trainer_adapter import TrainerAdapter
     from etude.inference.engine import Engine
+    from etude.loop.trainer import Trainer
     from etude.rewards.evaluator import Evaluator
     from etude.rollout.workflow import Workflow
     from etude.store.run_folder import RunFolder
-    from etude.trainer import Trainer
 
 _in_the_making: ContextVar[str | None] = ContextVar("etude_in_the_making", default=None)
 """The component whose generator is running in this task."""

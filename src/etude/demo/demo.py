@@ -19,17 +19,17 @@ from etude.core.progress import Progress, Silent
 from etude.demo.examples import copy_example
 from etude.demo.report import DemoReport, Variant, shown_episodes
 from etude.demo.tasks import TASKS, Task
-from etude.epochs.log import EpochLog
-from etude.evaluation.evaluate import engine_of, measure
-from etude.evaluation.result import Evaluation
 from etude.export.model import export_model
 from etude.finetune import finetune
 from etude.inference.local import require_local_extra
+from etude.loop.evaluate import engine_of, measure
+from etude.loop.evaluation_result import Evaluation
+from etude.loop.new_run import new_run
 from etude.report.run_report import PLOT
 from etude.runtime import Runtime, open_runtime
+from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
-from etude.stored.new_run import new_run
-from etude.stored.versions import LAST, RunVersion, choose_version
+from etude.store.versions import LAST, RunVersion, choose_version
 
 RUN = "training"
 """Name of the demo's run."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from etude.config.yaml_file import dump
 from etude.core.history import History
-from etude.epochs.figures import Entry, figure_of, version_of, with_rewards
-from etude.epochs.warnings import collapse_in
 from etude.export.places import without_places
+from etude.loop.figures import Entry, figure_of, version_of, with_rewards
+from etude.loop.warnings import collapse_in
 from etude.report.figure_lines import evaluators_in, shown_score
-from etude.stored.facts import facts_of, histories_of
-from etude.stored.stored_config import CONFIG, stored_data, trained_parts
-from etude.stored.versions import RunVersion
+from etude.store.facts import facts_of, histories_of
+from etude.store.stored_config import CONFIG, stored_data, trained_parts
+from etude.store.versions import RunVersion
 
 _PACKAGES = ("etude", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers")
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.builders.branches import Branch, branches_of
-from etude.builders.preferences import parted_messages
+from etude.algorithms.branches import Branch, branches_of
+from etude.algorithms.preferences import parted_messages
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.message import Message
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 from etude.export.draft import draft_of
 from etude.export.trajectories import PhaseTrajectories
-from etude.rollout.archive import read_episode
+from etude.store.archive import read_episode
 from etude.store.run_folder import RunFolder
-from etude.stored.stored_config import stored_data, trained_parts
+from etude.store.stored_config import stored_data, trained_parts
 
 SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one reply on each side"
 

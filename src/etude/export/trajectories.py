@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from etude.builders.trajectory_builder import TrajectoryBuilder
+from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.builder import Builder
 from etude.config.finetuning import RewardFunctionConfig
 from etude.config.load import parse_config
@@ -16,9 +16,9 @@ from etude.core.errors import RequestError
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.export.stored_evaluation import StoredEvaluation
 from etude.runtime import Runtime
+from etude.store.phases import epoch_of, phases_of
 from etude.store.run_folder import RunFolder
-from etude.stored.phases import epoch_of, phases_of
-from etude.stored.stored_config import stored_data, without_secrets
+from etude.store.stored_config import stored_data, without_secrets
 
 BUILDERS: dict[Method, str] = {"grpo": "grpo", "dpo": "dpo", "supervised": "expert_iteration"}
 """The shipped builder for each method."""

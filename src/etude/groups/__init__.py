@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from etude.adapters.job_content import JobNameTakenError
-from etude.adapters.lm_client import LanguageModelClient
+from etude.backends.job_content import JobNameTakenError
+from etude.backends.lm_client import LanguageModelClient
 from etude.core.skipped import DryRun, Frozen, Skipped
 from etude.groups.agents import GroupAgent, ModelSettings, agents_of_model
 from etude.groups.data import Step

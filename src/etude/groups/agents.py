@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from etude.adapters.hyperparameters import JobHyperparameters
-from etude.adapters.lm_server_config import LmServerAdapterConfig
-from etude.adapters.local_config import LocalAdapterConfig
-from etude.adapters.openai_config import JobsConfig
+from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.lm_server_config import LmServerAdapterConfig
+from etude.backends.local_config import LocalAdapterConfig
+from etude.backends.openai_config import JobsConfig
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import RequestError
 from etude.protocols.protocol import Protocol

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from etude.adapters.openai_jobs import OpenAiJobs, hosted_version
+from etude.backends.openai_jobs import OpenAiJobs, hosted_version
 from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.groups.line import ModelLine

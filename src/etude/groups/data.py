@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from etude.builders.branches import Branch, branches_of, is_targeted
-from etude.builders.imitation import guess_of, with_truth
-from etude.builders.plays import agents_of, by_agent, is_play, tree_of
-from etude.builders.preferences import preference, same_prompt
-from etude.builders.scored import ScoredEpisode
-from etude.builders.transcript import trajectory_of
+from etude.algorithms.branches import Branch, branches_of, is_targeted
+from etude.algorithms.imitation import guess_of, with_truth
+from etude.algorithms.plays import agents_of, by_agent, is_play, tree_of
+from etude.algorithms.preferences import preference, same_prompt
+from etude.algorithms.scored import ScoredEpisode
+from etude.algorithms.transcript import trajectory_of
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError

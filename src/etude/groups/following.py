@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from itertools import islice
 
-from etude.adapters.pauses import pauses
-from etude.adapters.trainer_adapter import TrainerAdapter
+from etude.backends.pauses import pauses
+from etude.backends.trainer_adapter import TrainerAdapter
 from etude.core.errors import JobStillRunning, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 

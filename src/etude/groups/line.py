@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from etude.adapters.capabilities import check_from_base, check_way_back
-from etude.adapters.hyperparameters import JobHyperparameters
-from etude.adapters.job_content import JobNameTakenError
-from etude.adapters.trainer_adapter import TrainerAdapter
+from etude.backends.capabilities import check_from_base, check_way_back
+from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.job_content import JobNameTakenError
+from etude.backends.trainer_adapter import TrainerAdapter
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.skipped import DryRun, Frozen, Skipped

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.adapters.hyperparameters import JobHyperparameters
-from etude.adapters.job_content import data_hash
+from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.job_content import data_hash
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from etude.adapters.job_content import data_hash
-from etude.adapters.lm_client import LanguageModelClient
-from etude.adapters.lm_server import LmServerAdapter
-from etude.adapters.openai_jobs import OpenAiJobs, TrainingJobNotFoundClientError
+from etude.backends.job_content import data_hash
+from etude.backends.lm_client import LanguageModelClient
+from etude.backends.lm_server import LmServerAdapter
+from etude.backends.openai_jobs import OpenAiJobs, TrainingJobNotFoundClientError
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.keys import content_hash

@@ -17,10 +17,10 @@ from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.inference.http_lanes import HttpLanes
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.inference.openai_failures import Disturbed, Refused, failure_of
-from etude.inference.openai_wire import encode, parse_completion, request_fields
 from etude.inference.providers import NOT_FOR_REASONING
 from etude.inference.retries import note_retry
+from etude.wire.openai_failures import Disturbed, Refused, failure_of
+from etude.wire.openai_wire import encode, parse_completion, request_fields
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

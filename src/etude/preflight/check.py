@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.adapters.capabilities import (
+from etude.backends.capabilities import (
     ALL_METHODS,
     Capabilities,
     check_ages,
@@ -18,8 +18,8 @@ from etude.adapters.capabilities import (
     check_method,
     check_tokens,
 )
-from etude.adapters.local_config import LocalAdapterConfig
-from etude.adapters.openai_config import JobsConfig, OpenAiAdapterConfig
+from etude.backends.local_config import LocalAdapterConfig
+from etude.backends.openai_config import JobsConfig, OpenAiAdapterConfig
 from etude.config.builder import Builder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config

@@ -9,11 +9,11 @@ from typing import Any
 from etude.config.schema import Config
 from etude.core.errors import EtudeError
 from etude.core.history import History
-from etude.epochs.log import EpochLog
-from etude.rollout.archive import iter_episodes
+from etude.store.archive import iter_episodes
+from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
 from etude.store.run_list import list_runs
-from etude.stored.stored_config import CONFIG, stored_data
+from etude.store.stored_config import CONFIG, stored_data
 
 _EPISODES = 64
 _MODEL_KEYS = ("model", "model_name", "max_tokens")

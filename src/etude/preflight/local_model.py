@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from etude.adapters.local_config import LocalAdapterConfig
+from etude.backends.local_config import LocalAdapterConfig
 from etude.core.call import ChatRequest
 from etude.core.errors import EtudeError, RequestError
 from etude.core.example import Example

@@ -11,13 +11,13 @@ from etude.core.call import Sampling
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.keys import fold
-from etude.inference.sampling import change_sampling
 from etude.protocols.asking import Asker
 from etude.protocols.growing import Play, grow
 from etude.protocols.protocol import Protocol
 from etude.protocols.scenario import Scenario
 from etude.protocols.widths import Width, Widths, wanted_widths
 from etude.rollout.episode import Episode
+from etude.wire.sampling import change_sampling
 
 RETRIES = 3
 """How often a malformed answer is asked for again, by default."""

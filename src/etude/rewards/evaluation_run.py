@@ -13,8 +13,8 @@ from etude.rewards.evaluator import Evaluator
 from etude.rewards.failures import ErrorBudget
 from etude.rewards.gathering import Gathering, OnEpisode, OnScore, gather
 from etude.rewards.scorer import Scorer
-from etude.rollout.archive import read_episode
 from etude.rollout.collector import Collector, EpisodeJob
+from etude.store.archive import read_episode
 from etude.store.journal import Journal
 
 

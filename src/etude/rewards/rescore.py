@@ -11,8 +11,8 @@ from etude.rewards.evaluator import Evaluator
 from etude.rewards.failures import ErrorBudget
 from etude.rewards.gathering import Gathering, OnScore, gather
 from etude.rewards.scorer import Scorer
-from etude.rollout.archive import read_episode
-from etude.rollout.encode import is_episode
+from etude.store.archive import read_episode
+from etude.store.encode import is_episode
 from etude.store.journal import Journal
 
 

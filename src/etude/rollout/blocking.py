@@ -19,7 +19,7 @@ from etude.rollout.reply import Reply
 if TYPE_CHECKING:
     from openai import OpenAI
 
-    from etude.inference.endpoint import Endpoint
+    from etude.wire.endpoint import Endpoint
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class SyncEpisode:
 
     def openai(self, model: str | None = None) -> OpenAI:
         """A real `OpenAI` client whose chat completions are recorded. See `Episode.openai`."""
-        from etude.inference.recording import blocking_recording_client
+        from etude.wire.recording import blocking_recording_client
 
         episode = self._episode
         episode.require_model(model)

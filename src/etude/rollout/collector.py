@@ -13,17 +13,17 @@ from etude.core.call import Sampling
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.example import Example
-from etude.inference.endpoint import EndpointServer
 from etude.inference.engine import Engine
-from etude.inference.sampling import change_sampling
-from etude.rollout.archive import read_episode
-from etude.rollout.encode import encode_episode
 from etude.rollout.episode import Episode
 from etude.rollout.models import Models
 from etude.rollout.recorder import Recorder
 from etude.rollout.run_workflow import run_workflow, watch_workflows
 from etude.rollout.workflow import Workflow
+from etude.store.archive import read_episode
+from etude.store.encode import encode_episode
 from etude.store.journal import Journal
+from etude.wire.endpoint import EndpointServer
+from etude.wire.sampling import change_sampling
 
 
 @dataclass(frozen=True, slots=True)

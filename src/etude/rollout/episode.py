@@ -14,18 +14,18 @@ from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.core.numbers import number
-from etude.inference.dialect import ChatBody, RecordedCompletion
-from etude.inference.openai_format import plain_messages
-from etude.inference.said import Said
 from etude.rollout.function import FunctionScope, current_function
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, reply_of
 from etude.rollout.tools import describe_tools
+from etude.wire.dialect import ChatBody, RecordedCompletion
+from etude.wire.openai_format import plain_messages
+from etude.wire.said import Said
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-    from etude.inference.endpoint import Endpoint, EndpointServer
+    from etude.wire.endpoint import Endpoint, EndpointServer
 
 __all__ = ["Episode", "Reply"]
 
@@ -106,7 +106,7 @@ class Episode:
         A request that names an entry of `llms` goes to it; any other model name means `model`, or the
         model that `chat` would take. The client does not retry and opens no connection.
         """
-        from etude.inference.recording import recording_client
+        from etude.wire.recording import recording_client
 
         self.require_model(model)
         return recording_client(lambda body: self.answer(body, model), self.said)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from etude.core.episode import Failure
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
-from etude.inference.gateway import ERROR_HEADER
+from etude.wire.gateway import ERROR_HEADER
 
 _CALL_ERRORS = {error.__name__ for error in (EngineError, EngineAway, ImpossibleCall)}
 

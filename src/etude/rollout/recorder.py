@@ -15,11 +15,11 @@ from etude.core.errors import EpisodeError, EtudeError, StoreError
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
 from etude.inference.retries import counting_retries
-from etude.inference.sampling import change_sampling
-from etude.rollout.archive import CallReader, call_key
-from etude.rollout.encode import encode_call, shared_messages
 from etude.rollout.models import Models
+from etude.store.archive import CallReader, call_key
+from etude.store.encode import encode_call, shared_messages
 from etude.store.journal import Journal, Json
+from etude.wire.sampling import change_sampling
 
 _PARENT_CANDIDATES = 8
 """How many of the latest calls are looked at for the one that a new call continues."""

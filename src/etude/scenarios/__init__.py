@@ -1,1 +1,1 @@
-"""Ready-made tasks for protocols."""
+"""Code validation: a problem, a program that is said to solve it, and whether it does."""

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Response
 from starlette.types import ASGIApp
 
-from etude.server.art.log import ArtLog
-from etude.server.art.models import ArtModels
-from etude.server.art.preview import preview_routes
-from etude.server.art.routes import art_routes
-from etude.server.art.trainings import ArtTrainings
+from etude.integrations.art.serving.log import ArtLog
+from etude.integrations.art.serving.models import ArtModels
+from etude.integrations.art.serving.preview import preview_routes
+from etude.integrations.art.serving.routes import art_routes
+from etude.integrations.art.serving.trainings import ArtTrainings
 from etude.server.backend import Backend
 from etude.server.chat import chat_routes
 from etude.server.completions import completion_routes

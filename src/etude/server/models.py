@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from etude.server.art.names import art_names, served_under
+from etude.integrations.art.serving.names import art_names, served_under
 from etude.server.database import MODELS
 from etude.server.ids import not_found
 

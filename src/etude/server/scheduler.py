@@ -11,7 +11,7 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
-from etude.adapters.lm_client import FREE_ENGINE
+from etude.backends.lm_client import FREE_ENGINE
 from etude.server.engines import JOBS, EnginePool
 from etude.server.job_folder import JobFolder, exit_words
 from etude.server.jobs import JobStore

@@ -9,7 +9,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from etude.core.errors import EtudeError, StoreError
-from etude.inference.listening import listen
 from etude.report.logs import show_logs
 from etude.server.app import create_app
 from etude.server.backend import Backend, EmbeddedBackend
@@ -18,6 +17,7 @@ from etude.server.protocol import patient_protocol
 from etude.server.settings import ServerSettings, require_safe
 from etude.server.vllm_backend import VllmBackend
 from etude.store.lock import RunLock
+from etude.wire.listening import listen
 
 
 class ServeError(EtudeError):

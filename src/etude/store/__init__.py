@@ -1,1 +1,1 @@
-"""The run directory and its journal."""
+"""The run folder, its journal, and reading runs back."""

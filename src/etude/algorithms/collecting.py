@@ -1,0 +1,305 @@
+"""What the shipped builders share: run the workflow, score, group by example, and count the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from etude.algorithms.branches import branches_of
+from etude.algorithms.plays import by_agent, without_retries
+from etude.algorithms.scored import Group, ScoredEpisode, Tally, reward_groups, rewards_of
+from etude.algorithms.selection import examples_for_epoch
+from etude.algorithms.trajectory_builder import TrajectoryBuilder
+from etude.algorithms.transcript import require_tokens
+from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.keys import content_hash
+from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.protocols.widths import branching
+from etude.rewards.collections import numbered, phase_name, worked_on
+from etude.rewards.scorer import read_score
+from etude.store.archive import iter_episodes
+from etude.store.journal import Journal
+
+
+class CollectingConfig(TrajectoryBuilderConfig):
+    """Keys that the shipped builders share."""
+
+    num_generations: int = Field(default=8, ge=1, description="Episodes for each example of an epoch.")
+    examples_per_epoch: int | None = Field(
+        default=None,
+        ge=1,
+        description="Examples of an epoch, from a shuffle that cycles through the dataset; all by default.",
+    )
+    discount: float = Field(
+        default=1.0, ge=0, le=1, description="Discount of later rewards, for agents that give step rewards."
+    )
+    credit: Literal["episode", "agent"] = Field(
+        default="episode",
+        description="`agent`: in a protocol, each agent of the model is compared with itself in the other "
+        "episodes, by what it earned. `episode`: all have the reward of the episode.",
+    )
+
+
+class CollectingBuilder(TrajectoryBuilder):
+    """Collects several episodes for each example; subclasses turn a group of them into trajectories."""
+
+    def __init__(self, trajectory_builder_config: CollectingConfig) -> None:
+        """Keep the config. Nothing is started here."""
+        super().__init__(trajectory_builder_config)
+        self.config = trajectory_builder_config
+        self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
+
+    @abstractmethod
+    def build(self, group: Group, tally: Tally) -> list[Trajectory]:
+        """The trajectories of one example's scored episodes, or of one agent's part of them.
+
+        What is left out goes into `tally.left_out`.
+        """
+
+    def build_all(self, groups: Sequence[Group], tally: Tally, epoch: int) -> list[list[Trajectory]]:
+        """The groups of trajectories of a whole collection; each knows the rewards of its episodes."""
+        parts = [part for group in groups for part in self.parts_of(group)]
+        built = [(part, self.build(part, tally)) for part in parts]
+        return [with_group_rewards(made, self.rewards_of_group(part, made)) for part, made in built]
+
+    def rewards_of_group(self, group: Group, trajectories: Sequence[Trajectory]) -> list[float]:
+        """The rewards by which the curriculum judges a group: those of all its episodes."""
+        return rewards_of(group)
+
+    def parts_of(self, group: Group) -> list[Group]:
+        """The group itself or, where the config says so, a group for each agent."""
+        if self.config.credit == "episode":
+            return [group]
+        return [*by_agent(group, self.run_config.target_functions, self.target_model)]
+
+    def method_of(self, epoch: int) -> Method:
+        """The method that an epoch's data are for."""
+        return self.method
+
+    def widths_of(self, epoch: int) -> Any:
+        """How many answers an epoch's plays have for each turn; None leaves it to the workflow."""
+        return None
+
+    async def earlier_groups(self, epoch: int, meta: dict[str, Any]) -> list[list[ScoredEpisode]]:
+        """Scored episodes of earlier epochs that are built from again."""
+        return []
+
+    def label_of(self, epoch: int) -> str:
+        """What tells an epoch's episodes apart: the same for all targets that collect alike."""
+        widths = self.widths_of(epoch)
+        return "" if widths is None else f"k{_label(widths)}"
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Take the `finetuning` block. Raises RequestError when no evaluator is named as the reward."""
+        await super().initialize(run_config)
+        self._reward_name()
+
+    async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
+        """Start the episodes of the epoch `meta["epoch"]`."""
+        if run_id in self.evaluation_runs:
+            raise ValueError(f"Run {run_id} is already in progress.")
+        if self.run_config is None:
+            # Used by itself, without a trainer that initializes it: the defaults of the block.
+            self.run_config = FinetuneConfig()
+        epoch = self.epoch_of(meta)
+        widths = self.widths_of(epoch)
+        # The task takes the widths with it; they hold for nothing else.
+        with nullcontext() if widths is None else branching(widths):
+            self.evaluation_runs[run_id] = asyncio.create_task(self.collect(epoch), name=f"collect {run_id}")
+
+    @staticmethod
+    def epoch_of(meta: dict[str, Any] | None) -> int:
+        """The epoch that is collected for, from 0: the trainer's, or what `meta` says where there is none."""
+        epoch = worked_on("train")
+        return epoch if epoch is not None else int((meta or {}).get("epoch") or 0)
+
+    async def collect(self, epoch: int) -> EvaluationRunOutput:
+        """Run `num_generations` episodes on each of the epoch's examples and score them."""
+        if self._runtime is None:
+            return await self.run_eval()
+        examples = examples_for_epoch(
+            self.runtime.examples, self.config.examples_per_epoch, epoch, self.run_config.seed
+        )
+        self.runtime.progress.phase("collecting", len(examples) * self.config.num_generations)
+        return await self.runtime.evaluation.run(
+            examples,
+            phase=self.label_of(epoch),
+            generations=self.config.num_generations,
+            on_episode=self._episode_finished,
+            on_score=self._score_made,
+        )
+
+    async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
+        """Wait for the episodes and build the groups, in the order of the examples."""
+        if run_id not in self.evaluation_runs:
+            raise ValueError(f"No evaluation runs found for run_id: {run_id}")
+        try:
+            output = await self.evaluation_runs[run_id]
+        finally:
+            self.evaluation_runs.pop(run_id, None)
+        tally, epoch = Tally(failures=dict(output.failures)), self.epoch_of(meta)
+        told = {"run_id": run_id, **(meta or {})}
+        groups: list[Group] = [*await self._scored_groups(output, tally, told)]
+        tally.reward_groups = reward_groups(map(rewards_of, groups))
+        groups += await self.earlier_groups(epoch, told)
+        built = self.build_all(groups, tally, epoch)
+        self._facts = {run_id: tally.facts()}
+        return TrajectoryCollection(
+            trajectories=[group for group in built if group], run_id=run_id, method=self.method_of(epoch)
+        )
+
+    def facts(self, run_id: str) -> dict[str, Any]:
+        """Counts of the last finished collection."""
+        return dict(self._facts.get(run_id, {}))
+
+    def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+        """Add a line to `trajectory_builder.jsonl` in `output_dir`; nothing without one."""
+        if output_dir is None:
+            return
+        path = Path(output_dir) / "trajectory_builder.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run_id": run_id, **metrics}, allow_nan=False) + "\n")
+
+    async def cleanup(self) -> None:
+        """Cancel collections that nobody finalised, and wait until they have stopped."""
+        tasks = list(self.evaluation_runs.values())
+        self.evaluation_runs.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _scored_groups(
+        self, output: EvaluationRunOutput, tally: Tally, meta: dict[str, Any]
+    ) -> list[list[ScoredEpisode]]:
+        scores = {(item.id, item.generation): item for item in self._rewards_in(output)}
+        groups: dict[str, list[ScoredEpisode]] = {}
+        for item in output.eval_input.eval_input_items:
+            tally.episodes += 1
+            score = scores.get((item.id, item.generation))
+            reward = None if score is None else await self.reward_of(score, meta)
+            if item.episode is None or score is None or reward is None:
+                tally.unscored += 1
+                continue
+            scored = self.scored(item.episode, reward, score.reasoning, tally)
+            if scored is not None:
+                groups.setdefault(item.id, []).append(scored)
+        return list(groups.values())
+
+    def scored(
+        self, episode: EpisodeRecord, reward: float, reasoning: Any, tally: Tally
+    ) -> ScoredEpisode | None:
+        """An episode with its reward and its branches; None when no call of it is targeted."""
+        tally.rewards.append(reward)
+        tally.completion_tokens += sum(
+            call.completion.usage.completion_tokens for call in episode.calls if call.completion is not None
+        )
+        used = without_retries(episode)
+        tally.retried += len(episode.calls) - len(used.calls)
+        branches = tuple(branches_of(used, self.run_config.target_functions, self.target_model))
+        tally.branches += len(branches)
+        tally.drifted += sum(branch.drifted for branch in branches)
+        tally.drift.update(branch.fault for branch in branches if branch.drifted)
+        if not branches:
+            tally.untargeted += 1
+            return None
+        return ScoredEpisode(episode, reward, branches, reasoning)
+
+    async def stored_groups(self, epoch: int, meta: dict[str, Any]) -> list[list[ScoredEpisode]]:
+        """The scored episodes of an earlier epoch, by example, from the journal. Nothing is run."""
+        journal, phase, unseen = (
+            self.runtime.run.journal,
+            phase_name("train", epoch, self.label_of(epoch)),
+            Tally(),
+        )
+        examples = {example.id: example for example in self.runtime.examples}
+        groups: dict[str, list[ScoredEpisode]] = {}
+        for stored in iter_collections(journal, phase):
+            score = read_score(journal, stored, self._reward_name())
+            reward = None if score is None else await self.reward_of(score, {**meta, "epoch": epoch})
+            if score is None or reward is None:
+                continue
+            episode = replace(stored, example=examples.get(stored.example.id, stored.example))
+            found = self.scored(episode, reward, score.reasoning, unseen)
+            if found is not None:
+                groups.setdefault(episode.example.id, []).append(found)
+        return list(groups.values())
+
+    async def reward_of(self, item: EvalOutputItem, meta: dict[str, Any]) -> float | None:
+        """The reward of a scored item; None when there is none."""
+        if not item.is_scored:
+            return None
+        reward = await self.compute_reward(item, meta)
+        return reward if math.isfinite(reward) else None
+
+    def _episode_finished(self, episode: EpisodeRecord) -> None:
+        self.runtime.progress.episode_finished(episode)
+        if self.token_ids_required:
+            # Checked while the first episodes come in, so that a wrong engine does not cost an epoch.
+            logprobs = set(self.methods) != {"supervised"}
+            for branch in branches_of(episode, self.run_config.target_functions, self.target_model):
+                require_tokens(episode, branch, logprobs=logprobs)
+
+    def _score_made(self, evaluator: str, item: EvalOutputItem) -> None:
+        if evaluator == self._reward_name():
+            self.runtime.progress.scored(item)
+
+    def _rewards_in(self, output: EvaluationRunOutput) -> list[EvalOutputItem]:
+        if self.run_config.reward_function is None and len(output.evaluation_results) == 1:
+            return output.evaluation_results[0][1].eval_output_items
+        try:
+            return output.results_of(self._reward_name())
+        except KeyError as error:
+            there = ", ".join(name for name, _ in output.evaluation_results) or "none"
+            raise RequestError(
+                f"the reward function {error} is not among the evaluators that ran ({there}); "
+                "name one of them under 'finetuning.reward_function.name'"
+            ) from None
+
+    @property
+    def target_model(self) -> str | None:
+        """The entry of `llms` whose calls are trained on."""
+        named = self.run_config.target_model
+        return named or (None if self._runtime is None else self._runtime.target_model)
+
+    def _reward_name(self) -> str:
+        if self.run_config.reward_function is None:
+            raise RequestError(
+                "no reward function: name an evaluator under 'finetuning.reward_function.name'"
+            )
+        return self.run_config.reward_function.name
+
+
+def with_group_rewards(trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[Trajectory]:
+    """The trajectories with what the curriculum judges their group by, also what is not trained on."""
+    facts = {"group_rewards": list(rewards)}
+    return [one.model_copy(update={"metadata": (one.metadata or {}) | facts}) for one in trajectories]
+
+
+def iter_collections(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:
+    """The stored episodes of all collections of one kind that an epoch has."""
+    for call in count(1):
+        episodes = iter_episodes(journal, f"{numbered(phase, call)}/")
+        first = next(episodes, None)
+        if first is None:
+            return
+        yield from chain([first], episodes)
+
+
+def _label(widths: Any) -> str:
+    """Widths as a part of a phase's name."""
+    return str(widths) if isinstance(widths, int) else content_hash(widths)[:8]

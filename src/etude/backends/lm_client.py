@@ -1,0 +1,226 @@
+"""The client of a language-model server for what OpenAI's API does not have: engine, version, health."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+
+from etude.backends.lm_errors import (
+    BadResponseError,
+    ClientTimeoutError,
+    EngineClientError,
+    LanguageModelClientError,
+    ServerVersionError,
+)
+from etude.wire.openai_failures import error_text
+
+if TYPE_CHECKING:
+    import httpx
+
+VERSION_HEADER = "x-etude-version"
+"""In requests the version of the client, so that the server can refuse it too."""
+
+FREE_ENGINE = "etude_free_engine"
+"""In the metadata of a job: "true" has the server put its engine away while the job trains."""
+
+_LOG = logging.getLogger("etude.backends.lm_client")
+_POLL = 0.5
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Told(BaseModel):
+    """An answer of the server; a newer server may tell more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ServerVersion(_Told):
+    """`GET /version`."""
+
+    version: str
+
+
+class ServerHealth(_Told):
+    """`GET /health`."""
+
+    status: str
+
+
+class EngineStatus(_Told):
+    """`GET /engine/status`."""
+
+    status: Literal["running", "starting", "stopping", "stopped", "crashed"] | str
+    engine: str | None = None
+    """Which kind of engine it is."""
+    models: tuple[str, ...] = ()
+    """Models that are in its memory."""
+    away_for_jobs: bool = False
+    """Whether it was put away for jobs that train; it comes back by itself."""
+    error: str | None = None
+    """Why it does not run, where it should."""
+
+
+class LanguageModelClient:
+    """Controls the engine of a language-model server. Jobs and completions go through the OpenAI SDK."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: SecretStr | str | None = None,
+        *,
+        timeout: float = 60.0,
+        warn: Callable[[str], None] = _LOG.warning,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`base_url` with or without `/v1`; `timeout` in seconds for one request; nothing is sent yet."""
+        import httpx
+
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        secret = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
+        headers = {VERSION_HEADER: version("etude")}
+        if secret:
+            headers["authorization"] = f"Bearer {secret}"
+        self._secret = secret or ""
+        self._warn = warn
+        self._warned = False
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url, headers=headers, timeout=timeout, transport=transport
+        )
+
+    async def get_server_version(self) -> str:
+        """The version of etude that the server is."""
+        return (await self._ask("GET", "/version", ServerVersion)).version
+
+    async def get_health(self) -> ServerHealth:
+        """Whether the server is up."""
+        return await self._ask("GET", "/health", ServerHealth)
+
+    async def get_engine_status(self) -> EngineStatus:
+        """What the engine does."""
+        return await self._ask("GET", "/engine/status", EngineStatus)
+
+    async def start_engine(self, *, timeout: float = 300.0) -> EngineStatus:  # noqa: ASYNC109
+        """Have the server sample again, and wait until it does; for as long as jobs have put it away.
+
+        Raises EngineClientError when the engine does not come up, ClientTimeoutError when it does not
+        within `timeout` seconds.
+        """
+        await self._send("POST", "/engine/start", timeout)
+        deadline = time.monotonic() + timeout
+        while True:
+            found = await self.get_engine_status()
+            if found.status == "running":
+                return found
+            if found.status not in ("starting", "stopping", "stopped"):
+                raise EngineClientError(found.status, found.error)
+            if found.away_for_jobs:
+                deadline = time.monotonic() + timeout
+            elif time.monotonic() >= deadline:
+                raise ClientTimeoutError(
+                    f"the engine at {self.base_url} is {found.status} after {timeout:g} s"
+                )
+            await asyncio.sleep(min(_POLL, timeout))
+
+    async def stop_engine(self, *, timeout: float = 300.0) -> None:  # noqa: ASYNC109
+        """Put the engine away, so that training has the device. One that is away is no error."""
+        await self._send("POST", "/engine/stop", timeout)
+
+    async def accepts_connections(self) -> bool:
+        """Whether the server answers."""
+        return await self._problem() is None
+
+    async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
+        """Wait until the server answers, and check its version. Tells the log what it waits for, and why.
+
+        Raises ClientTimeoutError after `timeout` seconds, ServerVersionError.
+        """
+        deadline = time.monotonic() + timeout
+        problem = await self._problem(max(_POLL, timeout))
+        if problem is not None:
+            self._warn(
+                f"waiting up to {timeout:g} s for a language-model server at {self.base_url}: {problem}"
+            )
+        while problem is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ClientTimeoutError(
+                    f"no language-model server answers at {self.base_url} after {timeout:g} s ({problem}); "
+                    "start one: etude serve"
+                )
+            await asyncio.sleep(min(_POLL, left))
+            before, problem = problem, await self._problem(max(_POLL, deadline - time.monotonic()))
+            if problem is None:
+                self._warn(f"the language-model server at {self.base_url} answers now")
+            elif problem != before:
+                self._warn(f"still waiting for {self.base_url}: {problem}")
+        await self.validate_server_version()
+
+    async def _problem(self, seconds: float | None = None) -> str | None:
+        """Why the server is not there, or None when it is."""
+        try:
+            await self._ask("GET", "/health", ServerHealth, seconds)
+        except (ClientTimeoutError, BadResponseError) as error:
+            return str(error)
+        return None
+
+    async def validate_server_version(self) -> None:
+        """Raise ServerVersionError for a server of another major version; warn once of another minor one."""
+        theirs, ours = await self.get_server_version(), version("etude")
+        try:
+            server, client = Version(theirs), Version(ours)
+        except InvalidVersion as error:
+            raise BadResponseError(f"{self.base_url} says that its version is {theirs!r:.40}") from error
+        if server.major != client.major:
+            raise ServerVersionError(self.base_url, theirs, ours)
+        if server.minor != client.minor and not self._warned:
+            self._warned = True
+            self._warn(
+                f"the server at {self.base_url} is etude {theirs}, and this is etude {ours}: what only one "
+                "of them has will not work"
+            )
+
+    async def close(self) -> None:
+        """Close the connections. Calling it twice is fine."""
+        await self._http.aclose()
+
+    async def _ask(self, method: str, path: str, model: type[Model], seconds: float | None = None) -> Model:
+        response = await self._send(method, path, seconds)
+        try:
+            return model.model_validate_json(response.content)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            field = ".".join(map(str, wrong["loc"])) or "body"
+            raise BadResponseError(
+                f"{method} {self.base_url}{path} answered something else ({field}: {wrong['msg']}); is it "
+                "an etude server?"
+            ) from error
+
+    async def _send(self, method: str, path: str, seconds: float | None = None) -> httpx.Response:
+        import httpx
+
+        options: dict[str, Any] = {} if seconds is None else {"timeout": seconds}
+        where = f"{method} {self.base_url}{path}"
+        try:
+            response = await self._http.request(method, path, **options)
+        except httpx.TimeoutException as error:
+            raise ClientTimeoutError(f"{where}: no answer in time") from error
+        except httpx.HTTPError as error:
+            raise BadResponseError(f"{where}: {type(error).__name__}: {error}".rstrip(": ")) from error
+        if response.is_success:
+            return response
+        raise self._failure(where, response)
+
+    def _failure(self, where: str, response: httpx.Response) -> LanguageModelClientError:
+        try:
+            said = error_text(response.json())
+        except ValueError:
+            said = error_text(response.text)
+        said = said.replace(self._secret, "***") if self._secret else said
+        return BadResponseError(f"{where} answered {response.status_code}: {said}".rstrip(": "))

@@ -1,0 +1,110 @@
+"""Training at a language-model server: `_type: lm_server`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from etude.backends.capabilities import ALL_METHODS, Capabilities
+from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.lm_client import FREE_ENGINE, LanguageModelClient
+from etude.backends.lm_server_config import LmServerAdapterConfig
+from etude.backends.openai_connection import connect, run_key, trained_model
+from etude.backends.openai_jobs import OpenAiJobs
+from etude.config.finetuning import FinetuneConfig
+from etude.config.registry import register_trainer_adapter
+from etude.core.job import TrainingJobRef, TrainingJobStatus
+from etude.core.trajectory import Method
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from etude.config.builder import Builder
+
+
+class LmServerAdapter(OpenAiJobs):
+    """Jobs at a language-model server, GRPO among them; its engine can be put away meanwhile."""
+
+    backend: ClassVar[str] = "lm_server"
+    adapter_config: LmServerAdapterConfig
+
+    def __init__(
+        self,
+        adapter_config: LmServerAdapterConfig,
+        client: AsyncOpenAI,
+        server: LanguageModelClient,
+        model: str,
+        log: Path | None = None,
+        run_key: str | None = None,
+    ) -> None:
+        """See OpenAiJobs; `client` and `server` are of the same server."""
+        super().__init__(adapter_config, client, model, log, run_key)
+        self.server = server
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Wait for the server, and check its version and the key.
+
+        Raises ClientTimeoutError, ServerVersionError or another BackendError.
+        """
+        await super().initialize(run_config)
+        await self.server.wait_for_ready(self.adapter_config.ready_timeout)
+        await self.check()
+
+    def capabilities(self) -> Capabilities:
+        """All methods; GRPO on token ids, the others on text."""
+        return Capabilities(
+            methods=ALL_METHODS,
+            token_ids_for=frozenset({"grpo"}),
+            versions=True,
+            from_base=True,
+            samples_while_training=not self.adapter_config.free_engine,
+        )
+
+    async def is_healthy(self) -> bool:
+        """Whether the server answers and takes the key."""
+        return await self.server.accepts_connections() and await super().is_healthy()
+
+    def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
+        """See `TrainerAdapter.use_hyperparameters`: a server takes all."""
+        self._hyperparameters = hyperparameters
+
+    async def wait_until_complete(
+        self, ref: TrainingJobRef, poll_interval: float = 10.0
+    ) -> TrainingJobStatus:
+        """See OpenAiJobs. However the job ends, an engine that was away for it is back."""
+        status = await super().wait_until_complete(ref, poll_interval)
+        if self.adapter_config.free_engine:
+            await self.bring_engine_back()
+        return status
+
+    async def put_engine_away(self) -> None:
+        """Free the device until `bring_engine_back`; requests wait meanwhile, or are told to come again."""
+        await self.server.stop_engine(timeout=self.adapter_config.ready_timeout)
+
+    async def bring_engine_back(self) -> None:
+        """Have the engine sample again. Raises EngineClientError or ClientTimeoutError when it does not."""
+        await self.server.start_engine(timeout=self.adapter_config.ready_timeout)
+
+    def hyperparameters(self, method: Method) -> dict[str, Any]:
+        """See OpenAiJobs; with the config's own."""
+        given = self._hyperparameters.for_api(method)
+        return super().hyperparameters(method) | self.adapter_config.hyperparameters | given
+
+    def metadata(self) -> dict[str, str]:
+        """See OpenAiJobs; for the server to know that a job and its engine do not fit on the device."""
+        return {FREE_ENGINE: "true"} if self.adapter_config.free_engine else {}
+
+
+@register_trainer_adapter(config_type=LmServerAdapterConfig)
+async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIterator[LmServerAdapter]:
+    """The adapter of the run's target model. Raises CapabilityError when that is not behind a server."""
+    llm = trained_model(builder, "lm_server")
+    log = None if builder.run is None else builder.run.path / "lm_server_jobs.jsonl"
+    client = connect(config, llm, needs_key=False)
+    server = LanguageModelClient(str(client.base_url), client.api_key, timeout=config.request_timeout)
+    try:
+        yield LmServerAdapter(config, client, server, llm.model_name, log, await run_key(builder))
+    finally:
+        await server.close()
+        await client.close()

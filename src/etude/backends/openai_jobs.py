@@ -1,0 +1,350 @@
+"""Fine-tuning jobs over OpenAI's API, with the official SDK: at OpenAI or a server that speaks like it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from etude.backends.capabilities import Capabilities, check_method
+from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.job_content import JobContent
+from etude.backends.job_log import JobLog
+from etude.backends.job_status import job_status
+from etude.backends.openai_config import JobsConfig
+from etude.backends.openai_create import create_once, suffix_of
+from etude.backends.openai_errors import TrainingJobNotFoundClientError, api_errors, error_repr
+from etude.backends.openai_events import metrics_of, progress_of
+from etude.backends.openai_rows import jsonl, rows_of
+from etude.backends.pauses import pauses
+from etude.backends.trainer_adapter import TrainerAdapter
+from etude.core.errors import BackendError
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.keys import content_hash, fold
+from etude.core.skipped import Skipped
+from etude.core.trajectory import Method, TrajectoryCollection
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+
+__all__ = ["OpenAiJobs", "TrainingJobNotFoundClientError"]
+
+_STATES = {
+    "validating_files": TrainingStatusEnum.PENDING,
+    "queued": TrainingStatusEnum.PENDING,
+    "running": TrainingStatusEnum.RUNNING,
+    "succeeded": TrainingStatusEnum.COMPLETED,
+    "failed": TrainingStatusEnum.FAILED,
+    "cancelled": TrainingStatusEnum.CANCELED,
+}
+_JOB, _RUN, _VERSION = "etude_job", "etude_run", "etude_version"
+"""In the metadata of a job: the name it was submitted under, the run that the name is of, and the number of
+the version it makes."""
+_DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_training", "etude_start"
+"""There too: what the job is made of. The API keeps files and hyperparameters in words of its own."""
+
+_SEED_SHIFT = 32
+"""Keys have 63 bits, and the API's seeds 31."""
+
+
+class OpenAiJobs(TrainerAdapter):
+    """Uploads training files, makes jobs of them, and follows these. Versions are the API's model names.
+
+    Everything is looked for before it is made, so that whoever was killed and comes again pays once.
+    """
+
+    backend: ClassVar[str] = "openai"
+    """What refs and errors call it."""
+    adapter_config: JobsConfig
+
+    def __init__(
+        self,
+        adapter_config: JobsConfig,
+        client: AsyncOpenAI,
+        model: str,
+        log: Path | None = None,
+        run_key: str | None = None,
+    ) -> None:
+        """`model` is the API's name of the base model; `log` a file of the run for the jobs' events.
+
+        `run_key` tells jobs of this run from those of others that are called alike. None is for jobs
+        whose names say all: they are the same for everybody at the API.
+        """
+        super().__init__(adapter_config)
+        self.client = client
+        self._run_key = run_key
+        self._start = ModelVersion(number=0, location=model, digest=content_hash(model))
+        self._newest = 0
+        self._hyperparameters = JobHyperparameters()
+        self._made: dict[str, ModelVersion] = {}
+        """What jobs made, by the API's id, from when it was first seen."""
+        self._log = JobLog(log)
+        self._events: dict[str, list[FineTuningJobEvent]] = {}
+
+    def capabilities(self) -> Capabilities:
+        """What the API can be given as text."""
+        methods: frozenset[Method] = frozenset({"supervised", "dpo"})
+        return Capabilities(methods=methods, versions=True, from_base=True)
+
+    async def is_healthy(self) -> bool:
+        """Whether the API answers, and takes the key."""
+        try:
+            await self.check()
+        except BackendError:
+            return False
+        return True
+
+    async def check(self) -> None:
+        """Raise BackendError, with what the API says, unless it answers and takes the key."""
+        with self._calling():
+            await self.client.fine_tuning.jobs.list(limit=1)
+
+    def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
+        """See `TrainerAdapter.use_hyperparameters`."""
+        hyperparameters.refuse_all_but(("num_epochs", "dpo_beta"), self.backend)
+        self._hyperparameters = hyperparameters
+
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
+        """Upload the rows and make a job of them. See `TrainerAdapter.submit`."""
+        check_method(f"'{self.backend}'", self.capabilities(), trajectories.method, "of this run")
+        name, rows = trajectories.run_id, self.rows(trajectories)
+        content = jsonl(rows)
+        request = self._request(name, content, trajectories.method)
+        known = await self.find(name)
+        if known is not None:
+            _content_of(known.metadata).require(
+                name, _content_of(request["metadata"]), known.fine_tuned_model
+            )
+            return self._ref(name, known)
+        if len(rows) < self.adapter_config.min_rows:
+            least = self.adapter_config.min_rows
+            return Skipped(reason=f"too little data: {len(rows)} rows, and the API takes {least} or more")
+        self._log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
+        request["training_file"] = await self._upload(name, content)
+        return self._ref(name, await self._create(name, request))
+
+    def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
+        """The rows of the training file. Raises CapabilityError for data that the API has none for."""
+        return list(rows_of(trajectories))
+
+    def accept(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Look at the rows before they are uploaded; facts for the log. May raise to refuse them."""
+        return {}
+
+    def method_of(self, method: Method) -> dict[str, Any]:
+        """The `method` of a job: its type with the hyperparameters under it."""
+        return {"type": method, method: {"hyperparameters": self.hyperparameters(method)}}
+
+    def hyperparameters(self, method: Method) -> dict[str, Any]:
+        """What the config says of a method's training."""
+        config = self.adapter_config
+        common = {
+            "n_epochs": config.n_epochs,
+            "batch_size": config.batch_size,
+            "learning_rate_multiplier": config.learning_rate_multiplier,
+        }
+        beta = {"beta": config.beta} if method == "dpo" else {}
+        return common | beta | self._hyperparameters.for_api(method)
+
+    def metadata(self) -> dict[str, str]:
+        """More of a job's metadata."""
+        return {}
+
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """Where the job stands at the API. Its new events go into the run's log."""
+        try:
+            job = await self.job(ref)
+        except TrainingJobNotFoundClientError as error:
+            return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
+        state = _STATES.get(job.status, TrainingStatusEnum.RUNNING)
+        told = metrics_of(await self._follow(ref.run_id, job.id))
+        metadata: dict[str, Any] = {"metrics": {**told, "trained_tokens": job.trained_tokens}}
+        message, progress = error_repr(job), progress_of(told)
+        if state is TrainingStatusEnum.COMPLETED:
+            version, progress = self._version_of(job), 100.0
+            if version is None:
+                state, message = TrainingStatusEnum.FAILED, f"job {job.id} succeeded and names no model"
+            else:
+                metadata["model_version"] = version.model_dump(mode="json")
+        return job_status(ref, state, progress, message=message, metadata=metadata)
+
+    async def wait_until_complete(
+        self, ref: TrainingJobRef, poll_interval: float = 10.0
+    ) -> TrainingJobStatus:
+        """Ask again and again, after `pauses`. An API that is away for a while is waited for.
+
+        Raises BackendError when it stays away, or does not take the key any more: the job goes on.
+        """
+        answered = time.monotonic()
+        for pause in pauses(poll_interval, self.adapter_config.max_poll_interval):
+            try:
+                found = await self.status(ref)
+            except BackendError as error:
+                silent = time.monotonic() - answered
+                if not error.temporary or silent >= self.adapter_config.outage_limit:
+                    raise BackendError(
+                        f"job {ref.run_id} cannot be followed ({error}). It goes on; resume (`etude "
+                        "resume`), or make it again under the same name, to go on with it."
+                    ) from error
+            else:
+                answered = time.monotonic()
+                if found.status.is_final:
+                    return found
+            await asyncio.sleep(pause)
+        raise AssertionError("the pauses do not end")
+
+    def log_progress(
+        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
+    ) -> None:
+        """Append the facts to the run's log of jobs, or to `<backend>_jobs.jsonl` in `output_dir`."""
+        log = self._log if output_dir is None else JobLog.of(self.backend, output_dir)
+        log.add(ref.run_id, metrics)
+
+    async def current_version(self) -> ModelVersion:
+        """The model that the next job starts from."""
+        return self._start
+
+    async def restore(self, version: ModelVersion) -> None:
+        """Start the next job from `version`; numbers go on from the highest so far."""
+        self._start, self._newest = version, max(self._newest, version.number)
+
+    async def count_from(self, number: int) -> None:
+        """See `TrainerAdapter.count_from`."""
+        self._newest = max(self._newest, number)
+
+    async def cancel(self, ref: TrainingJobRef) -> None:
+        """Stop the job if it still runs."""
+        from openai import BadRequestError, NotFoundError
+
+        with contextlib.suppress(TrainingJobNotFoundClientError):
+            job_id = await self._id(ref)
+            with self._calling(), contextlib.suppress(BadRequestError, NotFoundError):
+                # Not there, or over: what was wanted.
+                await self.client.fine_tuning.jobs.cancel(job_id)
+
+    async def job(self, ref: TrainingJobRef) -> FineTuningJob:
+        """The job as the API tells it. Raises TrainingJobNotFoundClientError, BackendError."""
+        from openai import NotFoundError
+
+        job_id = await self._id(ref)
+        with self._calling():
+            try:
+                return await self.client.fine_tuning.jobs.retrieve(job_id)
+            except NotFoundError as error:
+                raise TrainingJobNotFoundClientError(job_id) from error
+
+    async def find(self, name: str) -> FineTuningJob | None:
+        """The job that was submitted under a name, by this process or another; the latest of several."""
+        with self._calling():
+            async for job in self.client.fine_tuning.jobs.list(metadata={_JOB: name}):
+                told = job.metadata or {}
+                if (told.get(_JOB), told.get(_RUN)) == (name, self._run_key):
+                    return job
+        return None
+
+    async def events(self, ref: TrainingJobRef) -> list[FineTuningJobEvent]:
+        """What the API tells of the job's progress, oldest first. Raises TrainingJobNotFoundClientError."""
+        return await self._all_events(await self._id(ref))
+
+    async def _upload(self, name: str, content: bytes) -> str:
+        """The id of the file with this content; one that an earlier process uploaded is taken again."""
+        filename = f"{suffix_of(name)}-{content_hash(content.decode())[:12]}.jsonl"
+        with self._calling():
+            async for file in self.client.files.list(purpose="fine-tune"):
+                if file.filename == filename:
+                    return file.id
+            made = await self.client.files.create(file=(filename, content), purpose="fine-tune")
+        return made.id
+
+    def _request(self, name: str, content: bytes, method: Method) -> dict[str, Any]:
+        """The request for a job but for its file, with what it is made of in the metadata."""
+        how = self.method_of(method)
+        seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
+        metadata = {
+            _JOB: name,
+            _VERSION: str(max(self._newest, self._start.number) + 1),
+            _DATA: content_hash(content.decode()),
+            _METHOD: method,
+            _TRAINING: content_hash([how, seed]),
+            _START: self._start.location,
+            **({} if self._run_key is None else {_RUN: self._run_key}),
+            **self.metadata(),
+        }
+        request = {"model": self._start.location, "method": how, "metadata": metadata}
+        return request if seed is None else request | {"seed": seed}
+
+    async def _create(self, name: str, request: dict[str, Any]) -> FineTuningJob:
+        with self._calling():
+            key = name if self._run_key is None else f"{self._run_key}/{name}"
+            job = await create_once(
+                self.client, name, key, request, self.adapter_config, self.find, self._log
+            )
+        self._newest = max(self._newest, int(request["metadata"][_VERSION]))
+        return job
+
+    async def _follow(self, name: str, job_id: str) -> list[FineTuningJobEvent]:
+        """The events so far, logged. Those that cannot be had now are had later."""
+        try:
+            events = await self._all_events(job_id)
+        except BackendError:
+            return self._events.get(job_id, [])
+        self._log.add_events(name, events)
+        return events
+
+    async def _all_events(self, job_id: str) -> list[FineTuningJobEvent]:
+        known = self._events.setdefault(job_id, [])
+        last = known[-1].id if known else None
+        fresh: list[FineTuningJobEvent] = []
+        with self._calling():
+            async for event in self.client.fine_tuning.jobs.list_events(job_id, limit=100):
+                if event.id == last:
+                    break
+                fresh.append(event)
+        known.extend(reversed(fresh))
+        return list(known)
+
+    async def _id(self, ref: TrainingJobRef) -> str:
+        known = (ref.metadata or {}).get("job_id")
+        if known is not None:
+            return str(known)
+        job = await self.find(ref.run_id)
+        if job is None:
+            raise TrainingJobNotFoundClientError(ref.run_id)
+        return job.id
+
+    def _version_of(self, job: FineTuningJob) -> ModelVersion | None:
+        """What a job made, and what the next one starts from. That of a job made elsewhere gets a number."""
+        if job.fine_tuned_model is None:
+            return None
+        if job.id not in self._made:
+            told = (job.metadata or {}).get(_VERSION, "")
+            number = int(told) if told.isdecimal() else self._newest + 1
+            version = hosted_version(number, job.id, job.fine_tuned_model)
+            self._made[job.id] = version
+            if number > self._start.number:
+                self._start = version
+            self._newest = max(self._newest, number)
+        return self._made[job.id]
+
+    def _ref(self, name: str, job: FineTuningJob) -> TrainingJobRef:
+        metadata = {"job_id": job.id, "training_file": job.training_file}
+        return TrainingJobRef(run_id=name, backend=self.backend, metadata=metadata)
+
+    def _calling(self) -> AbstractContextManager[None]:
+        return api_errors(str(self.client.base_url).rstrip("/"), self.client.api_key)
+
+
+def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
+    """The version that is a model at an API, made by the job."""
+    # The API tells no hash of the weights; that of the job's model name is what can be known.
+    return ModelVersion(number=number, location=model, digest=content_hash([job_id, model]))
+
+
+def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
+    told = metadata or {}
+    return JobContent(told.get(_DATA), told.get(_METHOD), told.get(_TRAINING), told.get(_START))

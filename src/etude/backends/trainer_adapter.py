@@ -1,0 +1,191 @@
+"""The interface of trainer adapters: where trajectories are trained on."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Protocol
+
+from etude.backends.capabilities import ALL_METHODS, Capabilities, check_method
+from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.pauses import pauses
+from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
+from etude.core.around import is_entered, wrap_implementations
+from etude.core.errors import TrainingError
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
+from etude.core.skipped import Skipped
+from etude.core.trajectory import TrajectoryCollection
+
+__all__ = ["ALL_METHODS", "Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
+
+
+class Jobs(Protocol):
+    """What a run makes of its jobs, whoever submits them; see `etude.loop.ledger`."""
+
+    async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
+        """Check the collection and start its job, once."""
+
+    async def followed(
+        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
+    ) -> TrainingJobStatus:
+        """How a job stands; `ask` asks the backend."""
+
+
+class TrainerAdapter(ABC):
+    """Sends trajectories to a training backend and follows the jobs.
+
+    Connections, models and processes belong into `initialize`, not into the constructor. Within a run,
+    `submit`, `status` and `wait_until_complete` of every subclass are called through the run's `Jobs`.
+    """
+
+    run_config: FinetuneConfig
+    """The `finetuning` block, from `initialize` on."""
+
+    def __init__(self, adapter_config: TrainerAdapterConfig) -> None:
+        """Keep the config. Nothing is started here."""
+        self.adapter_config = adapter_config
+        self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
+
+    __jobs: Jobs | None = None  # With two underscores: subclasses have attributes of their own.
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have every implementation called through the run's jobs."""
+        super().__init_subclass__(**kwargs)
+        wrap_implementations(cls, "submit", "status", "wait_until_complete")
+
+    def bind_jobs(self, jobs: Jobs) -> None:
+        """Hand over what checks, journals and follows the jobs of a run."""
+        self.__jobs = jobs
+
+    async def around_submit(
+        self, proceed: Callable[..., Awaitable[TrainingJobRef | Skipped]], trajectories: TrajectoryCollection
+    ) -> TrainingJobRef | Skipped:
+        """Called for `submit` of every subclass."""
+        return await (proceed if self.__jobs is None else self.__jobs.submit)(trajectories)
+
+    async def around_status(
+        self, proceed: Callable[..., Awaitable[TrainingJobStatus]], ref: TrainingJobRef
+    ) -> TrainingJobStatus:
+        """Called for `status` of every subclass; not for what `wait_until_complete` asks itself."""
+        if is_entered(self, "wait_until_complete"):
+            return await proceed(ref)
+        return await self._followed(ref, lambda: proceed(ref))
+
+    async def around_wait_until_complete(
+        self,
+        proceed: Callable[..., Awaitable[TrainingJobStatus]],
+        ref: TrainingJobRef,
+        *args: Any,
+        **kwargs: Any,
+    ) -> TrainingJobStatus:
+        """Called for `wait_until_complete` of every subclass."""
+        return await self._followed(ref, lambda: proceed(ref, *args, **kwargs))
+
+    async def _followed(
+        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
+    ) -> TrainingJobStatus:
+        if isinstance(ref, Skipped):
+            raise TrainingError(
+                f"there is no job to ask after, because nothing was submitted: {ref.reason}. Where `submit` "
+                "returns an `etude.Skipped`, go on with the next epoch"
+            )
+        return await ask() if self.__jobs is None else await self.__jobs.followed(ref, ask)
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Prepare the backend. Raises an EtudeError that says what to do when that cannot be done."""
+        self.run_config = run_config
+        self.adapter_config.reward = run_config.reward_function
+
+    def capabilities(self) -> Capabilities:
+        """What the backend can do. Known before `initialize`, so that a wrong config costs nothing."""
+        return Capabilities()
+
+    def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
+        """Train from now on with these, where they say something, in place of the config's.
+
+        Raises CapabilityError that names those which the backend cannot be told.
+        """
+        hyperparameters.refuse_all_but((), self.adapter_config.type_name)
+
+    @abstractmethod
+    async def is_healthy(self) -> bool:
+        """Whether the backend answers and could train now."""
+
+    @abstractmethod
+    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
+        """Start a training job on the collection.
+
+        `trajectories.run_id` names the job and is, with its content, its idempotency key: submitting
+        the same again, from this process or a later one, must not train twice. Return the ref of the
+        job that is there, or, when its work was lost (a killed in-process job), start it anew from the
+        version that `restore` was last given. A name that belongs to a job with other data, another
+        method, other hyperparameters or another start model raises JobNameTakenError. A backend that
+        will not train on so little data returns Skipped with the reason; a collection of another
+        method raises CapabilityError.
+        """
+
+    @abstractmethod
+    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
+        """Where the job stands now.
+
+        A job that the backend does not know has the status NOT_FOUND: it is not an error, because a
+        resumed run asks after jobs of a process that was killed. A completed job of a backend with
+        the capability `versions` has the dumped ModelVersion under `model_version` in the metadata;
+        `metrics` holds the numbers to show.
+        """
+
+    @abstractmethod
+    async def wait_until_complete(
+        self, ref: TrainingJobRef, poll_interval: float = 10.0
+    ) -> TrainingJobStatus:
+        """Wait for a final status and return it; `poll_interval` in seconds.
+
+        The trainer bounds the wait and cancels the coroutine when it takes too long. A backend in
+        this process waits for the job itself and does not poll.
+        """
+
+    @abstractmethod
+    def log_progress(
+        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
+    ) -> None:
+        """Record facts about a job, in `output_dir` when one is given."""
+
+    async def current_version(self) -> ModelVersion | None:
+        """The weights that the next job starts from; None when the backend does not say."""
+        return None
+
+    async def restore(self, version: ModelVersion) -> None:  # noqa: B027  # a hook with a sound default
+        """Make the next job start from `version`. Called when a run is resumed, and before each job.
+
+        A backend that keeps its own state needs nothing here.
+        """
+
+    async def count_from(self, number: int) -> None:  # noqa: B027  # a hook with a sound default
+        """Number the next version higher than `number`: those up to it are taken, or were once.
+
+        Called before each job. A backend whose own numbers only ever rise needs nothing here.
+        """
+
+    async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default
+        """Delete the stored weights of this run's versions that are not in `keep`.
+
+        The base model is never deleted. Doing nothing is allowed.
+        """
+
+    async def cancel(self, ref: TrainingJobRef) -> None:  # noqa: B027  # a hook with a sound default
+        """Stop the job if it still runs. An unknown or finished job is no error."""
+
+    async def cleanup(self) -> None:  # noqa: B027  # a hook with a sound default
+        """Free what `initialize` took. Calling it twice is fine."""
+
+
+async def poll_until_final(
+    status: Callable[[], Awaitable[TrainingJobStatus]], poll_interval: float
+) -> TrainingJobStatus:
+    """Ask for the status until it is final, after `pauses`: `wait_until_complete` for most."""
+    for pause in pauses(poll_interval, poll_interval):
+        if (found := await status()).status.is_final:
+            return found
+        await asyncio.sleep(pause)
+    raise AssertionError("the pauses do not end")

@@ -1,1 +1,0 @@
-"""What the epoch trainer remembers, measures and decides."""

@@ -1,0 +1,116 @@
+"""Transcripts of a stored run: a file for each episode of a phase."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from etude.algorithms.plays import is_play
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.keys import content_hash
+from etude.protocols.transcripts import as_json, as_yaml, transcript
+from etude.store.archive import iter_episodes, read_episode
+from etude.store.comparison import reward_name
+from etude.store.conversation import conversation
+from etude.store.files import write_atomically
+from etude.store.journal import Journal
+from etude.store.phases import choose_phase
+from etude.store.run_folder import RunFolder
+
+Format: TypeAlias = Literal["yaml", "json"]
+
+_FORMATS: Mapping[Format, Callable[[Mapping[str, Any]], str]] = {"yaml": as_yaml, "json": as_json}
+_UNSAFE = re.compile(r"[^\w.-]+")
+_LONGEST = 80
+"""Characters of an example's id in the name of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written."""
+
+    folder: Path
+    phase: str
+    files: tuple[str, ...]
+    """In the folder, in the order of the episodes' ids."""
+    failed: int
+    """Of the episodes those that have no output."""
+
+
+def write_transcripts(
+    run: RunFolder,
+    phase: str | None = None,
+    *,
+    folder: Path | None = None,
+    format: Format = "yaml",
+    limit: int | None = None,
+    raw: bool = False,
+) -> Written:
+    """Write the transcripts of a phase, by default the latest, in `folder`, by default in the run's own.
+
+    `limit` is for the first episodes only, in the order of their ids; `raw` shows answers as the models
+    wrote them. Files of the same name are replaced. Raises RequestError when there are no episodes of the
+    phase, StoreError when a file cannot be written.
+    """
+    chosen = choose_phase(run.journal, phase)
+    place = (folder or run.path / "transcripts" / chosen).absolute()
+    rewarded = reward_name(run.path)
+    files: list[str] = []
+    failed = 0
+    for record in islice(_episodes(run.journal, chosen), limit):
+        files.append(f"{_name_of(record)}.{format}")
+        shown = _shown(record, raw) | _scores(run.journal, record.id, rewarded)
+        write_atomically(place / files[-1], _FORMATS[format](shown))
+        failed += record.failure is not None
+    return Written(place, chosen, tuple(files), failed)
+
+
+def episode_transcript(run: RunFolder, episode: str, *, format: Format = "yaml", raw: bool = False) -> str:
+    """The transcript of one episode, by its id. Raises RequestError when the run has no such episode."""
+    record = read_episode(run.journal, episode)
+    if record is None:
+        raise RequestError(
+            f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
+            f"generation. `etude transcripts {run.path}` writes those of a phase"
+        )
+    return _FORMATS[format](_shown(record, raw) | _scores(run.journal, record.id, reward_name(run.path)))
+
+
+def _episodes(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:
+    return (
+        record
+        for record in iter_episodes(journal, f"{phase}/")
+        if record.id == f"{phase}/{record.example.id}/{record.generation}"
+    )
+
+
+def _shown(record: EpisodeRecord, raw: bool) -> dict[str, Any]:
+    """A play as a transcript of the protocol; the calls of everything else, and of what failed."""
+    return transcript(record, raw=raw) if is_play(record) else conversation(record, raw=raw)
+
+
+def _scores(journal: Journal, episode: str, rewarded: str | None) -> dict[str, Any]:
+    """What the evaluators said, and the score that is the reward."""
+    prefix = f"{episode}/score/"
+    scores = {key.removeprefix(prefix): _score(stored) for key, stored in journal.scan(prefix)}
+    reward = (journal.get(f"{prefix}{rewarded}") or {}).get("score")
+    return ({} if reward is None else {"reward": reward}) | ({"scores": scores} if scores else {})
+
+
+def _score(stored: Mapping[str, Any]) -> Any:
+    """A number; with what the evaluator had to say about it, where it did."""
+    kept = {key: stored[key] for key in ("score", "reasoning", "error") if stored.get(key) is not None}
+    return kept["score"] if kept.keys() == {"score"} else kept
+
+
+def _name_of(record: EpisodeRecord) -> str:
+    """A file name that no other episode of the phase has, and that every file system takes."""
+    id = record.example.id
+    name = _UNSAFE.sub("_", id)[:_LONGEST].lstrip(".")
+    # No name that was left as it is has a ~ in it.
+    return f"{name if name == id else f'{name}~{content_hash(id)}'}-{record.generation}"

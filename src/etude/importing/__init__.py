@@ -1,1 +1,0 @@
-"""Taking over the configs of other harnesses."""

@@ -1,0 +1,1 @@
+"""Guests, each behind its extra. They register themselves; nothing below knows them."""

@@ -1,0 +1,1 @@
+"""OpenPipe ART, both ways: training at its server, and serving its clients."""

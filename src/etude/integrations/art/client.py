@@ -1,0 +1,236 @@
+"""The HTTP protocol of `art run`, as the releases 0.4.11 to 0.5.17 speak it, and of the inference beside it.
+
+The client side is written anew here, because the releases after 0.4.11 no longer have one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from etude.core.call import Completion
+from etude.core.errors import TrainingError
+from etude.integrations.art.config import ArtAdapterConfig
+from etude.integrations.art.wire import Json, model_of
+from etude.wire.openai_failures import Disturbed, Refused, error_text
+from etude.wire.openai_wire import parse_completion
+
+_RETRIES = 2
+"""Of connecting. Nothing that was sent is ever sent again: a second train request trains twice."""
+
+_NOT_THERE = {404, 405}
+
+_NO_SECRET = "default"
+
+
+class ArtError(TrainingError):
+    """An ART server did not do what it was asked; `status` is that of its answer, where there was one."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ArtClient:
+    """One model on one ART server. Every answer's status and form are checked."""
+
+    def __init__(self, config: ArtAdapterConfig) -> None:
+        """Nothing is connected here."""
+        self._config = config
+        self.url = config.backend.url
+        self._model = model_of(config)
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            timeout=config.request_timeout,
+            headers={"authorization": f"Bearer {config.backend.api_key.get_secret_value()}"},
+            transport=httpx.AsyncHTTPTransport(retries=_RETRIES),
+        )
+
+    async def check_health(self) -> None:
+        """Raise ArtError unless the training server says that it is well."""
+        answer = await self._ask("GET", "/healthcheck")
+        if not isinstance(answer, dict) or answer.get("status") != "ok":
+            raise ArtError(f"the ART server {self.url} answers GET /healthcheck with {answer!r:.200}")
+
+    async def register(self) -> None:
+        """Tell the server of the model."""
+        await self._ask("POST", "/register", self._model)
+
+    async def prepare(self) -> str:
+        """Have the server load the model and start inference; the address that it gives for that."""
+        body = {"model": self._model, "config": self._config.backend.server_config}
+        seconds = self._config.prepare_timeout
+        answer = await self._ask("POST", "/_prepare_backend_for_training", body, seconds)
+        if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], str):
+            raise ArtError(f"the ART server {self.url} gave no address for inference: {answer!r:.200}")
+        return answer[0]
+
+    async def step(self) -> int:
+        """How many jobs the model has been trained by."""
+        answer = await self._ask("POST", "/_get_step", self._model)
+        if not isinstance(answer, int) or isinstance(answer, bool) or answer < 0:
+            raise ArtError(f"the ART server {self.url} says that the model is at step {answer!r:.200}")
+        return answer
+
+    async def keep_checkpoints(self, steps: list[int]) -> bool:
+        """Have all other checkpoints deleted; False when the server cannot (0.4)."""
+        body = {"model": self._model, "steps_to_keep": steps}
+        try:
+            await self._ask("POST", "/_delete_checkpoint_files", body)
+        except ArtError as error:
+            if error.status in _NOT_THERE:
+                return False
+            raise
+        return True
+
+    async def train(self, groups: list[Json]) -> AsyncIterator[dict[str, float]]:
+        """Train on the groups: the metrics of each gradient step, as the server makes it.
+
+        The end of the stream says nothing: the protocol has no word for success.
+        """
+        training = self._config.training
+        body = {
+            "model": self._model,
+            "trajectory_groups": groups,
+            "config": training.config(),
+            "dev_config": training.dev_config(),
+            "verbose": False,
+        }
+        timeout = httpx.Timeout(self._config.request_timeout, read=self._config.silence_timeout)
+        try:
+            async with self._http.stream("POST", "/_train_model", json=body, timeout=timeout) as response:
+                if response.status_code != 200:
+                    raise self._refused("POST /_train_model", response.status_code, await response.aread())
+                async for line in response.aiter_lines():
+                    if line.strip():
+                        yield self._metrics(line)
+        except httpx.HTTPError as error:
+            raise self._unreachable("POST /_train_model", error) from error
+
+    async def close(self) -> None:
+        """Close all connections. Calling it twice is fine."""
+        await self._http.aclose()
+
+    def _metrics(self, line: str) -> dict[str, float]:
+        try:
+            told = json.loads(line)
+        except ValueError as error:
+            raise ArtError(f"the ART server {self.url} sent no JSON: {line[:200]!r}") from error
+        if not isinstance(told, dict):
+            raise ArtError(f"the ART server {self.url} sent metrics that are no object: {line[:200]!r}")
+        return {
+            str(key): float(value)
+            for key, value in told.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+
+    async def _ask(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> Any:
+        what = f"{method} {path}"
+        try:
+            response = await self._http.request(
+                method,
+                path,
+                json=body if method == "POST" else None,
+                timeout=self._config.request_timeout if seconds is None else seconds,
+            )
+        except httpx.HTTPError as error:
+            raise self._unreachable(what, error) from error
+        if response.status_code != 200:
+            raise self._refused(what, response.status_code, response.content)
+        try:
+            return response.json()
+        except ValueError as error:
+            raise ArtError(f"the ART server {self.url} answers {what} with no JSON") from error
+
+    def _unreachable(self, what: str, error: httpx.HTTPError) -> ArtError:
+        told = f"{type(error).__name__}: {error}".rstrip(": ")
+        return ArtError(
+            f"the ART server {self.url} did not answer {what} ({told}). Is it running (`art run`), and is "
+            "the address under 'backend' right?"
+        )
+
+    def _refused(self, what: str, status: int, content: bytes) -> ArtError:
+        secret = self._config.backend.api_key.get_secret_value()
+        return ArtError(
+            f"the ART server {self.url} answered {what} with HTTP {status}{_said(content, secret)}", status
+        )
+
+
+class ArtInference:
+    """The OpenAI-compatible endpoint that serves what the server trains."""
+
+    def __init__(self, base_url: str, api_key: str, timeout: float) -> None:
+        """`base_url` is the one that the agents sample from."""
+        self.base_url = base_url.rstrip("/")
+        self._secret = api_key
+        self._http = httpx.AsyncClient(
+            timeout=timeout,
+            headers={"authorization": f"Bearer {api_key}"},
+            transport=httpx.AsyncHTTPTransport(retries=_RETRIES),
+        )
+
+    async def models(self) -> list[str]:
+        """The names of the models that are served. Raises ArtError."""
+        answer = await self._ask("GET", "/models")
+        try:
+            return [str(entry["id"]) for entry in json.loads(answer)["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtError(f"{self.base_url}/models does not list models: {answer[:200]!r}") from error
+
+    async def probe(self, model: str) -> Completion:
+        """One token from a model. Raises ArtError unless it comes with its id and logprob."""
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "logprobs": True,
+            "return_token_ids": True,
+        }
+        try:
+            completion = parse_completion(await self._ask("POST", "/chat/completions", body))
+        except (Disturbed, Refused) as error:
+            raise ArtError(f"the model '{model}' at {self.base_url}: {error}") from error
+        missing = "logprobs" if completion.logprobs is None else "token ids"
+        if completion.logprobs is None or not completion.completion_ids:
+            raise ArtError(
+                f"the model '{model}' at {self.base_url} answers without {missing}, and ART trains on the "
+                "tokens that were sampled. vLLM gives them: with `return_tokens_as_token_ids` (ART's own "
+                "server sets it), or from release 0.10.2 on"
+            )
+        return completion
+
+    async def close(self) -> None:
+        """Close all connections. Calling it twice is fine."""
+        await self._http.aclose()
+
+    async def _ask(self, method: str, path: str, body: Json | None = None) -> bytes:
+        try:
+            response = await self._http.request(method, f"{self.base_url}{path}", json=body)
+        except httpx.HTTPError as error:
+            told = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise ArtError(
+                f"the inference endpoint {self.base_url} did not answer {method} {path} ({told})"
+            ) from error
+        if response.status_code != 200:
+            raise ArtError(
+                f"the inference endpoint {self.base_url} answered {method} {path} with HTTP "
+                f"{response.status_code}{_said(response.content, self._secret)}",
+                response.status_code,
+            )
+        return response.content
+
+
+def _said(content: bytes, secret: str) -> str:
+    """What an error's body says, in one line and without the key."""
+    try:
+        body = json.loads(content)
+    except ValueError:
+        body = content.decode(errors="replace")
+    text = error_text(body)
+    # The key that the reference has by default is a word, and no secret.
+    text = text.replace(secret, "***") if secret and secret != _NO_SECRET else text
+    return f": {text}" if text else ""

@@ -1,0 +1,82 @@
+"""The jobs of an ART model, in a file of the run: ART itself has no table of jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from etude.backends.job_content import JobContent
+from etude.core.errors import StoreError
+from etude.core.job import ModelVersion, TrainingStatusEnum
+from etude.store.files import write_atomically
+
+
+class ArtJob(BaseModel):
+    """A job, by what can be known of it from outside."""
+
+    model_config = ConfigDict(frozen=True)
+
+    content: JobContent
+    """What it trains on, and how; every job starts from the model's last step."""
+    before: int
+    """The model's step when the job was submitted; it is done when the step is higher."""
+    status: TrainingStatusEnum = TrainingStatusEnum.RUNNING
+    message: str | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    version: ModelVersion | None = None
+    """What it made, once it is completed."""
+
+
+class _Kept(BaseModel):
+    """The content of the file."""
+
+    model_config = ConfigDict(frozen=True)
+
+    base: ModelVersion | None = None
+    jobs: dict[str, ArtJob] = Field(default_factory=dict)
+
+
+class ArtJobs:
+    """All jobs by name, and where the run began. Each change is on the disk before it is known here."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file, where there is one. Raises StoreError when it is damaged."""
+        self._path = path
+        self._kept = _Kept()
+        if path.exists():
+            try:
+                self._kept = _Kept.model_validate_json(path.read_bytes())
+            except (OSError, ValidationError) as error:
+                raise StoreError(
+                    f"{path} is damaged ({error}); delete it and resume (`etude resume`)"
+                ) from error
+
+    @property
+    def base(self) -> ModelVersion | None:
+        """What the run began with; None before it did."""
+        return self._kept.base
+
+    def get(self, name: str) -> ArtJob | None:
+        """A job; None when it was never submitted."""
+        return self._kept.jobs.get(name)
+
+    def unfinished(self) -> dict[str, ArtJob]:
+        """Jobs that were submitted and have no end."""
+        return {name: job for name, job in self._kept.jobs.items() if not job.status.is_final}
+
+    def steps(self) -> set[int]:
+        """Every step that the model may have reached by these jobs."""
+        return {job.before + more for job in self._kept.jobs.values() for more in (0, 1)}
+
+    def put_base(self, version: ModelVersion) -> None:
+        """Keep what the run begins with. Raises StoreError."""
+        self._keep(_Kept(base=version, jobs=self._kept.jobs))
+
+    def put(self, name: str, job: ArtJob) -> None:
+        """Keep a job. Raises StoreError."""
+        self._keep(_Kept(base=self._kept.base, jobs={**self._kept.jobs, name: job}))
+
+    def _keep(self, kept: _Kept) -> None:
+        write_atomically(self._path, kept.model_dump_json(indent=2))
+        self._kept = kept

@@ -1,0 +1,182 @@
+"""Trajectories as OpenPipe ART's JSON: groups, trajectories, messages and choices. Pure functions.
+
+The shapes are those of `art.trajectories` 0.4.11 and 0.5.17, which are the same but for fields that
+either ignores. A message that the model sampled is an OpenAI `Choice` with logprobs and is trained on;
+every other message is a plain dict.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from etude.core.errors import CapabilityError, TrainingError
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.integrations.art.config import ArtAdapterConfig
+
+Json = dict[str, Any]
+
+_KEPT = ("tool_calls", "tool_call_id", "name", "function_call", "refusal")
+_SCALARS = (str, int, float, bool)
+_SPEAKERS = {
+    EpisodeItemRole.SYSTEM,
+    EpisodeItemRole.USER,
+    EpisodeItemRole.ASSISTANT,
+    EpisodeItemRole.TOOL,
+}
+_MAY_REPEAT = {EpisodeItemRole.SYSTEM, EpisodeItemRole.TOOL}
+"""System messages, as in the reference; results of parallel tool calls follow each other as well."""
+
+FLAT = "group without differing rewards"
+
+
+@dataclass(frozen=True, slots=True)
+class ArtGroups:
+    """What a job is given, and what was left out of it."""
+
+    groups: list[Json]
+    trajectories: int
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Trajectories that were left out, by reason."""
+
+
+def model_of(config: ArtAdapterConfig) -> Json:
+    """ART's `TrainableModel`, as its client dumps it."""
+    backend = config.backend
+    internal: Json = {"trainer_args": config.training.all_trainer_args()}
+    if backend.init_args is not None:
+        internal["init_args"] = backend.init_args
+    if backend.engine_args is not None:
+        internal["engine_args"] = backend.engine_args
+    return {
+        "name": backend.name,
+        "project": backend.project,
+        "entity": None,
+        "id": None,
+        "run_id": None,
+        "config": None,
+        "trainable": True,
+        "inference_api_key": None,
+        "inference_base_url": None,
+        "inference_model_name": None,
+        "base_path": ".art",
+        "report_metrics": None,
+        "base_model": backend.base_model,
+        "_internal_config": internal,
+    }
+
+
+def groups_of(collection: TrajectoryCollection) -> ArtGroups:
+    """The collection as ART's groups, without the trajectories that ART could not train on.
+
+    Raises CapabilityError for step rewards, which ART has no place for, and TrainingError when nothing
+    is left: an ART server says of such a batch that it is done.
+    """
+    rejected: Counter[str] = Counter()
+    groups: list[Json] = []
+    for group in collection.trajectories:
+        kept = [made for one in group if (made := _valid(one, rejected)) is not None]
+        # The server skips them without a word, and counts the step all the same.
+        if len({one["reward"] for one in kept}) > 1:
+            groups.append({"trajectories": kept, "exceptions": [], "metadata": {}, "metrics": {}, "logs": []})
+        elif kept:
+            rejected[FLAT] += len(kept)
+    count = sum(len(group["trajectories"]) for group in groups)
+    if not groups:
+        told = "; ".join(f"{number} × {reason}" for reason, number in rejected.most_common()) or "it is empty"
+        raise TrainingError(
+            f"job {collection.run_id}: nothing of the batch can be trained on: {told}. Nothing was submitted."
+        )
+    return ArtGroups(groups, count, dict(rejected))
+
+
+def check_episode_order(trajectory: Trajectory) -> None:
+    """Raise ValueError unless the items are in an order that ART can train on.
+
+    Items are system, user, assistant and tool messages; the first is a system or a user message, the
+    last the assistant's; no two neighbours have the same role, but for system and tool messages; tool
+    messages answer an assistant.
+    """
+    items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
+    roles = [item.role for item in items]
+    if not roles:
+        raise ValueError("it has no messages")
+    others = sorted({str(role) for role in roles} - {str(role) for role in _SPEAKERS})
+    if others:
+        raise ValueError(f"it has messages of the role {', '.join(others)}")
+    if roles[0] not in (EpisodeItemRole.SYSTEM, EpisodeItemRole.USER):
+        raise ValueError(f"its first message is of the role {roles[0]}, not system or user")
+    if roles[-1] is not EpisodeItemRole.ASSISTANT:
+        raise ValueError(f"its last message is of the role {roles[-1]}, not assistant")
+    answering = (EpisodeItemRole.ASSISTANT, EpisodeItemRole.TOOL)
+    for before, after in pairwise(roles):
+        if before is after and after not in _MAY_REPEAT:
+            raise ValueError(f"it has consecutive {after} messages")
+        if after is EpisodeItemRole.TOOL and before not in answering:
+            raise ValueError(f"a tool message follows a {before} message")
+
+
+def _valid(trajectory: Trajectory, rejected: Counter[str]) -> Json | None:
+    if trajectory.shaped_rewards is not None:
+        raise CapabilityError(
+            "ART trains with one reward for a whole trajectory, and there are step rewards; leave them out, "
+            "or choose the adapter 'local'"
+        )
+    try:
+        check_episode_order(trajectory)
+        return trajectory_of(trajectory)
+    except ValueError as error:
+        rejected[str(error)] += 1
+        return None
+
+
+def trajectory_of(trajectory: Trajectory) -> Json:
+    """ART's `Trajectory`. Raises ValueError when an answer lacks its tokens or logprobs."""
+    items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
+    facts = trajectory.metadata or {}
+    sampled = [item for item in items if _is_sampled(item)]
+    if not sampled:
+        raise ValueError("it has no message that the model sampled")
+    versions = [int((item.metadata or {}).get("model_version", 0)) for item in sampled]
+    return {
+        "messages_and_choices": [_choice(item) if _is_sampled(item) else _message(item) for item in items],
+        "tools": facts.get("tools") or None,
+        "additional_histories": [],
+        "reward": trajectory.reward,
+        "initial_policy_version": versions[0],
+        "final_policy_version": versions[-1],
+        "metrics": {},
+        "metadata": {key: value for key, value in facts.items() if isinstance(value, _SCALARS)},
+        "logs": [],
+    }
+
+
+def _is_sampled(item: EpisodeItem) -> bool:
+    return item.role is EpisodeItemRole.ASSISTANT and not (item.metadata or {}).get("given")
+
+
+def _choice(item: EpisodeItem) -> Json:
+    """OpenAI's `Choice`. Tokens go by their ids, in vLLM's notation, which ART's tokeniser reads."""
+    ids, logprobs = item.token_ids, item.logprobs
+    if not ids:
+        raise ValueError("an answer has no token ids")
+    if not isinstance(logprobs, tuple | list) or len(logprobs) != len(ids):
+        raise ValueError("an answer has no logprobs for its tokens")
+    content = [
+        {"token": f"token_id:{token}", "bytes": None, "logprob": logprob, "top_logprobs": []}
+        for token, logprob in zip(ids, logprobs, strict=True)
+    ]
+    return {
+        "index": 0,
+        "finish_reason": (item.metadata or {}).get("finish_reason", "stop"),
+        "logprobs": {"content": content, "refusal": None},
+        "message": {"refusal": None, **_message(item)},
+    }
+
+
+def _message(item: EpisodeItem) -> Json:
+    facts = item.metadata or {}
+    kept = {key: facts[key] for key in _KEPT if key in facts}
+    return {"role": item.role.value, "content": facts.get("content", item.content), **kept}

@@ -1,0 +1,133 @@
+"""The toolkit's agent: a workflow and evaluators of its, built once, and run one example at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+from nat.builder.context import Context
+from nat.data_models.config import Config
+from nat.data_models.intermediate_step import IntermediateStep, IntermediateStepType
+from nat.data_models.user_info import BasicUserInfo, UserInfo
+from nat.plugins.eval.runtime.builder import WorkflowEvalBuilder
+from nat.runtime.session import SessionManager
+from pydantic import BaseModel, SecretStr
+from pydantic_core import to_jsonable_python
+
+from etude.core.errors import EpisodeError, RequestError
+from etude.core.example import Example
+from etude.integrations.nat.model import EtudeModelConfig
+from etude.integrations.nat.steps import Steps
+from etude.integrations.nat.transport import speaking
+from etude.rollout.episode import Episode
+
+_USER = "nat_eval_user"
+"""The user of the toolkit's own evaluations."""
+
+
+class NatAgent:
+    """A workflow of the toolkit that is ready to run, and what was built with it."""
+
+    def __init__(
+        self, config: Config, builder: WorkflowEvalBuilder, sessions: SessionManager, result_json_path: str
+    ) -> None:
+        """Raises RequestError when `result_json_path` is no JSON path."""
+        self.config = config
+        self.builder = builder
+        self._sessions = sessions
+        self._result = _json_path(result_json_path)
+        self._result_json_path = result_json_path
+        self.steps: Steps | None = None
+        """Where the steps of episodes are kept for evaluators; None keeps none."""
+
+    async def run(self, example: Example, episode: Episode) -> Any:
+        """The output of the workflow for an example, as the toolkit's evaluations have it."""
+        with speaking(episode):
+            async with (
+                self._sessions.session(user_id=self._user_id()) as session,
+                session.run(example.inputs["question"]) as runner,
+            ):
+                if not session.workflow.has_single_output:
+                    raise EpisodeError("the workflow only streams; evaluations need one with a single output")
+                steps = _listened_to()
+                output = await runner.result()
+                with contextlib.suppress(ValueError):  # Then it stays what it is, as in the toolkit.
+                    output = runner.convert(output, to_type=str)
+        if self.steps is not None:
+            await self.steps.keep(episode.id, steps)
+        return self._extracted(output)
+
+    def _extracted(self, output: Any) -> Any:
+        if isinstance(output, BaseModel):
+            return output.model_dump_json(indent=2)
+        found = self._result.find(output)
+        if not found:
+            raise EpisodeError(
+                f"the output has nothing at --result_json_path {self._result_json_path}: {output!r:.200}"
+            )
+        return to_jsonable_python(found[0].value, fallback=str)
+
+    def _user_id(self) -> str:
+        name = f"{_USER}-{uuid4()}" if self.config.eval.general.per_input_user_id else _USER
+        user = BasicUserInfo(username=name, password=SecretStr(_USER))
+        return str(UserInfo(basic_user=user).get_user_id())
+
+
+@asynccontextmanager
+async def open_agent(config: Config, model: str, result_json_path: str = "$") -> AsyncIterator[NatAgent]:
+    """Build the workflow and the evaluators of a config, with the calls to `model` recorded.
+
+    Raises RequestError for what cannot be built, and what the toolkit raises.
+    """
+    config = rollout_config(config, model)
+    async with WorkflowEvalBuilder.from_config(config=config) as builder:
+        # How many run at once is the collector's matter.
+        sessions = await SessionManager.create(config=config, shared_builder=builder, max_concurrency=0)
+        try:
+            yield NatAgent(config, builder, sessions, result_json_path)
+        finally:
+            await sessions.shutdown()
+
+
+def rollout_config(config: Config, model: str) -> Config:
+    """The config that episodes run by: the trained model is Etude's, and nothing is trained within."""
+    if model not in config.llms:
+        raise RequestError(
+            f"there is no model '{model}' in `llms` to train; there are: {', '.join(config.llms)}"
+        )
+    return config.model_copy(
+        update={
+            "llms": {**config.llms, model: EtudeModelConfig(model_name=model)},
+            "trainers": {},
+            "trainer_adapters": {},
+            "trajectory_builders": {},
+            # Without what the toolkit's command put there: the whole config, which then holds itself.
+            "finetuning": config.finetuning.model_copy(update={"enabled": False, "run_configuration": None}),
+        }
+    )
+
+
+def _listened_to() -> list[dict[str, Any]]:
+    """A list that the steps of the run that was entered last are added to as they happen."""
+    steps: list[dict[str, Any]] = []
+
+    def add(step: IntermediateStep) -> None:
+        # A step for each token of a stream: the whole text is in the one that ends it.
+        if step.event_type is not IntermediateStepType.LLM_NEW_TOKEN:
+            steps.append(step.model_dump(exclude_none=True))
+
+    Context.get().intermediate_step_manager.subscribe(on_next=add)
+    return steps
+
+
+def _json_path(text: str) -> Any:
+    from jsonpath_ng import parse
+    from jsonpath_ng.exceptions import JSONPathError
+
+    try:
+        return parse(text)
+    except JSONPathError as error:
+        raise RequestError(f"--result_json_path {text} is no JSON path: {error}") from error

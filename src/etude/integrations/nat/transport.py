@@ -1,0 +1,98 @@
+"""HTTP clients whose requests are answered, and recorded, by the episode that they are made in.
+
+One client serves all episodes of an agent that was built once: which of them a request belongs to is
+told by the context that it is made in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import httpx
+
+from etude.core.errors import EpisodeError
+from etude.rollout.blocking import SyncEpisode
+from etude.rollout.episode import Episode
+from etude.wire.gateway import FUNCTION_HEADER, error_response
+from etude.wire.recording import BlockingRecordingTransport, RecordingTransport
+
+BASE_URL = "http://recorded.invalid/v1"
+API_KEY = "recorded"
+
+FunctionName = Callable[[], str]
+"""The function of the agent that is running where it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Speaker:
+    """An episode, and the same for code without asyncio."""
+
+    episode: Episode
+    blocking: SyncEpisode
+
+
+_speaker: ContextVar[_Speaker] = ContextVar("etude_nat_speaker")
+
+
+@contextmanager
+def speaking(episode: Episode) -> Iterator[None]:
+    """Requests that are made inside, also in threads and tasks started there, belong to `episode`."""
+    blocking = SyncEpisode(episode)
+    before = _speaker.set(_Speaker(episode, blocking))
+    try:
+        yield
+    finally:
+        _speaker.reset(before)
+        blocking.close()
+
+
+class EpisodeTransport(httpx.AsyncBaseTransport):
+    """Hands each request to the episode that it is made in. No socket is opened."""
+
+    def __init__(self, model: str, function_name: FunctionName) -> None:
+        """`model` is the entry of `llms` that answers."""
+        self._model = model
+        self._function_name = function_name
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """See httpx. Outside of any episode the answer is an error."""
+        speaker = _speaker.get(None)
+        if speaker is None:
+            return _nobody(request, self._model)
+        episode = speaker.episode
+        request.headers[FUNCTION_HEADER] = self._function_name()
+        recording = RecordingTransport(lambda body: episode.answer(body, self._model), episode.said)
+        return await recording.handle_async_request(request)
+
+
+class BlockingEpisodeTransport(httpx.BaseTransport):
+    """The same for clients without asyncio, in threads that an episode has started."""
+
+    def __init__(self, model: str, function_name: FunctionName) -> None:
+        self._model = model
+        self._function_name = function_name
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """See httpx. Outside of any episode the answer is an error. Raises EpisodeError on the event loop."""
+        speaker = _speaker.get(None)
+        if speaker is None:
+            return _nobody(request, self._model)
+        episode = speaker.episode
+        request.headers[FUNCTION_HEADER] = self._function_name()
+        recording = BlockingRecordingTransport(
+            lambda body: episode.answer(body, self._model), speaker.blocking.wait, episode.said
+        )
+        return recording.handle_request(request)
+
+
+def _nobody(request: httpx.Request, model: str) -> httpx.Response:
+    """The answer to a request that no episode makes."""
+    error = EpisodeError(
+        f"the model '{model}' is being trained, and was called outside of an episode; give evaluators and "
+        "whatever else runs beside the agent an entry of `llms` of their own"
+    )
+    told = error_response(request.url.path, 409, str(error), kind="conflict_error", cause=error)
+    return httpx.Response(told.status, headers=dict(told.headers), content=told.body)

@@ -1,0 +1,1 @@
+"""The loop over epochs: collect, train, adopt, validate, and never lose work."""

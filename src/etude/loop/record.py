@@ -1,0 +1,118 @@
+"""The record of one model's training: its history, journalled, reported and told."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from etude.core.history import EpochEntry, History, ValidationEntry
+from etude.core.job import TrainingJobRef, TrainingJobStatus
+from etude.loop.metrics import finite
+from etude.runtime import Runtime
+from etude.store.log import EpochLog
+from etude.store.plain import plain
+
+
+class Record:
+    """Keeps what a trainer has done. In a run of several targets, each has one under its own name."""
+
+    def __init__(self, runtime: Runtime, target: str | None) -> None:
+        self.log = EpochLog(runtime.run.journal, target)
+        self.history: History = self.log.history(runtime.run.name)
+        self.target = target
+        self._runtime = runtime
+        self._logged: dict[int, dict[str, Any]] = {}
+        """Metrics that came for epochs that are not recorded yet, or not with them."""
+        self._unwritten: set[int] = set()
+
+    def is_done(self, epoch: int) -> bool:
+        """Whether the epoch (from 0) is recorded."""
+        return any(entry.epoch == epoch + 1 for entry in self.history.epochs)
+
+    def is_validated(self, epoch: int) -> bool:
+        """Whether the validation is recorded."""
+        return any(entry.epoch == epoch for entry in self.history.validations)
+
+    def ended(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
+        """How a job ended, where that was recorded: by itself, or before that with its epoch."""
+        statuses = (entry.status for entry in self.history.trained)
+        by_epoch = (status for status in statuses if status is not None and status.run_id == ref.run_id)
+        return self.log.status(ref) or next(by_epoch, None)
+
+    async def add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
+        """Record an epoch (from 0), in place of what is recorded of it.
+
+        `outcome` is the other fields of its entry.
+        """
+        everything = finite({**metrics, **self._logged.pop(epoch, {})})
+        entry = EpochEntry(epoch=epoch + 1, timestamp=_now(), metrics=everything, **outcome)
+        await self.log.add_epoch(entry)
+        self.history = self.history.with_epoch(entry)
+        await self.flush()
+        return entry
+
+    def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
+        """Take up metrics of an epoch (from 0), in place of others of the same name; `flush` journals them.
+
+        Of a value that JSON cannot keep, its text is kept.
+        """
+        metrics = {str(name): finite(_kept(value)) for name, value in metrics.items()}
+        for entry in self.history.epochs:
+            if entry.epoch == epoch + 1:
+                if any(entry.metrics.get(key) != value for key, value in metrics.items()):
+                    both = {**entry.metrics, **metrics}
+                    self.history = self.history.with_epoch(entry.model_copy(update={"metrics": both}))
+                    self._unwritten.add(entry.epoch)
+                return
+        self._logged[epoch] = {**self._logged.get(epoch, {}), **metrics}
+
+    async def flush(self) -> None:
+        """Journal the metrics that were taken up after their epoch was recorded."""
+        for entry in self.history.epochs:
+            if entry.epoch in self._unwritten:
+                await self.log.add_epoch(entry)
+                self._unwritten.discard(entry.epoch)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json` into the run folder."""
+        self._runtime.run.write_json("summary.json", summary)
+
+    async def add_validation(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> ValidationEntry:
+        """Record a validation; `outcome` is the other fields of its entry."""
+        entry = ValidationEntry(epoch=epoch, timestamp=_now(), metrics=finite(metrics), **outcome)
+        await self.log.add_validation(entry)
+        self.history = self.history.with_validation(entry)
+        return entry
+
+    def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
+        """Write the metrics files: into the run folder (a target: into its own part), or `output_dir`."""
+        if self._runtime.report is not None:
+            self._runtime.report(self.history, self.folder(output_dir), final)
+
+    def folder(self, output_dir: str | None = None) -> Path:
+        """Where its files are written: the run folder or `output_dir`, of a target its own part of it."""
+        folder = self._runtime.run.path if output_dir is None else Path(output_dir)
+        if self.target is not None:
+            folder = folder / "targets" / self.target
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def with_name(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The metrics with the target's name under `target`, where there are several."""
+        return metrics if self.target is None else {"target": self.target, **metrics}
+
+    def by_name(self, text: str) -> str:
+        """The text with the target's name before it, where there are several."""
+        return text if self.target is None else f"{self.target}: {text}"
+
+
+def _kept(value: Any) -> Any:
+    try:
+        return plain(value)
+    except TypeError:
+        return str(value)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,103 @@
+"""What may be changed about a run when it goes on: how it is carried out, and what it must not keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import SecretStr
+
+from etude.config.changeable import changeable_keys, is_changeable, slot_in
+from etude.config.document import KeyPath, dig, dotted
+from etude.config.load import MASK, load_config, resolved_yaml
+from etude.config.nearest import nearest
+from etude.config.schema import Config
+from etude.config.slots import Slot
+from etude.core.errors import RequestError
+from etude.store.facts import SUMMARY
+from etude.store.log import EpochLog, histories
+from etude.store.run_folder import RunFolder
+from etude.store.stored_config import CONFIG, stored_data
+
+_NUM_EPOCHS: KeyPath = ("finetuning", "num_epochs")
+
+
+def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
+    """The config of a stored run, with what was changed about it.
+
+    Raises ConfigError when it does not load, RequestError when an override would make another run of it.
+    """
+    config, kept = load_config(run / CONFIG, overrides), stored_data(run)
+    for override in overrides:
+        path: KeyPath = tuple(override.partition("=")[0].split("."))
+        slot = slot_in(config, path)
+        is_known = slot is not None and (is_changeable(slot) or _takes_secret(slot))
+        if not is_known and dig(kept, path) != MASK:
+            raise _refused(dotted(path), config)
+    return config
+
+
+def names_secret(config: Config, override: str) -> bool:
+    """Whether an override of a config gives it a secret."""
+    slot = slot_in(config, tuple(override.partition("=")[0].split(".")))
+    return slot is not None and _takes_secret(slot)
+
+
+def _takes_secret(slot: Slot) -> bool:
+    return any(arm.annotation is SecretStr for arm in slot.arms())
+
+
+def _refused(key: str, config: Config) -> RequestError:
+    keys = changeable_keys(config)
+    close = nearest(key, keys)
+    return RequestError(
+        f"-o {key}: a run goes on as it was begun, and what it has done rests on this setting"
+        + (f"; did you mean {close}?" if close else "")
+        + f"\nWhat only says how to go on can be changed: {', '.join(keys)}; and secrets can be given again."
+        "\nFor another value start a new run: etude train"
+    )
+
+
+def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Keep changed settings in the run folder; the values before and after of each, by its key.
+
+    With more epochs than before a finished run becomes an unfinished one. Raises RequestError when the
+    run has done more epochs already.
+    """
+    stored, now = stored_data(run.path), yaml.safe_load(resolved_yaml(config))
+    keys = [tuple(key.split(".")) for key in changeable_keys(config)]
+    changed = {
+        dotted(key): (dig(stored, key), dig(now, key)) for key in keys if dig(stored, key) != dig(now, key)
+    }
+    if dotted(_NUM_EPOCHS) in changed:
+        _require_room(run, config.finetuning.num_epochs)
+        (run.path / SUMMARY).unlink(missing_ok=True)
+    if changed:
+        run.write_text(CONFIG, resolved_yaml(config))
+    return changed
+
+
+def _require_room(run: RunFolder, num_epochs: int) -> None:
+    """Raises RequestError when the run has done more epochs than it is to have."""
+    past = [*histories(run.journal, run.name).values()] or [EpochLog(run.journal).history(run.name)]
+    done = max(len(history.epochs) for history in past)
+    if num_epochs < done:
+        raise RequestError(
+            f"-o {dotted(_NUM_EPOCHS)}={num_epochs}: run {run.name} has done {done} epochs already; "
+            f"ask for {done} or more"
+        )
+
+
+def without_changeable(data: dict[str, Any], config: Config) -> dict[str, Any]:
+    """A stored config without the settings that may change while it is one run: what makes it that run."""
+    changeable = set(changeable_keys(config))
+
+    def kept(value: Any, path: KeyPath) -> Any:
+        if not isinstance(value, dict):
+            return value
+        inside = {key: kept(item, (*path, key)) for key, item in value.items()}
+        return {key: item for key, item in inside.items() if dotted((*path, key)) not in changeable}
+
+    return dict(kept(data, ()))

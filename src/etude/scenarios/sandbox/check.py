@@ -1,0 +1,184 @@
+"""Tests of a program: inputs, and the outputs that they should give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from etude.core.errors import RequestError
+from etude.scenarios.sandbox.limits import Limits
+from etude.scenarios.sandbox.result import Isolation, SandboxResult, Status
+from etude.scenarios.sandbox.run import call_function, run_program
+
+_TOLERANCE = 1e-6
+_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class IoTests:
+    """Inputs and the outputs that go with them, in the form of the APPS data set.
+
+    With a `function`, each input is its list of arguments and each output a value. Without one, they are
+    the texts on standard input and standard output. What is expected never enters the sandbox.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    function: str | None = None
+    wrapped: bool = False
+    """Whether a value may also stand alone where a list that holds just it is expected."""
+
+    def __post_init__(self) -> None:
+        """Raises RequestError when inputs and outputs do not go together."""
+        if len(self.inputs) != len(self.outputs):
+            raise RequestError(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs are not tests")
+        if self.function is not None and not all(isinstance(one, list | tuple) for one in self.inputs):
+            raise RequestError(f"each input of the function '{self.function}' is a list of arguments")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """As APPS has it in `input_output`."""
+        named = {} if self.function is None else {"fn_name": self.function}
+        return {**named, "inputs": list(self.inputs), "outputs": list(self.outputs)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> IoTests:
+        """Of APPS's `input_output`. Raises RequestError when it is something else.
+
+        Where each output of a function is a list of one value, as in much of APPS, the value may stand
+        alone: the data does not say which is meant.
+        """
+        try:
+            inputs, outputs, function = data["inputs"], data["outputs"], data.get("fn_name")
+            lists = all(isinstance(one, list) and len(one) == 1 for one in outputs)
+            return cls(tuple(inputs), tuple(outputs), function, function is not None and lists)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RequestError(f"these are no tests with 'inputs' and 'outputs': {data!r:.200}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """How a program did on its tests."""
+
+    status: Status
+    """Of the first test that it did not pass; `ok` when it passed all."""
+    reason: str = ""
+    passed: int = 0
+    failed: int = 0
+    """Tests that gave something else."""
+    errors: int = 0
+    """Tests that gave nothing: an error, a time-out, or a test that was not reached."""
+    isolation: Isolation = field(default_factory=Isolation)
+
+
+async def check_program(
+    source: str, tests: IoTests, *, limits: Limits | None = None, stop_early: bool = False
+) -> CheckResult:
+    """Run a program on its tests in the sandbox.
+
+    Calls of a function share one process, and its limits; a whole program has a process for each test.
+    With `stop_early` tests after the first failure may be left out, and count as errors.
+
+    Raises RequestError when there are no tests, EtudeError when no process can be started.
+    """
+    if not len(tests):
+        raise RequestError("a program without tests cannot be checked")
+    if tests.function is not None:
+        result = await call_function(source, tests.function, tests.inputs, limits=limits)
+        return _of_calls(result, tests)
+    outcomes: list[tuple[Status, str]] = []
+    isolation = Isolation()
+    for given, expected in zip(tests.inputs, tests.outputs, strict=True):
+        result = await run_program(source, stdin=_text(given), limits=limits)
+        isolation = result.isolation
+        outcomes.append(_of_output(result, _text(expected)))
+        if stop_early and outcomes[-1][0] != "ok":
+            break
+    return _verdict(outcomes, len(tests), isolation)
+
+
+def _of_calls(result: SandboxResult, tests: IoTests) -> CheckResult:
+    outcomes: list[tuple[Status, str]] = []
+    for given, expected, returned in zip(tests.inputs, tests.outputs, result.returned, strict=False):
+        call = f"{tests.function}({', '.join(map(repr, given))})"
+        if returned.error is not None:
+            outcomes.append(("error", f"{call} raised {returned.error}"))
+        elif _is_expected(returned.value, expected, tests.wrapped):
+            outcomes.append(("ok", ""))
+        else:
+            outcomes.append(
+                ("wrong", f"{call} gave {returned.value!r:.{_SHOWN}}, not {expected!r:.{_SHOWN}}")
+            )
+    if result.status != "ok":
+        outcomes.append((result.status, result.reason))
+    return _verdict(outcomes, len(tests), result.isolation)
+
+
+def _is_expected(value: Any, expected: Any, wrapped: bool) -> bool:
+    return same_value(value, expected) or (wrapped and same_value(value, expected[0]))
+
+
+def _of_output(result: SandboxResult, expected: str) -> tuple[Status, str]:
+    if result.status != "ok" or same_output(result.output, expected):
+        return result.status, result.reason
+    return "wrong", f"it wrote {result.output!r:.{_SHOWN}}, not {expected!r:.{_SHOWN}}"
+
+
+def _verdict(outcomes: Sequence[tuple[Status, str]], tests: int, isolation: Isolation) -> CheckResult:
+    passed = sum(status == "ok" for status, _ in outcomes)
+    failed = sum(status == "wrong" for status, _ in outcomes)
+    lost: tuple[Status, str] = ("error", "it gave no result") if len(outcomes) < tests else ("ok", "")
+    status, reason = next((one for one in outcomes if one[0] != "ok"), lost)
+    return CheckResult(status, reason, passed, failed, tests - passed - failed, isolation)
+
+
+def same_output(found: str, expected: str) -> bool:
+    """Whether two texts are the same but for white space, and numbers but for rounding."""
+    lines, wanted = (
+        [line.split() for line in text.split("\n") if line.strip()] for text in (found, expected)
+    )
+    return len(lines) == len(wanted) and all(
+        len(line) == len(want) and all(map(_same_word, line, want))
+        for line, want in zip(lines, wanted, strict=True)
+    )
+
+
+def same_value(found: Any, expected: Any) -> bool:
+    """Whether two JSON values are the same, numbers but for rounding."""
+    if isinstance(found, list) and isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(map(same_value, found, expected))
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same_value(found[key], expected[key]) for key in found)
+    if isinstance(found, float) or isinstance(expected, float):
+        return _close(found, expected)
+    return bool(found == expected)
+
+
+def _words(text: str) -> list[list[str]]:
+    return [line.split() for line in text.split("\n") if line.strip()]
+
+
+def _same_word(found: str, expected: str) -> bool:
+    if found == expected:
+        return True
+    if not any(mark in found + expected for mark in ".eE"):
+        return False
+    try:
+        return _close(float(found), float(expected))
+    except ValueError:
+        return False
+
+
+def _close(found: Any, expected: Any) -> bool:
+    numbers = isinstance(found, int | float) and isinstance(expected, int | float)
+    both_nan = found != found and expected != expected
+    return numbers and (both_nan or math.isclose(found, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE))
+
+
+def _text(value: Any) -> str:
+    """APPS gives some texts as lists of lines."""
+    return value if isinstance(value, str) else "\n".join(map(str, value)) + "\n"

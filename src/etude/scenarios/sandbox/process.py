@@ -1,0 +1,200 @@
+"""The sandbox's process: started, fed, watched, and killed with everything it may have started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from etude.core.errors import EtudeError, RequestError
+from etude.scenarios.sandbox.folder import fits, own_folder
+from etude.scenarios.sandbox.limits import Limits
+
+_START = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from etude.scenarios.sandbox.inside.main import main; main()"
+)
+_OPTIONS = ("-s", "-P", "-S", "-B", "-X", "utf8", "-c", _START)
+"""Isolated, but for one variable: `-I` would leave it out, and with it what makes a run repeat."""
+_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+
+_CHUNK = 65536
+_LOOK_SECONDS = 0.05
+_GRACE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What came out of the process."""
+
+    reports: bytes
+    output: bytes
+    code: int | None
+    """The exit status; minus the number of the signal that ended it."""
+    stopped: str | None
+    """Why it was killed from here: `time`, `output`, `folder` or `cancelled`."""
+    seconds: float
+
+
+async def run_process(job: bytes, stdin: bytes, limits: Limits) -> Exit:
+    """Start the inside of the sandbox with a job, and wait until it ends or has to be killed.
+
+    Takes `limits.wall_seconds` at most, and a little to clean up. There are as many processes at a time
+    as processors, so that one does not use up another's time; the others wait. When it is cancelled, the
+    process is killed. Raises EtudeError when no process can be started.
+    """
+    # Not asyncio's own processes: a task that is cancelled while it starts one may never end.
+    cancelled = threading.Event()
+    running = _threads().submit(_run, job, stdin, limits, cancelled)
+    result = asyncio.wrap_future(running)
+    try:
+        return await asyncio.shield(result)
+    except asyncio.CancelledError:
+        cancelled.set()
+        if not running.cancel():
+            await asyncio.wait([result], timeout=_GRACE_SECONDS)
+        raise
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    # They live as long as the program: a process is told to die with the thread that started it.
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sandbox")
+
+
+def _run(job: bytes, stdin: bytes, limits: Limits, cancelled: threading.Event) -> Exit:
+    if os.name != "posix":
+        raise RequestError("the sandbox needs Linux or macOS")
+    with own_folder() as folder:
+        started = time.monotonic()
+        with _process(folder) as process:
+            watch = _Watch(process, folder, limits, cancelled, b"%12d" % len(job) + job + stdin)
+            stopped = watch.until_done()
+        seconds = time.monotonic() - started
+    return Exit(bytes(watch.reports), bytes(watch.output), process.returncode, stopped, seconds)
+
+
+@contextlib.contextmanager
+def _process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            (sys.executable, *_OPTIONS, str(Path(__file__).parents[3])),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            cwd=folder,
+            env=_ENVIRONMENT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EtudeError(f"the sandbox cannot start {sys.executable!r}: {error}") from error
+    try:
+        yield process
+    finally:
+        # The group outlives its leader as long as anyone is in it, and is gone otherwise.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
+
+
+class _Watch:
+    """Feeds a process and collects from it, until it ends or there is reason to kill it."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        folder: Path,
+        limits: Limits,
+        cancelled: threading.Event,
+        given: bytes,
+    ) -> None:
+        self.reports = bytearray()
+        self.output = bytearray()
+        self._process = process
+        self._folder = folder
+        self._limits = limits
+        self._cancelled = cancelled
+        self._given = memoryview(given)
+        self._selector = selectors.DefaultSelector()
+
+    def until_done(self) -> str | None:
+        """Why the process has to be killed; None when it has ended."""
+        process, limits = self._process, self._limits
+        assert process.stdin and process.stdout and process.stderr
+        self._register(process.stdin, selectors.EVENT_WRITE, None)
+        self._register(process.stdout, selectors.EVENT_READ, self.output)
+        self._register(process.stderr, selectors.EVENT_READ, self.reports)
+        deadline = time.monotonic() + limits.wall_seconds
+        look = time.monotonic() + _LOOK_SECONDS
+        with self._selector:
+            while True:
+                now = time.monotonic()
+                if now >= deadline:
+                    return "time"
+                if self._cancelled.is_set():
+                    return "cancelled"
+                if now >= look:
+                    look = now + _LOOK_SECONDS
+                    if not fits(self._folder, limits):
+                        return "folder"
+                if max(len(self.output), len(self.reports)) >= limits.output_bytes:
+                    return "output"
+                if self._wait(min(_LOOK_SECONDS, deadline - now)):
+                    return None
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait for something to happen, and see to it. Whether the process has ended."""
+        if not self._selector.get_map():
+            # All pipes are closed: it is ending, or it has closed them to go on in silence.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+                return True
+            return False
+        for key, _ in self._selector.select(seconds):
+            stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
+            done = self._feed(stream) if key.data is None else self._collect(stream, key.data)
+            if done:
+                self._selector.unregister(stream)
+                stream.close()
+        return False
+
+    def _register(self, stream: IO[bytes], event: int, into: bytearray | None) -> None:
+        os.set_blocking(stream.fileno(), False)
+        self._selector.register(stream, event, into)
+
+    def _feed(self, stream: IO[bytes]) -> bool:
+        """Whether all is written. A program need not read what it is given."""
+        try:
+            self._given = self._given[os.write(stream.fileno(), self._given[:_CHUNK]) :]
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return not self._given
+
+    def _collect(self, stream: IO[bytes], into: bytearray) -> bool:
+        """Whether there is no more."""
+        try:
+            part = os.read(stream.fileno(), _CHUNK)
+        except BlockingIOError:
+            return False
+        into += part[: self._limits.output_bytes - len(into)]
+        return not part

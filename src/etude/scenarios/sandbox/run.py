@@ -1,0 +1,155 @@
+"""Running untrusted Python: a whole program, or calls of one of its functions."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sysconfig
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from etude.core.errors import EtudeError
+from etude.scenarios.sandbox.limits import EVERY_MECHANISM, Limits, Mechanism
+from etude.scenarios.sandbox.process import Exit, run_process
+from etude.scenarios.sandbox.result import Guard, Isolation, Returned, SandboxResult, Status
+
+_SET_INSIDE = ("cpu_seconds", "memory_bytes", "file_bytes", "open_files")
+
+
+async def run_program(
+    source: str,
+    *,
+    stdin: str = "",
+    limits: Limits | None = None,
+    mechanisms: Sequence[Mechanism] = EVERY_MECHANISM,
+) -> SandboxResult:
+    """Run a Python program in a process of its own, with `stdin` as its standard input.
+
+    The program has the standard library and an empty folder to write to, and nothing else: no
+    network, no environment, no other processes, no other files. It never takes much longer than
+    `limits.wall_seconds`, whatever it does. Raises EtudeError when no process can be started.
+
+    Where the kernel cannot confine it (see `SandboxResult.isolation`), only code that means no harm
+    is held back. `mechanisms` leaves out parts of what the kernel has.
+    """
+    return await _run(source, None, (), stdin, limits or Limits(), mechanisms)
+
+
+async def call_function(
+    source: str,
+    function: str,
+    calls: Sequence[Sequence[Any]],
+    *,
+    limits: Limits | None = None,
+    mechanisms: Sequence[Mechanism] = EVERY_MECHANISM,
+) -> SandboxResult:
+    """Run a Python program, then call a function of it, or of its class `Solution`, with each of `calls`.
+
+    One process makes all calls. Arguments and values are JSON. A call that raises is an error of that
+    call only (`SandboxResult.returned`); the status is then `ok` nevertheless. Otherwise as `run_program`.
+    """
+    return await _run(source, function, calls, "", limits or Limits(), mechanisms)
+
+
+async def _run(
+    source: str,
+    function: str | None,
+    calls: Sequence[Sequence[Any]],
+    stdin: str,
+    limits: Limits,
+    mechanisms: Sequence[Mechanism],
+) -> SandboxResult:
+    job = {
+        "source": source,
+        "function": function,
+        "calls": [list(call) for call in calls],
+        "libraries": _libraries(),
+        "mechanisms": list(mechanisms),
+        "limits": {
+            name: getattr(limits, name)
+            for name in ("cpu_seconds", "memory_bytes", "file_bytes", "open_files")
+        },
+    }
+    ended = await run_process(json.dumps(job).encode(), stdin.encode("utf-8", "surrogateescape"), limits)
+    return _result(ended, len(calls), limits)
+
+
+@cache
+def _libraries() -> list[str]:
+    """Where the standard library lies."""
+    return sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+
+
+class _Report(BaseModel):
+    """A line from inside. The program may have written it, so that nothing in it is taken for granted."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    isolation: dict[str, Guard] | None = None
+    call: int | None = None
+    value: Any = None
+    error: str | None = None
+    end: Status | None = None
+    reason: str = ""
+
+
+def _reports(lines: bytes) -> list[_Report]:
+    """All reports that can be read; what cannot was cut off, or written by the program."""
+    found = []
+    for line in lines.splitlines():
+        try:
+            found.append(_Report.model_validate(json.loads(line)))
+        except (ValueError, RecursionError):
+            continue
+    return found
+
+
+def _result(ended: Exit, calls: int, limits: Limits) -> SandboxResult:
+    reports = _reports(ended.reports)
+    isolation = reports[0].isolation if reports else None
+    if isolation is None and ended.stopped is None:
+        shown = ended.reports.decode(errors="replace").strip()[-500:]
+        raise EtudeError(f"the sandbox did not start (exit status {ended.code}): {shown or 'no report'}")
+    status, reason = _status(ended, reports, limits)
+    return SandboxResult(
+        status=status,
+        reason=reason,
+        output=ended.output.decode(errors="replace"),
+        returned=_returned(reports, calls),
+        seconds=ended.seconds,
+        isolation=Isolation(**(isolation or {})),
+    )
+
+
+def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[Status, str]:
+    if ended.stopped == "time":
+        return "timeout", f"it was not done after {limits.wall_seconds:g} s"
+    if ended.stopped == "output":
+        return "error", f"it wrote more than {limits.output_bytes} bytes of output"
+    if ended.stopped == "folder":
+        return "error", f"its files took more than {limits.folder_bytes} bytes, or were too many"
+    killed = ended.code == -signal.SIGKILL
+    if ended.code == -signal.SIGXCPU or (killed and ended.seconds > limits.cpu_seconds):
+        return "timeout", f"it was not done after {limits.cpu_seconds} s of CPU time"
+    if killed:
+        return "memory", "it was killed, most likely for want of memory"
+    if ended.code is None or ended.code < 0:
+        return "error", f"it crashed with signal {-(ended.code or 0)}"
+    if ended.code > 0:
+        return "error", f"it exited with status {ended.code}"
+    last = next((report for report in reversed(reports) if report.end is not None), None)
+    # Without a last word it left through `os._exit(0)`.
+    return ("ok", "") if last is None or last.end is None else (last.end, last.reason)
+
+
+def _returned(reports: Sequence[_Report], calls: int) -> tuple[Returned, ...]:
+    """Up to the first call that did not come to an end."""
+    found: dict[int, Returned] = {}
+    for report in reports:
+        if report.call is not None:
+            found.setdefault(report.call, Returned(report.value, report.error))
+    done = next((index for index in range(calls) if index not in found), calls)
+    return tuple(found[index] for index in range(done))

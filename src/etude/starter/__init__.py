@@ -1,1 +1,0 @@
-"""A small project to start from: an agent, examples, a config."""

@@ -1,0 +1,118 @@
+"""Runs side by side: what was set differently, and whether one did better."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etude.config.document import KeyPath, dotted
+from etude.core.stats import Estimate, estimate_difference
+from etude.store.encode import is_episode
+from etude.store.journal import Journal
+from etude.store.phases import phases_of
+from etude.store.request import evaluated_model, read_request
+from etude.store.run_folder import RunFolder
+from etude.store.stored_config import CONFIG, stored_data, trained_parts
+
+_PLACES = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
+"""Keys that say where things are, and not what is done."""
+
+
+def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
+    """The keys in which the runs' configs differ, with the value in each; None where a config lacks it.
+
+    Of evaluations also what `etude evaluate` was asked for, under `evaluate`: the model, how many episodes
+    for each example, and whether it was greedy.
+    """
+    settings = [dict(_leaves(_settings_of(run))) for run in runs]
+    keys = dict.fromkeys(key for one in settings for key in one)
+    values = {key: [one.get(key) for one in settings] for key in keys if key not in _PLACES}
+    return {dotted(key): found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _settings_of(run: Path) -> dict[str, Any]:
+    data = stored_data(run) if (run / CONFIG).is_file() else {}
+    request = read_request(run)
+    if request is None:
+        return data
+    asked = {
+        "model": evaluated_model(request, trained_parts(data)["base"]),
+        "repeat": request.repeat,
+        "greedy": request.greedy,
+    }
+    return {"evaluate": asked, **data}
+
+
+def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
+    """By how much the second run's scores are higher, for each evaluator that is not the reward.
+
+    As `paired_difference`; without the evaluators that the runs do not both have.
+    """
+    rewards = {reward_name(first), reward_name(second)}
+    common = [name for name in evaluators_of(first) if name in evaluators_of(second) and name not in rewards]
+    found = {name: _paired(measured(first, name), measured(second, name)) for name in common}
+    return {name: difference for name, difference in found.items() if difference is not None}
+
+
+def paired_difference(first: Path, second: Path) -> Estimate | None:
+    """By how much the second run's reward is higher, on the examples that both were measured on.
+
+    Taken from each run's evaluation, or else its last validation. Paired by example, so that the
+    examples' difficulty cancels out. None when the runs have fewer than two examples in common.
+    """
+    return _paired(measured(first), measured(second))
+
+
+def _paired(before: Mapping[str, float], after: Mapping[str, float]) -> Estimate | None:
+    common = [name for name in before if name in after]
+    if len(common) < 2:
+        return None
+    return estimate_difference([before[name] for name in common], [after[name] for name in common])
+
+
+def measured(run: Path, evaluator: str | None = None) -> dict[str, float]:
+    """The mean score of each example in a run's evaluation, or else its last validation.
+
+    Of an evaluator, by default the one that is the reward.
+    """
+    reward = evaluator or reward_name(run)
+    with RunFolder.read(run) as folder:
+        phases = [phase for phase in phases_of(folder.journal) if not phase.startswith("train/")]
+        if reward is None or not phases:
+            return {}
+        return _means(folder.journal, phases[0], reward)
+
+
+def _means(journal: Journal, phase: str, reward: str) -> dict[str, float]:
+    scores: defaultdict[str, list[float]] = defaultdict(list)
+    for key, value in journal.scan(f"{phase}/"):
+        if is_episode(value) and value["episode"] == key:
+            told = journal.get(f"{key}/score/{reward}") or {}
+            if told.get("score") is not None:
+                scores[value["example"]["id"]].append(float(told["score"]))
+    return {name: math.fsum(values) / len(values) for name, values in scores.items()}
+
+
+def evaluators_of(run: Path) -> list[str]:
+    """The evaluators of a run, by their names in its config."""
+    data = stored_data(run) if (run / CONFIG).is_file() else {}
+    return list((data.get("eval") or {}).get("evaluators") or {})
+
+
+def reward_name(run: Path) -> str | None:
+    """The evaluator whose score is the reward in a run; None where there is no single one."""
+    if not (run / CONFIG).is_file():
+        return None
+    finetuning = stored_data(run).get("finetuning") or {}
+    return (finetuning.get("reward_function") or {}).get("name")
+
+
+def _leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(data, Mapping) and data:
+        for key, value in data.items():
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path, data

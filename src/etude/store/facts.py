@@ -1,0 +1,101 @@
+"""The facts of a run: how far it came, and what it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from etude.core.errors import EtudeError
+from etude.core.history import History
+from etude.loop.summary import summary_in
+from etude.store.lock import locked_by
+from etude.store.log import EpochLog, histories
+from etude.store.request import RESULT, evaluated_model, read_request
+from etude.store.run_folder import LOCK, RunFolder
+from etude.store.stored_config import CONFIG, stored_data, trained_parts
+
+State = Literal["running", "finished", "unfinished", "unreadable"]
+
+SUMMARY = "summary.json"
+"""Written when a training run is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One run, seen from outside. Reading it disturbs nobody."""
+
+    name: str
+    path: Path
+    kind: Literal["train", "evaluate"]
+    state: State
+    in_use_by: int | None = None
+    """The process that has the run open."""
+    problem: str | None = None
+    """Why the run is unreadable."""
+    num_epochs: int | None = None
+    """How many the run was asked for."""
+    method: str | None = None
+    """`_type` of the trajectory builder."""
+    backend: str | None = None
+    """`_type` of the trainer adapter."""
+    base: str | None = None
+    """The model that training began with, as the config names it."""
+    model: str | None = None
+    """Of an evaluation: the model that was evaluated, a version of a run as `run:v3`."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Of a training run: see `etude.loop.summary.summary_in`."""
+    result: Mapping[str, Any] | None = None
+    """Of a finished evaluation: see `etude.loop.evaluation_result.Evaluation`."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The facts as JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that are over, those that had nothing to train on included."""
+        return int(self.summary.get("epochs_trained", 0)) + int(self.summary.get("epochs_skipped", 0))
+
+
+def histories_of(path: Path) -> dict[str | None, History]:
+    """All epochs and validations of a run, by target; by None where it trains one model.
+
+    Raises StoreError when its database cannot be read.
+    """
+    with RunFolder.read(path) as run:
+        by_target = histories(run.journal, run.name)
+        return dict(by_target.items()) or {None: EpochLog(run.journal).history(run.name)}
+
+
+def facts_of(path: Path) -> RunFacts:
+    """The facts of the run in a folder; of one that cannot be read, why."""
+    path = path.absolute()
+    try:
+        request = read_request(path)
+        with RunFolder.read(path) as run:
+            summary = summary_in(run.journal, run.name)
+            result = run.read_json(RESULT)
+            is_over = run.read_json(SUMMARY) is not None
+        settings = stored_data(path) if (path / CONFIG).is_file() else {}
+    except EtudeError as error:
+        return RunFacts(path.name, path, "train", "unreadable", problem=str(error))
+    finetuning = settings.get("finetuning") or {}
+    parts = trained_parts(settings)
+    in_use_by = locked_by(path / LOCK)
+    if request is not None:
+        is_over = result is not None
+    state: State = "running" if in_use_by is not None else "finished" if is_over else "unfinished"
+    return RunFacts(
+        name=path.name,
+        path=path,
+        kind="train" if request is None else "evaluate",
+        state=state,
+        in_use_by=in_use_by,
+        num_epochs=finetuning.get("num_epochs"),
+        **parts,
+        model=None if request is None else evaluated_model(request, parts["base"]),
+        summary=summary,
+        result=result,
+    )

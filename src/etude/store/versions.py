@@ -1,0 +1,173 @@
+"""Which version of a run's model is meant: `RUN`, `RUN:v3`, `RUN:best`, `RUN:last`, `RUN:base`.
+
+Of a run that trains several models also which of those: `RUN:verifier`, `RUN:verifier:v3`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from etude.core.errors import RequestError
+from etude.core.history import History
+from etude.core.job import ModelVersion
+from etude.loop.versions import best_version, last_version
+from etude.store.facts import facts_of, histories_of
+from etude.store.find import find_run, is_run
+
+BEST, LAST, BASE = "best", "last", "base"
+
+_NUMBER = re.compile(r"v?(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RunVersion:
+    """One version of a model that a run trains."""
+
+    run: Path
+    version: ModelVersion | None
+    """None for the base model."""
+    target: str | None = None
+    """Whose version it is, in a run that trains several models."""
+    choice: str = field(default="", compare=False)
+    """Why it is this one, where nobody named a version."""
+
+    @property
+    def number(self) -> int:
+        """0 for the base model."""
+        return 0 if self.version is None else self.version.number
+
+    def __str__(self) -> str:
+        whose = "" if self.target is None else f"{self.target}:"
+        return f"{self.run.name}:{whose}{f'v{self.number}' if self.number else BASE}"
+
+
+def run_version(text: str, root: Path) -> RunVersion | None:
+    """The version that `RUN` or `RUN:version` names; None when `RUN` is no run, as in `Qwen/Qwen3-0.6B`.
+
+    Raises RequestError when the run has no such version.
+    """
+    parts = text.split(":")
+    for count in range(len(parts), 0, -1):
+        name, wish = ":".join(parts[:count]), ":".join(parts[count:])
+        if is_run(Path(name)) or is_run(root / name):
+            return choose_version(find_run(name, root), wish)
+    return None
+
+
+def choose_version(run: Path, wish: str = "") -> RunVersion:
+    """The version of a run that is wished for.
+
+    `best` is the one with the best validation. Without a wish it is that one too where any version was
+    measured after it was trained, and the last one elsewhere. Raises RequestError when there is no such
+    version, or its weights were deleted.
+    """
+    histories = histories_of(run)
+    target, wish = _target_in(wish, run, histories)
+    history = histories[target]
+    known = {
+        entry.version.number: entry.version
+        for entry in history.epochs
+        if entry.version is not None and entry.version.number
+    }
+    if wish in (BASE, "v0", "0"):
+        return RunVersion(run, None, target)
+    if wish in (BEST, LAST, ""):
+        version, choice = _best_or_last(wish, history, run, target)
+        return RunVersion(run, version, target, choice)
+    match = _NUMBER.fullmatch(wish)
+    number = int(match[1]) if match else None
+    if number is None:
+        raise RequestError(
+            f"'{wish}' is no version; write {BEST}, {LAST}, {BASE}, or a number: {_listed(known)}"
+        )
+    if number not in known:
+        raise RequestError(f"run {run.name} has no version v{number}; it has {_listed(known)}")
+    require_kept(run, known[number])
+    return RunVersion(run, known[number], target)
+
+
+def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) -> tuple[str | None, str]:
+    """The target that a wish names, and the rest of it."""
+    targets = [name for name in histories if name is not None]
+    if not targets:
+        return None, wish
+    name, _, rest = wish.partition(":")
+    if name in targets:
+        return name, rest
+    raise RequestError(
+        f"run {run.name} trains several models; say which and what version: "
+        + ", ".join(
+            f"{target}:{LAST if best_version(histories[target]) is None else BEST}" for target in targets
+        )
+    )
+
+
+def require_kept(run: Path, version: ModelVersion) -> None:
+    """Raise RequestError when the weights of a version that was stored here have been deleted."""
+    folder = stored_at(run, version)
+    if folder is not None and not folder.exists():
+        kept = [int(path.name[1:]) for path in folder.parent.glob("v*") if path.name[1:].isdigit()]
+        raise RequestError(
+            f"the weights of v{version.number} of run {run.name} were not kept; there are {_listed(kept)}. "
+            "`keep_checkpoints` of the trainer says how many are kept"
+        )
+
+
+def stored_at(run: Path, version: ModelVersion) -> Path | None:
+    """Where the run folder has the weights of a version; None when they are a backend's."""
+    parts = Path(version.location).parts
+    if "checkpoints" not in parts:
+        return None
+    # By the folder as it is now: a run may have been moved since.
+    return run.joinpath(*parts[len(parts) - 1 - parts[::-1].index("checkpoints") :])
+
+
+def is_hosted(run: Path, version: ModelVersion | None) -> bool:
+    """Whether a version's weights are a backend's, and not in the run folder."""
+    return version is not None and version.number > 0 and stored_at(run, version) is None
+
+
+def _best_or_last(
+    wish: str, history: History, run: Path, target: str | None
+) -> tuple[ModelVersion | None, str]:
+    """The version, None for the base model, and why it is that one."""
+    best, last = best_version(history), last_version(history)
+    whose = run.name if target is None else f"{run.name}:{target}"
+    if last is None:
+        raise RequestError(
+            f"run {whose} has no trained version{_why_not(run)}; {whose}:{BASE} is the model that it started "
+            "from"
+        )
+    if wish == BEST and best is None:
+        raise RequestError(
+            f"run {whose} has not measured any version after training it, so none is known to be the best; "
+            f"{whose}:{LAST} is the last one, v{last.number}. Runs with held-out examples under "
+            "'finetuning.run_configuration.validation_dataset' measure them"
+        )
+    chosen = last if wish == LAST or best is None else best
+    if wish == LAST:
+        choice = "the last version"
+    elif best is None:
+        choice = "the last version; none was measured after it was trained"
+    else:
+        choice = "the version with the best validation"
+    if not chosen.number:
+        return None, f"{choice}, which is the base model: no trained version has done better"
+    require_kept(run, chosen)
+    return chosen, choice
+
+
+def _why_not(run: Path) -> str:
+    """Whether there will be one, and how."""
+    state = facts_of(run).state
+    if state == "unfinished":
+        return f" yet; go on with it: etude resume {shlex.quote(str(run))}"
+    return " yet" if state == "running" else ": it trained on nothing, or its backend keeps the versions"
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(f"v{number}" for number in sorted(numbers)) or "none"

@@ -1,0 +1,170 @@
+"""A loopback HTTP endpoint that records: for agents in another process or language."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from etude.wire.gateway import Gateway, Handler, WireResponse, error_response
+from etude.wire.listening import listen
+from etude.wire.said import Said
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request, Response
+
+_SHUTDOWN_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to send requests so that they are recorded into one episode.
+
+    Chat completions, the Responses API, and Anthropic's messages.
+    """
+
+    base_url: str
+    """Ends in `/v1`, as the OpenAI SDKs want it."""
+    api_key: str = field(repr=False)
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """The same without `/v1`, as the Anthropic SDKs want it."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which the OpenAI and Anthropic SDKs in another process find the endpoint."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.anthropic_base_url,
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
+
+
+class EndpointServer:
+    """One HTTP server on the loopback interface; each episode has a key of its own."""
+
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Port 0 lets the system choose a free one."""
+        self._host = host
+        self._port = port
+        self._gateways: dict[str, tuple[str, Gateway]] = {}
+        self._socket: socket.socket | None = None
+        self._stop: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """The address, once `start` was called."""
+        assert self._socket is not None, "the endpoint has not been started"
+        return f"http://{self._host}:{self._socket.getsockname()[1]}/v1"
+
+    def start(self) -> None:
+        """Listen, and serve on the running event loop. Connections are accepted when this returns.
+
+        Does nothing when it is listening already. Raises RequestError when the port is in use.
+        """
+        if self._socket is not None:
+            return
+        self._socket = listen(self._host, self._port)
+        self._stop = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._serve(self._socket, self._stop))
+
+    def open(self, handler: Handler, said: Said | None = None) -> Endpoint:
+        """A new key; requests that bear it are answered by `handler`. Starts the server.
+
+        `said` is what the episode's other clients were answered.
+        """
+        self.start()
+        name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        self._gateways[name] = (secret, Gateway(handler, said))
+        return Endpoint(self.base_url, f"etude-{name}-{secret}")
+
+    def revoke(self, endpoint: Endpoint) -> None:
+        """Refuse the endpoint's key from now on."""
+        self._gateways.pop(endpoint.api_key.split("-")[1], None)
+
+    async def close(self) -> None:
+        """Stop listening and end the requests under way. Calling it twice is fine."""
+        if self._task is None or self._stop is None:
+            return
+        self._stop.set()
+        await self._task
+        self._task = self._stop = self._socket = None
+
+    def authorized(self, headers: Mapping[str, str]) -> Gateway | None:
+        """The gateway that a request's key gives access to, if any.
+
+        The key is in `Authorization: Bearer`, or in `x-api-key` where Anthropic's clients have it.
+        """
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")
+        _, _, rest = key.partition("-")
+        name, _, secret = rest.partition("-")
+        # The name only finds the entry; whether the secret is right must not show in the time it takes.
+        expected, gateway = self._gateways.get(name, ("", None))
+        same = hmac.compare_digest(expected.encode(), secret.encode())
+        return gateway if same else None
+
+    async def _serve(self, listening: socket.socket, stop: asyncio.Event) -> None:
+        import uvicorn
+
+        class Server(uvicorn.Server):
+            """Leaves the process's signal handlers alone: Ctrl-C is for the run, not for its endpoint."""
+
+            @contextlib.contextmanager
+            def capture_signals(self):  # type: ignore[no-untyped-def]
+                yield
+
+        config = uvicorn.Config(
+            _application(self),
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+        server = Server(config)
+        serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await serving
+        finally:
+            stopping.cancel()
+            listening.close()
+
+
+def _application(server: EndpointServer) -> FastAPI:
+    from fastapi import FastAPI, Response
+
+    app = FastAPI(title="etude recording endpoint", docs_url=None, redoc_url=None, openapi_url=None)
+
+    async def record(request: Request) -> Response:
+        response = await _respond(server, request)
+        return Response(response.body, response.status, dict(response.headers))
+
+    app.add_route("/{path:path}", record, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
+    return app
+
+
+async def _respond(server: EndpointServer, request: Request) -> WireResponse:
+    path = request.url.path
+    gateway = server.authorized(request.headers)
+    if gateway is None:
+        return error_response(
+            path,
+            401,
+            "the API key is not that of a running episode; use the base_url and api_key of episode.endpoint",
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
+    return await gateway.answer(request.method, path, request.headers, await request.body())

@@ -1,0 +1,166 @@
+"""OpenAI's chat completions on the wire: requests out, completions and failures in. Pure functions.
+
+Token ids travel in the fields that vLLM added to the protocol: `return_token_ids` in the request,
+`prompt_token_ids` in the answer and `token_ids` in its choice. Servers that name the tokens of the
+logprobs by their ids instead (`return_tokens_as_token_ids`) are understood as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.message import Message
+from etude.wire.openai_failures import Disturbed, Refused, error_text
+
+_SEED_SHIFT = 32
+"""Keys have 63 bits; some servers take only 31 for a seed."""
+
+_NAMED = "token_id:"
+"""How vLLM names a token by its id."""
+
+
+def request_fields(request: ChatRequest) -> dict[str, Any]:
+    """The request's own fields of a chat completions body."""
+    sampling = request.sampling
+    fields: dict[str, Any] = {
+        "messages": request.messages,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": request.key >> _SEED_SHIFT if sampling.seed is None else sampling.seed,
+    }
+    if sampling.max_tokens is not None:
+        fields["max_tokens"] = sampling.max_tokens
+    if sampling.stop:
+        fields["stop"] = sampling.stop
+    if request.tools:
+        fields["tools"] = request.tools
+    return fields
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """A body as JSON. Raises Refused when a message holds something that JSON cannot."""
+    try:
+        return to_json(body)
+    except ValueError as error:
+        raise Refused(f"the request cannot be written as JSON: {error}", impossible=True) from error
+
+
+def parse_completion(data: bytes, model_version: int = 0) -> Completion:
+    """The completion in the body of a 200 answer.
+
+    Raises Disturbed when the body is not one: broken JSON, no choices, fields of the wrong type,
+    as many logprobs as there are not tokens. Raises Refused when a content filter cut the answer.
+    """
+    try:
+        reply = from_json(data, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        raise Disturbed(f"malformed JSON in the answer: {error}") from error
+    try:
+        choice = _only_choice(reply)
+        message = _message(choice["message"])
+        logprobs = _logprobs(choice.get("logprobs"))
+        completion_ids = _ids(choice.get("token_ids"))
+        if completion_ids is None:
+            completion_ids = _named_ids(choice.get("logprobs"))
+        if logprobs is not None and completion_ids is not None and len(logprobs) != len(completion_ids):
+            raise Disturbed(f"malformed answer: {len(logprobs)} logprobs for {len(completion_ids)} tokens")
+        return Completion(
+            message=message,
+            finish_reason=_finish_reason(choice.get("finish_reason"), message),
+            prompt_ids=_ids(reply.get("prompt_token_ids")),
+            completion_ids=completion_ids,
+            logprobs=logprobs,
+            usage=_usage(reply.get("usage")),
+            model_version=model_version,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Disturbed(f"malformed answer: {type(error).__name__}: {error}") from error
+
+
+def _only_choice(reply: Any) -> dict[str, Any]:
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    if not isinstance(choices, list) or not choices:
+        # Some routers answer 200 with an error inside.
+        said = error_text(reply)
+        raise Disturbed(f"an answer without choices: {said}" if said else "an answer without choices")
+    if not isinstance(choices[0], dict):
+        raise Disturbed("malformed answer: the choice is not an object")
+    return choices[0]
+
+
+def _message(wire: dict[str, Any]) -> Message:
+    """The assistant message, without the fields that say nothing."""
+    message: Message = {"role": "assistant", "content": _content(wire.get("content"))}
+    for name, value in wire.items():
+        if name not in message and value not in (None, [], {}):
+            message[name] = value
+    if "tool_calls" in message:
+        message["tool_calls"] = [_tool_call(call, index) for index, call in enumerate(message["tool_calls"])]
+    return message
+
+
+def _content(content: Any) -> str | None:
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part["type"] == "text")
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"the content is a {type(content).__name__}")
+    return content
+
+
+def _tool_call(call: dict[str, Any], index: int) -> dict[str, Any]:
+    function = call["function"]
+    if not isinstance(function["name"], str):
+        raise TypeError("the name of a tool call is not a string")
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        # OpenAI sends a string of JSON; some servers send the object.
+        arguments = to_json(arguments).decode()
+    return {
+        "id": call.get("id") or f"call_{index}",
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _logprobs(wire: Any) -> tuple[float, ...] | None:
+    content = wire.get("content") if wire is not None else None
+    if content is None:
+        return None
+    return tuple([float(token["logprob"]) for token in content])
+
+
+def _ids(wire: Any) -> tuple[int, ...] | None:
+    if wire is None:
+        return None
+    if not isinstance(wire, list) or not set(map(type, wire)) <= {int}:
+        raise TypeError("token ids are not a list of integers")
+    return tuple(wire)
+
+
+def _named_ids(wire: Any) -> tuple[int, ...] | None:
+    """The ids in tokens like `token_id:42`; None where the tokens are called by their text."""
+    content = (wire.get("content") if wire is not None else None) or ()
+    named = [str(token.get("token", "")) for token in content]
+    if not named or not all(name.startswith(_NAMED) and name[len(_NAMED) :].isdecimal() for name in named):
+        return None
+    return tuple(int(name[len(_NAMED) :]) for name in named)
+
+
+def _finish_reason(wire: Any, message: Message) -> str:
+    if wire == "content_filter":
+        raise Refused("the endpoint's content filter cut the answer", impossible=True)
+    if wire in ("abort", "error"):
+        raise Disturbed(f"the endpoint gave up on the answer (finish_reason {wire!r})")
+    if wire == "length":
+        return "length"
+    return "tool_calls" if "tool_calls" in message else "stop"
+
+
+def _usage(wire: Any) -> Usage:
+    if wire is None:
+        return Usage()
+    return Usage(int(wire.get("prompt_tokens") or 0), int(wire.get("completion_tokens") or 0))

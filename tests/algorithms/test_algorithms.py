@@ -1,0 +1,143 @@
+"""The three algorithms as pure functions from a group to trajectories."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from etude.algorithms import dpo, grpo, imitation
+from etude.algorithms.branches import branches_of
+from etude.algorithms.dpo import DpoBuilderConfig, dpo_trajectories
+from etude.algorithms.grpo import grpo_trajectories
+from etude.algorithms.imitation import best_episodes
+from etude.algorithms.scored import ScoredEpisode, Tally
+from etude.core.episode import WORKFLOW, Event
+from tests.algorithms.scripted_episodes import conversation, episode, group, scored
+
+
+def pairs(siblings, tally=None, **config):
+    found = dpo_trajectories(siblings, DpoBuilderConfig(**config), tally or Tally())
+    return [(one.metadata["chosen_reward"], one.metadata["rejected_reward"]) for one in found]
+
+
+def test_grpo_takes_every_episode_of_a_group():
+    found = grpo_trajectories(group((1.0, "a"), (0.0, "b"), (0.0, "c")), 1.0, True, Tally())
+    assert [(one.reward, one.metadata["generation"]) for one in found] == [(1.0, 0), (0.0, 1), (0.0, 2)]
+
+
+def test_grpo_takes_every_branch_of_an_episode():
+    record = episode(conversation("a", "b") + conversation("x", "y", start=1))
+    two = ScoredEpisode(record, 1.0, tuple(branches_of(record, {WORKFLOW}, None)))
+    found = grpo_trajectories([two, scored(0.0, "a", "c", generation=1)], 1.0, True, Tally())
+    assert [(one.metadata["generation"], one.metadata["branch"]) for one in found] == [(0, 0), (0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("siblings", "reason"),
+    [(group((1.0, "a")), grpo.GROUP_OF_ONE), (group((0.5, "a"), (0.5, "b")), grpo.EQUAL_REWARDS)],
+)
+def test_grpo_leaves_out_groups_without_an_advantage_and_counts_them(siblings, reason):
+    tally = Tally()
+    assert grpo_trajectories(siblings, 1.0, True, tally) == []
+    assert tally.left_out == {reason: 1}
+    assert len(grpo_trajectories(siblings, 1.0, False, Tally())) == len(siblings)
+
+
+def test_grpo_keeps_a_group_whose_step_rewards_differ():
+    calls = conversation("a", "b")
+    siblings = []
+    for generation, step in enumerate((0.1, 0.9)):
+        record = episode(
+            calls, generation=generation, events=[Event("step_reward", after_call=0, value=step)]
+        )
+        siblings.append(ScoredEpisode(record, 0.0, tuple(branches_of(record, {WORKFLOW}, None))))
+    assert [one.shaped_rewards for one in grpo_trajectories(siblings, 1.0, True, Tally())] == [[0.1], [0.9]]
+
+
+def test_dpo_pairs_every_two_episodes_clearest_first():
+    assert pairs(group((0.5, "a"), (0.9, "b"), (0.1, "c"))) == [(0.9, 0.1), (0.9, 0.5), (0.5, 0.1)]
+
+
+def test_dpo_pairs_only_best_and_worst_when_asked():
+    siblings = group((0.5, "a"), (0.9, "b"), (0.1, "c"))
+    assert pairs(siblings, pairs="best_vs_worst") == [(0.9, 0.1)]
+    assert pairs(siblings[:1], pairs="best_vs_worst") == []
+
+
+def test_dpo_limits_the_pairs_of_a_group_to_the_clearest():
+    tally = Tally()
+    assert pairs(group((0.5, "a"), (0.9, "b"), (0.1, "c")), tally, max_pairs_per_group=1) == [(0.9, 0.1)]
+    assert tally.left_out == {dpo.OVER_LIMIT: 2}
+
+
+def test_dpo_drops_ties_equal_responses_and_small_differences_and_counts_each():
+    tally = Tally()
+    siblings = group((1.0, "a"), (1.0, "b"), (0.95, "c"), (0.0, "a"))
+    assert pairs(siblings, tally, min_reward_diff=0.1) == [(1.0, 0.0), (0.95, 0.0)]
+    assert tally.left_out == {dpo.TIE: 1, dpo.TOO_CLOSE: 2, dpo.SAME_RESPONSE: 1}
+
+
+def test_dpo_knows_that_three_tenths_and_one_tenth_differ_by_two_tenths():
+    assert pairs(group((0.3, "a"), (0.1, "b")), min_reward_diff=0.2) == [(0.3, 0.1)]
+
+
+def test_dpo_never_pairs_episodes_that_began_with_different_prompts():
+    tally = Tally()
+    assert pairs([scored(1.0, "one", "a"), scored(0.0, "two", "b", generation=1)], tally) == []
+    assert tally.left_out == {dpo.OTHER_PROMPT: 1}
+
+
+def test_a_dpo_trajectory_holds_one_pair_and_its_difference():
+    (one,) = dpo_trajectories(group((0.9, "good"), (0.4, "bad")), DpoBuilderConfig(), Tally())
+    assert one.reward == pytest.approx(0.5)
+    assert (one.episode[0].chosen_response, one.episode[0].rejected_response) == ("good", "bad")
+    assert (one.metadata["chosen_episode"], one.metadata["rejected_episode"]) == (
+        "train/1/e/0",
+        "train/1/e/1",
+    )
+
+
+def test_dpo_refuses_a_difference_of_zero_because_ties_say_nothing():
+    with pytest.raises(ValidationError, match="min_reward_diff"):
+        DpoBuilderConfig(min_reward_diff=0)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from("abc")), max_size=6))
+def test_dpo_pairs_always_prefer_the_better_of_two_different_responses(siblings):
+    for one in dpo_trajectories(group(*siblings), DpoBuilderConfig(), Tally()):
+        item = one.episode[0]
+        assert one.metadata["chosen_reward"] > one.metadata["rejected_reward"]
+        assert item.chosen_ids != item.rejected_ids
+        assert len(item.chosen_ids) == len(item.chosen_mask) == len(item.chosen_logprobs)
+
+
+def kept(siblings, min_reward=None, best_k=None, tally=None):
+    found = best_episodes(siblings, min_reward, best_k, tally or Tally())
+    return [(one.reward, one.episode.generation) for one in found]
+
+
+def test_expert_iteration_keeps_what_reaches_the_threshold_best_first():
+    tally = Tally()
+    assert kept(group((0.5, "a"), (1.0, "b"), (0.2, "c")), min_reward=0.5, tally=tally) == [
+        (1.0, 1),
+        (0.5, 0),
+    ]
+    assert tally.left_out == {imitation.BELOW: 1}
+
+
+def test_expert_iteration_keeps_the_best_k_and_earlier_generations_win_ties():
+    tally = Tally()
+    assert kept(group((0.5, "a"), (1.0, "b"), (1.0, "c")), best_k=1, tally=tally) == [(1.0, 1)]
+    assert tally.left_out == {imitation.NOT_BEST: 2}
+
+
+def test_expert_iteration_keeps_the_best_one_by_default_and_nothing_of_a_group_of_equals():
+    tally = Tally()
+    assert kept(group((0.0, "a"), (0.5, "b"))) == [(0.5, 1)]
+    assert kept(group((0.0, "a"), (0.0, "b")), tally=tally) == []
+    assert tally.left_out == {imitation.NO_BEST: 1}
+
+
+def test_expert_iteration_takes_threshold_and_best_k_together():
+    assert kept(group((0.9, "a"), (1.0, "b"), (0.2, "c")), min_reward=0.5, best_k=1) == [(1.0, 1)]
+    assert kept(group((0.1, "a"), (0.2, "b")), min_reward=0.5, best_k=1) == []

@@ -1,0 +1,248 @@
+"""Which episodes are imitated, and decisions that are put right before that."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.algorithms import imitation
+from etude.algorithms.expert_iteration import SelectionConfig, imitations
+from etude.algorithms.imitation import GuessReplacementConfig, WeightingConfig, draw, guess_of
+from etude.algorithms.scored import Tally
+from etude.core.errors import RequestError
+from etude.core.keys import generator
+from etude.core.trajectory import TrajectoryCollection
+from etude.learner.collate import supervised_batch
+from etude.protocols import SCALES, Act, adp, nip, parse_answer
+from tests.algorithms.plays import part_of, played, scored
+from tests.algorithms.scripted_episodes import group
+from tests.protocols.games import Labelled, example
+from tests.support import END
+
+rewards = st.lists(st.floats(-2, 2), max_size=12)
+
+
+def shares(values, **config):
+    """How often each place is drawn, as a share."""
+    settings = WeightingConfig(sample_size_factor=2000, **config)
+    counts = Counter(draw(values, settings, generator(0)))
+    found = [counts[place] / (2000 * len(values)) for place in range(len(values))]
+    return pytest.approx(found, abs=0.03)
+
+
+def test_episodes_are_drawn_by_their_reward_above_the_least():
+    assert shares([0.0, 1.0, 3.0], epsilon=0.0) == [0.0, 0.25, 0.75]
+
+
+def test_what_counts_as_the_least_can_be_set():
+    assert shares([1.0, 3.0], minimum=0.0, epsilon=0.0) == [0.25, 0.75]
+    assert shares([1.0, 3.0], minimum=2.0, epsilon=0.0) == [0.0, 1.0]
+
+
+def test_everybody_gets_a_little():
+    assert shares([0.0, 1.0], epsilon=1.0) == [0.25, 0.75]
+
+
+def test_equal_rewards_have_equal_weights():
+    assert shares([0.5, 0.5], epsilon=0.0) == [0.5, 0.5]
+
+
+def test_nothing_is_drawn_from_nothing():
+    assert draw([], WeightingConfig(), generator(0)) == []
+
+
+@given(rewards, st.booleans(), st.sampled_from([0.25, 0.5, 1.0]), st.integers(0, 99))
+def test_a_draw_is_of_the_size_that_was_asked_for_and_repeats_itself(values, replacement, factor, seed):
+    config = WeightingConfig(use_replacement=replacement, sample_size_factor=factor)
+    drawn = draw(values, config, generator(seed))
+    assert drawn == sorted(draw(values, config, generator(seed)))
+    assert len(drawn) == round(len(values) * factor)
+    assert all(0 <= place < len(values) for place in drawn)
+    if not replacement:
+        assert len(set(drawn)) == len(drawn)
+
+
+def test_without_replacement_the_better_are_drawn_more_often():
+    config = WeightingConfig(use_replacement=False, sample_size_factor=0.5)
+    counts = Counter(place for seed in range(300) for place in draw([0, 1, 2, 3], config, generator(seed)))
+    assert counts[3] > counts[2] > counts[1] > counts[0]
+
+
+@pytest.mark.parametrize(
+    ("annealing", "expected"),
+    [
+        ({}, [0.2, 0.2, 0.2, 0.2]),
+        ({"annealing": "linear", "annealing_rate": 0.08}, [0.2, 0.12, 0.04, 0.0]),
+        ({"annealing": "exponential", "annealing_rate": 0.5}, [0.2, 0.1, 0.05, 0.025]),
+    ],
+)
+def test_the_share_of_replaced_guesses_is_annealed(annealing, expected):
+    config = GuessReplacementConfig(proportion=0.2, **annealing)
+    assert [config.share(epoch) for epoch in range(4)] == pytest.approx(expected)
+
+
+ASK, WRONG, RIGHT = "show me", "Decision: accept", "Decision: reject"
+
+
+@pytest.fixture
+async def fooled(tmp_path):
+    """The claim is false, and the verifier accepts it."""
+    return await played(tmp_path, nip(max_message_rounds=3), [ASK, "trust me", WRONG], about=example(0))
+
+
+def verifier_rows(record, tally=None, **replacement):
+    config = SelectionConfig(min_reward=0.5, guess_replacement=GuessReplacementConfig(**replacement))
+    return imitations([part_of("verifier", record)], config, 1.0, 0, 7, tally or Tally())[0]
+
+
+async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled):
+    assert verifier_rows(fooled) == []
+    (row,) = verifier_rows(fooled, proportion=1.0)
+    assert [(item.role, item.content) for item in row.episode] == [
+        ("system", "You are verifier. e"),
+        ("user", "Begin."),
+        ("assistant", ASK),
+        ("user", row.episode[3].content),
+        ("assistant", RIGHT),
+    ]
+    assert "trust me" in row.episode[3].content
+    assert row.metadata["guess_replaced"]
+    sampled, replaced = row.episode[2], row.episode[4]
+    assert sampled.token_ids == fooled.calls[0].completion.completion_ids
+    assert (replaced.token_ids, replaced.logprobs) == (None, ())
+    assert replaced.metadata["replaced"]
+
+
+async def test_the_backend_makes_the_tokens_of_what_was_not_sampled(fooled):
+    rows = verifier_rows(fooled, proportion=1.0)
+    collection = TrajectoryCollection(trajectories=[rows], run_id="job", method="supervised")
+    ((sequence,),) = supervised_batch(collection, lambda text: (*text.encode(), END)).units
+    prompt = fooled.calls[2].completion.prompt_ids
+    assert sequence.ids == (*prompt, *RIGHT.encode(), END)
+    trained = bytes(token for token, weight in zip(sequence.ids, sequence.weights, strict=True) if weight)
+    assert trained == ASK.encode() + bytes([END]) + RIGHT.encode() + bytes([END])
+
+
+@pytest.mark.parametrize("scale", [*SCALES])
+@pytest.mark.parametrize("truth", [0, 1])
+async def test_a_replaced_guess_is_one_that_the_protocols_own_scale_reads(tmp_path, scale, truth):
+    protocol = adp(verifier_decision_spectrum=scale)
+    wrong = f"Decision: {SCALES[scale].strongest(1 - truth)}"
+    record = await played(tmp_path, protocol, ["trust me", wrong], about=example(truth))
+    (row,) = verifier_rows(record, proportion=1.0)
+    (turn,) = protocol.rounds(0)[1]
+    act = parse_answer(row.episode[-1].content, turn)
+    assert act.decision == (1.0 if truth else -1.0)
+
+
+class BareVerdicts(Labelled):
+    """Reads the verdict alone, without `Decision:` before it."""
+
+    def parse(self, text, turn):
+        value = turn.scale.read(text) if turn.decide == "must" else None
+        return Act(dict.fromkeys(turn.writes, text)) if value is None else Act(decision=value)
+
+
+class JsonVerdicts(Labelled):
+    """Reads a verdict in a format of its own, and raises on any other text."""
+
+    def parse(self, text, turn):
+        if turn.decide == "no":
+            return Act(dict.fromkeys(turn.writes, text))
+        return Act(decision=2.0 * json.loads(text)["right"] - 1)
+
+    def write_decision(self, verdict, turn):
+        return json.dumps({"right": verdict})
+
+
+@pytest.mark.parametrize(
+    ("scenario", "wrong", "right"),
+    [(BareVerdicts, "accept", "reject"), (JsonVerdicts, '{"right": 1}', '{"right": 0}')],
+)
+async def test_a_replaced_guess_is_written_as_the_scenario_reads_it(tmp_path, scenario, wrong, right):
+    record = await played(tmp_path, adp(), ["trust me", wrong], about=example(0), scenario=scenario())
+    (row,) = verifier_rows(record, proportion=1.0)
+    assert row.episode[-1].content == right
+
+
+class Unwritable(JsonVerdicts):
+    """Says nothing of how a verdict is written."""
+
+    def write_decision(self, verdict, turn):
+        return "yes" if verdict else "no"
+
+
+async def test_a_guess_that_cannot_be_written_is_no_row_but_an_error(tmp_path):
+    answers = ["trust me", '{"right": 1}']
+    record = await played(tmp_path, adp(), answers, about=example(0), scenario=Unwritable())
+    assert verifier_rows(record) == []
+    with pytest.raises(RequestError, match=r"'train/1/e/0'.*answer of 'verifier'.*write_decision"):
+        verifier_rows(record, proportion=1.0)
+
+
+async def test_only_a_decision_is_replaced(tmp_path, fooled):
+    undecided = await played(tmp_path, nip(max_message_rounds=3), [ASK, "so", "hm"], retries=0, generation=1)
+    assert guess_of(scored(undecided)) is None
+    assert guess_of(scored(fooled)) is not None
+    assert verifier_rows(undecided, proportion=1.0) == []
+
+
+async def test_a_prover_has_no_guess(fooled):
+    (prover,) = part_of("prover", fooled)
+    assert guess_of(prover) is None
+
+
+async def test_a_play_that_branches_has_no_single_guess(tmp_path):
+    record = await played(tmp_path, adp(), ["a", "b", RIGHT, WRONG, RIGHT, WRONG], widths=2)
+    assert all(guess_of(one) is None for one in part_of("verifier", record))
+
+
+async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_reward(tmp_path):
+    records = []
+    for generation in range(4):
+        answers = ["proof", RIGHT if generation % 2 else WRONG]
+        records.append(
+            await played(
+                tmp_path,
+                adp(),
+                answers,
+                about=example(0),
+                generation=generation,
+                id=f"train/1/e/{generation}",
+            )
+        )
+    config = SelectionConfig(min_reward=0.5, guess_replacement=GuessReplacementConfig(proportion=0.5))
+    (rows,) = imitations([part_of("verifier", *records)], config, 1.0, 0, 3, Tally())
+    replaced = [row for row in rows if row.metadata.get("guess_replaced")]
+    selected = [row for row in rows if not row.metadata.get("guess_replaced")]
+    assert len(replaced) == 2
+    assert all(row.reward == 1.0 for row in selected)
+    places = [row.metadata["generation"] for row in rows]
+    assert len(set(places)) == len(places)
+    assert all(row.episode[-1].content == RIGHT for row in rows)
+
+
+async def test_each_agent_is_selected_by_what_it_earned_itself(tmp_path):
+    fooling = await played(tmp_path, adp(), ["lie", WRONG], about=example(0))
+    config = SelectionConfig(min_reward=0.5)
+    parts = [part_of("prover", fooling), part_of("verifier", fooling)]
+    prover, verifier = imitations(parts, config, 1.0, 0, 0, Tally())
+    assert [row.episode[-1].content for row in prover] == ["lie"]
+    assert verifier == []
+
+
+def test_a_draw_is_from_all_groups_together_and_counts_what_was_left():
+    tally = Tally()
+    groups = [group((0.0, "a"), (0.0, "b")), group((1.0, "c"), (1.0, "d"))]
+    config = SelectionConfig(weighting=WeightingConfig(sample_size_factor=0.5, epsilon=0.0))
+    first, second = imitations(groups, config, 1.0, 0, 0, tally)
+    assert first == []
+    assert len(second) == 2
+    assert tally.left_out[imitation.NOT_DRAWN] == 4 - len({row.metadata["generation"] for row in second})
+
+
+def test_a_share_is_never_more_than_there_is():
+    assert math.isclose(GuessReplacementConfig(proportion=1.0).share(5), 1.0)

@@ -1,0 +1,159 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.algorithms.branches import branches_of
+from etude.algorithms.transcript import items_of, require_tokens, shaped_rewards, trajectory_of
+from etude.core.call import Call, ChatRequest, Completion
+from etude.core.episode import WORKFLOW, Event
+from etude.core.errors import TrainingError
+from etude.core.trajectory import EpisodeItemRole
+from tests.algorithms.scripted_episodes import call, conversation, episode, ids
+
+
+def branch_of(calls):
+    (branch,) = branches_of(episode(calls), (WORKFLOW,), "policy")
+    return branch
+
+
+def test_context_and_sampled_tokens_in_turn_are_the_sequence():
+    branch = branch_of(conversation("a", "b", "c", "d"))
+    sampled = [item for item in items_of(branch) if item.token_ids is not None]
+    assert [(item.context_ids, item.token_ids) for item in sampled] == [
+        (ids("<a>"), ids("b.")),
+        (ids("<c>"), ids("d.")),
+    ]
+
+
+tokens = st.lists(st.integers(0, 9), max_size=5).map(tuple)
+
+
+@given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=6))
+def test_concatenated_items_equal_the_last_calls_prompt_and_completion(turns):
+    sequence: tuple[int, ...] = ()
+    calls, messages = [], []
+    for index, (context, completion) in enumerate(turns):
+        messages.append({"role": "user", "content": "u"})
+        reply = {"role": "assistant", "content": "a"}
+        sampled = Completion(
+            message=reply,
+            prompt_ids=sequence + context,
+            completion_ids=completion,
+            logprobs=(-0.5,) * len(completion),
+        )
+        calls.append(Call(index, WORKFLOW, "policy", ChatRequest(tuple(messages)), sampled))
+        messages.append(reply)
+        sequence += context + completion
+    items = items_of(branch_of(calls))
+    assert (
+        sum((item.context_ids + item.token_ids for item in items if item.token_ids is not None), ())
+        == sequence
+    )
+    assert [item.role for item in items] == [EpisodeItemRole.USER, EpisodeItemRole.ASSISTANT] * len(turns)
+
+
+def test_tool_calls_and_results_stay_what_they_were():
+    wanted = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]
+    user, asks = (
+        {"role": "user", "content": "1+1"},
+        {"role": "assistant", "content": None, "tool_calls": wanted},
+    )
+    result = {"role": "tool", "content": "2", "tool_call_id": "c1"}
+    answers = {"role": "assistant", "content": "It is 2"}
+    calls = [
+        call(0, [user], asks, "<1+1>", "[add].", function=WORKFLOW),
+        call(1, [user, asks, result], answers, "<1+1>[add].(2)", "It is 2."),
+    ]
+    _, tool_call, tool_result, _ = items_of(branch_of(calls))
+    assert tool_call.role is EpisodeItemRole.ASSISTANT
+    assert tool_call.metadata["tool_calls"] == wanted
+    assert tool_result.role is EpisodeItemRole.TOOL
+    assert (tool_result.content, tool_result.metadata["tool_call_id"]) == ("2", "c1")
+
+
+def test_assistant_messages_that_the_agent_wrote_itself_are_marked_as_given():
+    shots = [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "2"},
+    ]
+    items = items_of(branch_of([call(0, shots, {"role": "assistant", "content": "two"}, "<shots>", "two.")]))
+    assert items[1].metadata["given"]
+    assert items[1].token_ids is None
+    assert items[3].token_ids == ids("two.")
+
+
+def test_content_in_parts_is_read_as_its_text_and_kept():
+    parts = [
+        {"type": "text", "text": "what is "},
+        {"type": "image_url", "image_url": {}},
+        {"type": "text", "text": "it"},
+    ]
+    item, _ = items_of(
+        branch_of(
+            [call(0, [{"role": "user", "content": parts}], {"role": "assistant", "content": ""}, "<p>", ".")]
+        )
+    )
+    assert item.content == "what is it"
+    assert item.metadata["content"] == parts
+
+
+def test_a_trajectory_says_where_it_comes_from():
+    calls = conversation("a", "b")
+    trajectory = trajectory_of(
+        branch_of(calls), episode(calls, generation=3), 0.5, 1.0, {"reasoning": "fine"}
+    )
+    assert trajectory.reward == 0.5
+    assert trajectory.shaped_rewards is None
+    assert trajectory.metadata == {
+        "id": "e",
+        "generation": 3,
+        "episode": "train/1/e/3",
+        "branch": 0,
+        "drifted": False,
+        "reasoning": "fine",
+    }
+
+
+@pytest.mark.parametrize(
+    ("steps", "reward", "discount", "shaped"),
+    [
+        ([], 1.0, 0.9, None),
+        ([(0, 0.2)], 1.0, 1.0, [1.2, 1.0, 1.0]),
+        ([(0, 0.2), (1, 0.4)], 1.0, 0.5, [0.2 + 0.5 * (0.4 + 0.5 * 1.0), 0.4 + 0.5, 1.0]),
+        ([(2, 0.5)], 1.0, 0.5, [0.375, 0.75, 1.5]),
+        ([(1, 0.1), (1, 0.1)], 0.0, 0.0, [0.0, 0.2, 0.0]),
+        ([(0, 1.0)], 0.0, 0.9, [1.0, 0.0, 0.0]),
+        ([(-1, 5.0)], 1.0, 0.9, None),
+    ],
+)
+def test_shaped_rewards_are_discounted_returns_of_step_rewards_and_the_final_reward(
+    steps, reward, discount, shaped
+):
+    events = [Event("step_reward", after_call=after, value=value) for after, value in steps]
+    found = shaped_rewards(conversation("a", "b", "c", "d", "e", "f"), events, reward, discount)
+    assert found == (None if shaped is None else pytest.approx(shaped))
+
+
+def test_a_step_reward_after_another_agents_call_belongs_to_the_branchs_last_call_before_it():
+    events = [Event("step_reward", after_call=1, value=1.0), Event("note", after_call=0, text="unrelated")]
+    first, second = conversation("a", "b", "c", "d")
+    calls = [first, Call(2, WORKFLOW, "policy", second.request, second.completion)]
+    assert shaped_rewards(calls, events, 0.0, 0.0) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "missing"), [(None, None, "token ids"), ("<hi>", "yes.", "logprobs")]
+)
+def test_missing_tokens_are_an_error_that_says_what_to_do(prompt, completion, missing):
+    user, reply = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
+    one = call(0, [user], reply, prompt, completion)
+    bare = Completion(
+        reply, prompt_ids=one.completion.prompt_ids, completion_ids=one.completion.completion_ids
+    )
+    record = episode([Call(0, WORKFLOW, "policy", one.request, bare)])
+    (branch,) = branches_of(record, (WORKFLOW,), "policy")
+    with pytest.raises(
+        TrainingError, match=rf"episode 'train/1/e/0', call 0: .* no {missing}.*return_token_ids"
+    ):
+        require_tokens(record, branch, logprobs=True)

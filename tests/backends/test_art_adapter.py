@@ -1,0 +1,368 @@
+"""Jobs on an ART server, over real sockets, against a stand-in that answers as `art run` does."""
+
+import asyncio
+import json
+
+import pytest
+
+from etude.backends.job_content import JobNameTakenError
+from etude.config.finetuning import FinetuneConfig
+from etude.core.call import ChatRequest
+from etude.core.errors import CapabilityError, EtudeError, TrainingError
+from etude.core.job import TrainingJobRef, TrainingStatusEnum
+from etude.inference.openai_compatible import OpenAiEngine
+from etude.inference.openai_config import OpenAiLlmConfig
+from etude.integrations.art.adapter import ArtAdapter
+from etude.integrations.art.client import ArtError, ArtInference
+from etude.integrations.art.config import ArtAdapterConfig
+from tests.backends.art_stand_in import KEY, StandIn, running
+from tests.backends.test_art_wire import collection, said
+
+
+@pytest.fixture
+def server():
+    with running(StandIn()) as found:
+        yield found
+
+
+@pytest.fixture
+async def adapters():
+    """Adapters that are closed at the end."""
+    made = []
+    yield made
+    for adapter in made:
+        await adapter.cleanup()
+        await adapter._engine.close()
+
+
+@pytest.fixture
+def backend(server, tmp_path, adapters):
+    """Makes adapters as another process would: same server, same run folder."""
+
+    async def make(*, initialized=True, folder=tmp_path, training=None, **settings):
+        waits = {"recover_wait": settings.pop("recover_wait", 0.0)}
+        waits |= {key: settings.pop(key) for key in ("silence_timeout", "job_timeout") if key in settings}
+        config = ArtAdapterConfig(
+            backend={"base_url": server.url, "name": "agent", "api_key": KEY, **settings},
+            training=training or {},
+            **waits,
+        )
+        llm = OpenAiLlmConfig(
+            model_name="agent", base_url=f"{server.url}/v1", return_token_ids=True, max_retries=0
+        )
+        inference = ArtInference(f"{server.url}/v1", KEY, 5.0)
+        adapter = ArtAdapter(config, OpenAiEngine(llm), inference, folder)
+        adapters.append(adapter)
+        if initialized:
+            await adapter.initialize(FinetuneConfig())
+        return adapter
+
+    return make
+
+
+def batch(name="run-epoch-1", groups=2):
+    pairs = [[said(f"q{n}", "yes"), said(f"q{n}", "no", reward=0.0)] for n in range(groups)]
+    return collection(*pairs).model_copy(update={"run_id": name})
+
+
+async def asked_to_train(server):
+    assert await asyncio.to_thread(server.begun.wait, 30)
+
+
+async def trained(adapter, name="run-epoch-1"):
+    return await adapter.wait_until_complete(await adapter.submit(batch(name)))
+
+
+async def test_a_job_makes_the_next_step_and_it_is_served(server, backend):
+    adapter = await backend()
+    assert (await adapter.current_version()).location == "agent@0"
+    status = await trained(adapter)
+    assert status.status is TrainingStatusEnum.COMPLETED
+    made = status.metadata["model_version"]
+    assert (made["number"], made["location"]) == (1, "agent@1")
+    assert status.metadata["metrics"]["gradient_steps"] == 2
+    assert status.metadata["metrics"]["loss"] == pytest.approx((1 + 1 / 2) / 2)
+    assert (await adapter.current_version()).number == 1
+
+
+async def test_a_name_belongs_to_one_job(server, backend):
+    adapter = await backend()
+    ref = await adapter.submit(batch("name"))
+    with pytest.raises(JobNameTakenError, match="other data"):
+        await adapter.submit(batch("name", groups=3))
+    await adapter.wait_until_complete(ref)
+    later = await backend(training={"learning_rate": 1e-4})
+    for data, difference in [
+        (batch("name", groups=3), "other data"),
+        (batch("name"), "other hyperparameters"),
+    ]:
+        with pytest.raises(JobNameTakenError, match=difference):
+            await later.submit(data)
+    assert await (await backend()).submit(batch("name")) == ref
+
+
+async def test_the_base_is_sampled_under_the_name_of_its_step(server, backend):
+    adapter = await backend()
+    await adapter._engine.complete(ChatRequest(messages=({"role": "user", "content": "hi"},)))
+    assert set(server.sampled) == {"agent@0"}
+
+
+async def test_a_server_of_0_4_serves_the_bare_name(server, backend, tmp_path, adapters):
+    with running(StandIn(release="0.4")) as old:
+        server.url = old.url
+        adapter = await backend()
+        status = await trained(adapter)
+        assert status.metadata["model_version"]["location"] == "agent"
+        assert status.metadata["model_version"]["number"] == 1
+
+
+async def test_a_server_that_was_trained_before_goes_on_from_its_step(server, backend):
+    server.steps["agent"] = 3
+    adapter = await backend()
+    assert adapter._engine.version == 3
+    assert (await trained(adapter)).metadata["model_version"]["number"] == 4
+
+
+async def test_learning_rate_kl_and_loss_options_reach_the_server(server, backend):
+    adapter = await backend(training={"learning_rate": 1e-4, "beta": 0.1, "epsilon": 0.3, "ppo": True})
+    await trained(adapter)
+    (job,) = server.jobs
+    assert job["config"] == {"learning_rate": 1e-4, "beta": 0.1, "kl_penalty_coef": 0.1}
+    assert job["dev_config"] == {"epsilon": 0.3, "ppo": True, "kl_penalty_coef": 0.1}
+    assert job["model"]["_internal_config"]["trainer_args"] == {"learning_rate": 1e-4, "beta": 0.1}
+    assert server.keys == {f"Bearer {KEY}"}
+
+
+async def test_a_job_that_is_submitted_twice_is_made_once(server, backend):
+    server.pause = 0.2
+    adapter = await backend()
+    first = await adapter.submit(batch())
+    assert await adapter.submit(batch()) == first
+    assert (await adapter.status(first)).status is TrainingStatusEnum.RUNNING
+    await adapter.wait_until_complete(first)
+    assert await adapter.submit(batch()) == first
+    assert len(server.jobs) == 1
+
+
+async def test_another_process_knows_a_job_that_was_done(server, backend):
+    first = await trained(await backend())
+    again = await (await backend()).status(TrainingJobRef(run_id="run-epoch-1", backend="openpipe_art"))
+    assert again == first
+
+
+async def test_a_job_that_the_server_finished_without_us_is_found_by_the_step(server, backend):
+    server.pause = 30
+    adapter = await backend()
+    ref = await adapter.submit(batch())
+    await asked_to_train(server)
+    await adapter.cleanup()
+    server.steps["agent"] += 1
+    again = await backend()
+    status = await again.status(ref)
+    assert status.status is TrainingStatusEnum.COMPLETED
+    assert "connection was lost" in status.message
+    assert await again.submit(batch()) == ref
+    assert len(server.jobs) == 1
+
+
+async def test_a_job_whose_work_was_lost_is_not_there_and_is_trained_anew(server, backend):
+    server.pause = 30
+    adapter = await backend()
+    ref = await adapter.submit(batch())
+    await asked_to_train(server)
+    await adapter.cleanup()
+    again = await backend()
+    assert (await again.status(ref)).status is TrainingStatusEnum.NOT_FOUND
+    server.pause = 0
+    assert (await trained(again)).status is TrainingStatusEnum.COMPLETED
+    assert (len(server.jobs), server.steps["agent"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("training", "told"),
+    [
+        ("refused", "HTTP 500: Out of memory"),
+        ("broken", "did not answer POST /_train_model"),
+        ("half", "after 1 of 2 gradient steps, and the model is still at step 0"),
+        ("garbled", "sent no JSON: '<html>'"),
+        ("no_step", "after 2 of 2 gradient steps, and the model is still at step 0"),
+        ("doubled", "from step 0 to 2: something else trains it as well"),
+        ("nothing", "without training: it found nothing in the batch to train on"),
+    ],
+)
+async def test_a_job_that_was_not_done_has_failed_and_says_why(server, backend, training, told):
+    server.training = training
+    status = await trained(await backend())
+    assert status.status is TrainingStatusEnum.FAILED
+    assert told in status.message
+
+
+async def test_a_server_that_tells_nothing_for_too_long_has_failed(server, backend):
+    server.training = "silent"
+    status = await trained(await backend(silence_timeout=0.2))
+    assert status.status is TrainingStatusEnum.FAILED
+    assert "ReadTimeout" in status.message
+
+
+async def test_a_lost_connection_is_no_failure_when_the_step_was_made(server, backend):
+    server.training = "lost"
+    status = await trained(await backend())
+    assert status.status is TrainingStatusEnum.COMPLETED
+    assert "did not answer" in status.message
+
+
+async def test_a_server_that_is_busy_after_a_job_is_asked_again(server, backend):
+    server.silent_steps = 1
+    status = await trained(await backend(recover_wait=60.0))
+    assert status.status is TrainingStatusEnum.COMPLETED
+
+
+async def test_a_key_that_the_server_repeats_is_not_passed_on(server, backend):
+    server.training = "refused"
+    status = await trained(await backend())
+    assert "Out of memory, Bearer ***" in status.message
+    assert KEY not in status.message
+
+
+async def test_a_job_that_counted_as_canceled_and_was_done_is_told_with_the_next(server, backend):
+    server.pause = 30
+    adapter = await backend()
+    ref = await adapter.submit(batch())
+    assert await asyncio.to_thread(server.begun.wait, 30)
+    await adapter.cancel(ref)
+    server.steps["agent"] += 1
+    server.pause = 0
+    status = await trained(adapter, "run-epoch-1-retry-1")
+    assert status.metadata["model_version"]["number"] == 2
+    assert status.message == "sampled at step 0, trained from step 1: an earlier job was done after all"
+
+
+async def test_a_server_of_0_4_that_skips_a_batch_says_nothing_and_is_found_out(server, backend):
+    with running(StandIn(release="0.4")) as old:
+        server.url, old.training = old.url, "nothing"
+        assert "without training" in (await trained(await backend())).message
+
+
+async def test_an_empty_batch_is_an_error_and_nothing_is_sent(server, backend):
+    adapter = await backend()
+    with pytest.raises(TrainingError, match="nothing of the batch can be trained on"):
+        await adapter.submit(collection())
+    assert not server.jobs
+
+
+async def test_a_job_has_a_deadline(server, backend):
+    server.training = "silent"
+    status = await trained(await backend(job_timeout=0.2))
+    assert (status.status, status.message) == (
+        TrainingStatusEnum.FAILED,
+        "not done after 0.2 s ('job_timeout')",
+    )
+
+
+async def test_a_job_can_be_cancelled_and_one_that_is_over_stays_so(server, backend):
+    server.pause = 30
+    adapter = await backend()
+    ref = await adapter.submit(batch())
+    await adapter.cancel(ref)
+    assert (await adapter.wait_until_complete(ref)).status is TrainingStatusEnum.CANCELED
+    server.pause = 0
+    done = await adapter.submit(batch("other"))
+    await adapter.wait_until_complete(done)
+    await adapter.cancel(done)
+    assert (await adapter.status(done)).status is TrainingStatusEnum.COMPLETED
+
+
+async def test_an_unknown_job_is_not_found(backend):
+    adapter = await backend()
+    status = await adapter.wait_until_complete(TrainingJobRef(run_id="nobody", backend="openpipe_art"))
+    assert status.status is TrainingStatusEnum.NOT_FOUND
+
+
+async def test_health_is_that_of_the_server_and_of_the_endpoint(server, backend):
+    adapter = await backend()
+    assert await adapter.is_healthy()
+    server.well = False
+    assert not await adapter.is_healthy()
+    server.well, server.serves = True, False
+    assert not await adapter.is_healthy()
+
+
+async def test_nothing_starts_on_a_server_that_is_not_well(server, backend):
+    server.well = False
+    with pytest.raises(ArtError, match=r"GET /healthcheck with HTTP 500: CUDA is gone"):
+        await backend()
+    assert server.requests == ["GET /healthcheck"]
+
+
+async def test_nothing_starts_where_the_model_is_not_served(server, backend):
+    server.serves = False
+    with pytest.raises(ArtError, match=r"serves neither 'agent@0' nor 'agent'; it serves: Qwen/"):
+        await backend()
+
+
+@pytest.mark.parametrize(("names", "missing"), [("texts", "token ids"), ("none", "logprobs")])
+async def test_nothing_starts_where_the_sampled_tokens_are_not_told(server, backend, names, missing):
+    server.token_names = names
+    with pytest.raises(ArtError, match=f"answers without {missing}"):
+        await backend()
+
+
+async def test_nobody_at_the_address_is_said_with_a_way_out(backend):
+    with pytest.raises(ArtError, match=r"http://127.0.0.1:1 did not answer .*`art run`"):
+        await backend(base_url="http://127.0.0.1:1")
+
+
+async def test_a_job_before_initialize_is_an_error(backend):
+    with pytest.raises(EtudeError, match="was not initialized"):
+        await (await backend(initialized=False)).submit(batch())
+
+
+async def test_a_run_goes_on_only_where_it_left_the_model(server, backend):
+    adapter = await backend()
+    base = await adapter.current_version()
+    await trained(adapter)
+    newest = await adapter.current_version()
+    await adapter.restore(base)
+    server.steps["agent"] = 4
+    with pytest.raises(
+        TrainingError, match=r"is at step 4 on .* left it at step 0: something else trained it"
+    ):
+        await adapter.restore(base)
+    server.steps["agent"] = 0
+    with pytest.raises(TrainingError, match="left it at step 1"):
+        await adapter.restore(newest)
+
+
+async def test_checkpoints_are_deleted_only_where_that_was_asked_for(server, backend):
+    adapter = await backend()
+    await adapter.prune([])
+    assert server.kept == []
+    adapter = await backend(delete_old_checkpoints=True)
+    status = await trained(adapter)
+    assert status.status is TrainingStatusEnum.COMPLETED
+    await adapter.prune([])
+    assert server.kept == [[0], [1]]
+
+
+async def test_a_server_that_cannot_delete_is_refused_before_anything_is_sampled(server, backend):
+    with running(StandIn(release="0.4")) as old:
+        server.url = old.url
+        with pytest.raises(CapabilityError, match="delete_old_checkpoints: false"):
+            await backend(delete_old_checkpoints=True)
+
+
+async def test_progress_is_a_line_in_a_file(backend, tmp_path):
+    adapter = await backend()
+    ref = TrainingJobRef(run_id="job", backend="openpipe_art")
+    adapter.log_progress(ref, {"loss": 1.0})
+    adapter.log_progress(ref, {"loss": 0.5}, str(tmp_path / "logs"))
+    lines = (tmp_path / "logs" / "openpipe_art_jobs.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"run_id": "job", "loss": 0.5}]
+
+
+def test_it_promises_what_art_does(tmp_path):
+    from etude.integrations.art.adapter import CAPABILITIES
+
+    assert CAPABILITIES.methods == {"grpo"}
+    assert (CAPABILITIES.lora, CAPABILITIES.full_weights) == (True, False)
+    assert (CAPABILITIES.versions, CAPABILITIES.from_base) == (True, False)

@@ -1,0 +1,206 @@
+"""Trajectories as OpenPipe ART's JSON."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.algorithms.branches import branches_of
+from etude.algorithms.transcript import trajectory_of as built
+from etude.core.errors import CapabilityError, TrainingError
+from etude.core.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
+from etude.integrations.art.config import ArtAdapterConfig
+from etude.integrations.art.wire import FLAT, check_episode_order, groups_of, model_of, trajectory_of
+from tests.algorithms.scripted_episodes import call, conversation, episode
+from tests.backends.art_stand_in import Trajectory as ArtTrajectory
+from tests.backends.art_stand_in import check_messages
+
+ROLES = ["system", "user", "assistant", "tool", "function", "environment", "other"]
+
+
+def ordered(*roles, reward=1.0):
+    items = [
+        EpisodeItem(
+            role=role,
+            content=role,
+            logprobs=[-0.5] if role == "assistant" else None,
+            token_ids=(7,) if role == "assistant" else None,
+        )
+        for role in roles
+    ]
+    return Trajectory(episode=items, reward=reward)
+
+
+def said(*turns, reward=1.0):
+    record = episode(conversation(*turns))
+    (branch,) = branches_of(record, ["*"], None)
+    return built(branch, record, reward, 1.0, {"reasoning": None})
+
+
+def collection(*groups):
+    return TrajectoryCollection(trajectories=[list(group) for group in groups], run_id="job")
+
+
+@pytest.mark.parametrize(
+    ("roles", "problem"),
+    [
+        ((), "no messages"),
+        (("assistant",), "first message is of the role assistant"),
+        (("tool", "assistant"), "first message is of the role tool"),
+        (("user",), "last message is of the role user"),
+        (("user", "assistant", "user"), "last message is of the role user"),
+        (("user", "user", "assistant"), "consecutive user messages"),
+        (("user", "assistant", "assistant"), "consecutive assistant messages"),
+        (("user", "environment", "assistant"), "messages of the role environment"),
+        (("user", "tool", "assistant"), "a tool message follows a user message"),
+    ],
+)
+def test_an_order_that_art_cannot_train_on_is_refused(roles, problem):
+    with pytest.raises(ValueError, match=problem):
+        check_episode_order(ordered(*roles))
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        ("user", "assistant"),
+        ("system", "user", "assistant"),
+        ("system", "system", "user", "assistant"),
+        ("user", "assistant", "user", "assistant"),
+        ("user", "assistant", "tool", "assistant"),
+        ("user", "assistant", "tool", "tool", "assistant"),
+        ("system", "assistant"),
+    ],
+)
+def test_an_order_of_the_reference_or_with_tool_results_is_taken(roles):
+    check_episode_order(ordered(*roles))
+
+
+@given(st.lists(st.sampled_from(ROLES), max_size=6))
+def test_what_is_taken_begins_with_the_environment_and_ends_with_the_model(roles):
+    try:
+        check_episode_order(ordered(*roles))
+    except ValueError:
+        return
+    assert roles[0] in ("system", "user")
+    assert roles[-1] == "assistant"
+    assert not {"function", "environment", "other"} & set(roles)
+    assert ("assistant", "assistant") not in set(pairwise(roles))
+
+
+def test_an_answer_is_a_choice_with_the_sampled_tokens_and_their_logprobs():
+    made = trajectory_of(said("hi", "ok"))
+    question, answer = made["messages_and_choices"]
+    assert question == {"role": "user", "content": "hi"}
+    assert answer == {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": {"role": "assistant", "content": "ok", "refusal": None},
+        "logprobs": {
+            "content": [
+                {
+                    "token": f"token_id:{ord(one)}",
+                    "bytes": None,
+                    "logprob": -ord(one) / 1000,
+                    "top_logprobs": [],
+                }
+                for one in "ok."
+            ],
+            "refusal": None,
+        },
+    }
+    assert made["metadata"] == {
+        "id": "e",
+        "generation": 0,
+        "episode": "train/1/e/0",
+        "branch": 0,
+        "drifted": False,
+    }
+    check_messages(ArtTrajectory.model_validate(made))
+
+
+def test_tool_calls_and_results_stay_what_they_are_and_given_answers_are_not_trained_on():
+    wire = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "an example"},
+        {"role": "tool", "content": "seen", "tool_call_id": "call_0"},
+    ]
+    record = episode(
+        [call(0, messages, {"role": "assistant", "content": None, "tool_calls": [wire]}, "<", "ok.")]
+    )
+    (branch,) = branches_of(record, ["*"], None)
+    made = trajectory_of(
+        built(branch, record, 1.0, 1.0, {"tools": [{"type": "function", "function": {"name": "look"}}]})
+    )
+    *context, answer = made["messages_and_choices"]
+    assert context == messages
+    assert answer["message"]["tool_calls"] == [wire]
+    assert made["tools"] == [{"type": "function", "function": {"name": "look"}}]
+    check_messages(ArtTrajectory.model_validate(made))
+
+
+def test_what_cannot_be_trained_on_is_left_out_and_counted():
+    good = [said("q", "yes"), said("q", "no", reward=0.0)]
+    flat = [said("r", "no"), said("r", "nope")]
+    broken = [said("s", "yes"), ordered("user", "assistant", "user")]
+    given_to = groups_of(collection(good, flat, broken))
+    assert (len(given_to.groups), given_to.trajectories) == (1, 2)
+    assert given_to.rejected == {FLAT: 3, "its last message is of the role user, not assistant": 1}
+
+
+@pytest.mark.parametrize("groups", [[], [[]], [[said("q", "yes")]], [[said("q", "a"), said("q", "b")]]])
+def test_a_batch_with_nothing_to_train_on_is_an_error(groups):
+    with pytest.raises(
+        TrainingError, match=r"job job: nothing of the batch can be trained on: .*Nothing was"
+    ):
+        groups_of(collection(*groups))
+
+
+def test_an_answer_without_tokens_is_left_out_with_the_reason():
+    record = episode(
+        [call(0, [{"role": "user", "content": "q"}], {"role": "assistant", "content": "a"}, None, None)]
+    )
+    (branch,) = branches_of(record, ["*"], None)
+    with pytest.raises(TrainingError, match="1 × an answer has no token ids"):
+        groups_of(collection([built(branch, record, 1.0, 1.0, {})]))
+
+
+def test_step_rewards_have_no_place_in_art():
+    with pytest.raises(CapabilityError, match="step rewards"):
+        groups_of(collection([said("q", "a").model_copy(update={"shaped_rewards": [1.0]})]))
+
+
+def test_options_reach_the_wire_under_the_names_of_both_releases():
+    config = ArtAdapterConfig(
+        backend={"ip": "gpu", "port": 80, "init_args": {"max_seq_length": 4096}},
+        training={"learning_rate": 1e-5, "beta": 0.1, "epsilon": 0.2, "trainer_args": {"weight_decay": 0.1}},
+    )
+    assert config.backend.url == "http://gpu:80"
+    assert config.training.config() == {"learning_rate": 1e-5, "beta": 0.1, "kl_penalty_coef": 0.1}
+    assert config.training.dev_config() == {"epsilon": 0.2, "kl_penalty_coef": 0.1}
+    assert model_of(config)["_internal_config"] == {
+        "trainer_args": {"learning_rate": 1e-5, "beta": 0.1, "weight_decay": 0.1},
+        "init_args": {"max_seq_length": 4096},
+    }
+
+
+@pytest.mark.parametrize(
+    ("backend", "problem"),
+    [
+        ({}, "say where the server is"),
+        ({"ip": "a", "base_url": "http://b"}, "say where the server is"),
+        ({"base_url": "gpu:7999"}, "expected an address"),
+        ({"base_url": "http://me:secret@gpu"}, "an address with a password"),
+        ({"ip": "a", "port": 70000}, "less than or equal to 65535"),
+    ],
+)
+def test_the_address_is_checked(backend, problem):
+    with pytest.raises(ValueError, match=problem):
+        ArtAdapterConfig(backend=backend)
+
+
+def test_the_key_is_not_shown():
+    config = ArtAdapterConfig(backend={"ip": "a", "api_key": "very-secret"})
+    assert "very-secret" not in f"{config!r} {config.model_dump_json()}"

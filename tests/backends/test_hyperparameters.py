@@ -1,0 +1,86 @@
+"""What the maker of jobs says of their hyperparameters reaches them, or is refused by name."""
+
+import pytest
+
+from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.local_adapter import LocalAdapter
+from etude.backends.local_config import LocalAdapterConfig, LoraConfig
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import CapabilityError
+from tests.backends.lm_stand_in import LmStandIn
+from tests.backends.openai_stand_in import StandIn
+from tests.backends.test_local_adapter import CONFIG, adapter_on, collection, done
+from tests.backends.test_openai_jobs import backend, dpo, supervised
+from tests.models.tiny_models import fresh_policy
+from tests.training import FakeAdapter
+
+ALL = JobHyperparameters(num_epochs=7, rl_learning_rate=3e-4, dpo_beta=0.9, lora_rank=4, lora_alpha=8.0)
+
+
+async def test_openai_takes_epochs_and_beta_and_names_what_it_does_not():
+    server = StandIn()
+    adapter = backend(server, n_epochs=2)
+    with pytest.raises(
+        CapabilityError, match=r"'openai' cannot be told rl_learning_rate \(0.0003\), lora_rank"
+    ):
+        adapter.use_hyperparameters(ALL)
+    adapter.use_hyperparameters(JobHyperparameters(num_epochs=7, dpo_beta=0.9))
+    await adapter.submit(dpo())
+    sent = server.jobs["ftjob-0"]["method"]["dpo"]["hyperparameters"]
+    assert (sent["n_epochs"], sent["beta"]) == (7, 0.9)
+
+
+async def test_a_server_takes_all_before_those_of_the_config():
+    server = LmStandIn()
+    adapter = server.adapter(n_epochs=2, hyperparameters={"learning_rate": 0.1, "lora_rank": 2})
+    adapter.use_hyperparameters(ALL)
+    for data in (dpo(), supervised()):
+        await adapter.submit(data)
+    preferred, imitated = (job["method"] for job in server.jobs.values())
+    shared = {"n_epochs": 7, "lora_rank": 4, "lora_alpha": 8.0}
+    assert (
+        preferred["dpo"]["hyperparameters"].items() >= (shared | {"learning_rate": 3e-4, "beta": 0.9}).items()
+    )
+    # The learning rate of reinforcement learning is none of imitation.
+    assert imitated["supervised"]["hyperparameters"].items() >= (shared | {"learning_rate": 0.1}).items()
+
+
+async def test_in_this_process_they_are_those_of_the_next_job(tmp_path):
+    weights = []
+    for name, given in [
+        ("config", JobHyperparameters(num_epochs=3, rl_learning_rate=2e-3)),
+        ("other", JobHyperparameters(num_epochs=3, rl_learning_rate=3e-3)),
+    ]:
+        adapter = await adapter_on(tmp_path / name)
+        adapter.use_hyperparameters(given)
+        weights.append((await done(adapter, collection("one"))).digest)
+    same = await adapter_on(tmp_path / "same", passes=3, learning_rate=2e-3)
+    assert [(await done(same, collection("one"))).digest == one for one in weights] == [True, False]
+
+
+async def test_lora_weights_are_put_on_the_model_when_it_is_initialized(tmp_path):
+    adapter = LocalAdapter(LocalAdapterConfig(**CONFIG), fresh_policy(), tmp_path, seed=5)
+    adapter.use_hyperparameters(JobHyperparameters(lora_rank=4, lora_alpha=8.0))
+    await adapter.initialize(FinetuneConfig())
+    ranks = {value.shape[0] for name, value in adapter._policy.trainable().items() if "lora_A" in name}
+    assert ranks == {4}
+    adapter.use_hyperparameters(JobHyperparameters(lora_rank=4, lora_alpha=8.0, num_epochs=2))
+    with pytest.raises(CapabilityError, match=r"trains LoRA weights of rank 4 and alpha 8 since.*rank 5"):
+        adapter.use_hyperparameters(JobHyperparameters(lora_rank=5, lora_alpha=8.0))
+    with pytest.raises(CapabilityError, match="cannot train all weights"):
+        adapter.use_hyperparameters(JobHyperparameters(lora_rank=0))
+
+
+async def test_what_the_config_says_already_is_nothing_new(tmp_path):
+    adapter = LocalAdapter(
+        LocalAdapterConfig(**CONFIG, lora=LoraConfig(r=4, alpha=6)), fresh_policy(), tmp_path, seed=5
+    )
+    await adapter.initialize(FinetuneConfig())
+    adapter.use_hyperparameters(JobHyperparameters(lora_rank=4, lora_alpha=6.0))
+
+
+def test_an_adapter_that_does_not_say_takes_none(tmp_path):
+    adapter = FakeAdapter(tmp_path / "jobs")
+    adapter.use_hyperparameters(JobHyperparameters())
+    with pytest.raises(CapabilityError, match=r"'fake' cannot be told num_epochs \(7\), rl_learning_rate"):
+        adapter.use_hyperparameters(ALL)

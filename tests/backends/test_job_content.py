@@ -1,0 +1,130 @@
+"""A name stands for one job: with other content it is refused, by every adapter, in any process."""
+
+import pytest
+
+from etude.backends.job_content import JobContent, JobNameTakenError, data_hash
+from etude.backends.openai_adapter import OpenAiAdapter
+from etude.backends.openai_config import OpenAiAdapterConfig
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import RequestError
+from tests.backends.openai_stand_in import BASE, StandIn
+from tests.backends.test_local_adapter import adapter_on, collection, done
+from tests.backends.test_openai_jobs import backend, dpo, supervised
+
+
+def test_what_differs_is_named():
+    there = JobContent("a", "dpo", "h", "v1")
+    there.require("job", JobContent("a", "dpo", "h", "v1"))
+    there.require("job", JobContent("a", "dpo", "h", "v2"), made="v2")
+    there.require("job", JobContent("a", "dpo", "h"))
+    with pytest.raises(JobNameTakenError) as caught:
+        there.require("job", JobContent("b", "grpo", "i", "v0"), made="v2")
+    assert caught.value.differences == [
+        "other data",
+        "another method (dpo, and not grpo)",
+        "another start model (v1, and not v0)",
+    ]
+    assert "there is a job named 'job' already" in str(caught.value)
+    assert isinstance(caught.value, RequestError)
+
+
+def at_openai(server, **settings):
+    adapter = backend(server, **settings)
+    adapter.run_config = FinetuneConfig()
+    return adapter
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "difference"),
+    [
+        ({}, supervised("name", rows=11), "other data"),
+        ({}, dpo("name"), "another method"),
+        ({"n_epochs": 3}, supervised("name"), "other hyperparameters"),
+        ({"batch_size": 3}, supervised("name"), "other hyperparameters"),
+        ({"model": f"{BASE}-other"}, supervised("name"), "another start model"),
+    ],
+)
+async def test_at_an_api(settings, data, difference):
+    server = StandIn()
+    first = await at_openai(server).submit(supervised("name"))
+    assert await at_openai(server).submit(supervised("name")) == first
+    with pytest.raises(JobNameTakenError, match=difference):
+        await at_openai(server, **settings).submit(data)
+    assert len(server.jobs) == len(server.files) == 1
+
+
+async def test_jobs_of_two_runs_that_are_called_alike_are_two():
+    server = StandIn()
+    runs = {key: OpenAiAdapter(OpenAiAdapterConfig(), server.client(), BASE, run_key=key) for key in "ab"}
+    refs = [await runs["a"].submit(supervised("r-epoch-1")), await runs["b"].submit(dpo("r-epoch-1"))]
+    again = OpenAiAdapter(OpenAiAdapterConfig(), server.client(), BASE, run_key="a")
+    assert await again.submit(supervised("r-epoch-1")) == refs[0] != refs[1]
+    # And neither is the job of that name of somebody who is no run.
+    await at_openai(server).submit(dpo("r-epoch-1"))
+    assert len(server.jobs) == 3
+
+
+async def test_a_seed_is_a_hyperparameter():
+    server = StandIn()
+    await at_openai(server).submit(supervised("name"))
+    other = at_openai(server)
+    other.run_config = FinetuneConfig(seed=8)
+    with pytest.raises(JobNameTakenError, match="other hyperparameters"):
+        await other.submit(supervised("name"))
+
+
+async def test_a_job_that_somebody_else_made_under_the_name_is_not_taken_for_ours():
+    server = StandIn()
+    adapter = at_openai(server)
+    ref = await adapter.submit(supervised("name"))
+    server.jobs[ref.metadata["job_id"]]["metadata"] = {"etude_job": "name"}
+    with pytest.raises(JobNameTakenError, match="other data"):
+        await adapter.submit(supervised("name"))
+
+
+async def test_in_this_process(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    running = await adapter.submit(collection("name"))
+    with pytest.raises(JobNameTakenError, match="other data"):
+        await adapter.submit(collection("name", seed=1))
+    await adapter.wait_until_complete(running)
+    with pytest.raises(JobNameTakenError, match="other data"):
+        await adapter.submit(collection("name", rewards=(0.0, 1.0, 2.0, 6.0)))
+    assert await adapter.submit(collection("name")) == running
+
+
+async def test_in_a_later_process(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    base = await adapter.current_version()
+    await done(adapter, collection("name"))
+    second = await done(adapter, collection("other", seed=1))
+    with pytest.raises(JobNameTakenError, match="other data"):
+        await (await adapter_on(tmp_path)).submit(collection("name", seed=1))
+    with pytest.raises(JobNameTakenError, match="other hyperparameters"):
+        await (await adapter_on(tmp_path, learning_rate=1e-3)).submit(collection("name"))
+    # How it is computed is no part of what is learned.
+    await (await adapter_on(tmp_path, token_budget=512, packing="padded")).submit(collection("name"))
+    later = await adapter_on(tmp_path)
+    await later.restore(second)
+    with pytest.raises(JobNameTakenError, match="another start model"):
+        await later.submit(collection("name"))
+    await later.restore(base)
+    await later.submit(collection("name"))
+
+
+async def test_going_back_in_a_later_process_overwrites_no_version(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    first = await done(adapter, collection("one"))
+    second = await done(adapter, collection("two", seed=1))
+    later = await adapter_on(tmp_path)
+    await later.restore(first)
+    assert (await done(later, collection("three", seed=2))).number == 3
+    await later.restore(second)
+    # Numbers that somebody else knows to be taken are left out, too.
+    await later.count_from(6)
+    assert (await done(later, collection("four", seed=3))).number == 7
+
+
+def test_the_hash_is_of_the_data_and_not_of_the_name():
+    assert data_hash(supervised("a")) == data_hash(supervised("b"))
+    assert data_hash(supervised("a")) != data_hash(supervised("a", rows=9))

@@ -1,0 +1,162 @@
+"""The client of a language-model server: waiting, versions, the engine, and errors with names."""
+
+import socket
+
+import httpx
+import pytest
+
+from etude.backends.lm_client import LanguageModelClient
+from etude.backends.lm_errors import (
+    BadResponseError,
+    ClientTimeoutError,
+    EngineClientError,
+    LanguageModelClientError,
+    ServerVersionError,
+)
+from etude.core.errors import BackendError
+from tests.backends.lm_stand_in import LmStandIn
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr("etude.backends.lm_client._POLL", 0.0)
+
+
+async def test_a_server_that_is_up_is_ready_and_hears_who_asks():
+    server = LmStandIn()
+    client = server.language_model_client()
+    await client.wait_for_ready(timeout=5)
+    assert await client.get_server_version() == server.version
+    assert (await client.get_health()).status == "ok"
+    assert server.clients == {server.version}
+    await client.close()
+    await client.close()
+
+
+async def test_a_server_that_starts_late_is_waited_for():
+    server = LmStandIn()
+    server.faults["GET /health"] = ["lost", 502, 503]
+    await server.language_model_client().wait_for_ready(timeout=5)
+    assert server.asked("GET /health") == 4
+
+
+async def test_a_server_that_does_not_come_is_a_timeout_that_says_how_to_start_one():
+    server = LmStandIn()
+    server.faults["GET /health"] = ["lost"] * 1000
+    with pytest.raises(
+        ClientTimeoutError, match=r"no language-model server answers .* after 0 s.*etude serve"
+    ):
+        await server.language_model_client().wait_for_ready(timeout=0)
+    assert issubclass(ClientTimeoutError, TimeoutError)
+
+
+async def test_a_server_of_another_major_version_is_refused():
+    client = LmStandIn(version="7.0.0").language_model_client()
+    with pytest.raises(ServerVersionError, match=r"is etude 7\.0\.0, and this is .* another major version"):
+        await client.wait_for_ready()
+
+
+async def test_one_of_another_minor_version_is_warned_of_once():
+    told = []
+    client = LmStandIn(version="0.99.3").language_model_client(warn=told.append)
+    await client.validate_server_version()
+    await client.validate_server_version()
+    (warning,) = told
+    assert "is etude 0.99.3" in warning
+
+
+@pytest.mark.parametrize("version", ["none", ""])
+async def test_a_version_that_is_none_is_no_server_of_ours(version):
+    with pytest.raises(BadResponseError, match="says that its version is"):
+        await LmStandIn(version=version).language_model_client().validate_server_version()
+
+
+async def test_the_engine_is_put_away_and_brought_back():
+    server = LmStandIn(slow=3)
+    client = server.language_model_client()
+    await client.stop_engine()
+    await client.stop_engine()
+    assert (await client.get_engine_status()).status == "stopped"
+    status = await client.start_engine(timeout=5)
+    assert (status.status, status.engine) == ("running", "embedded")
+    assert server.engine == ["stop", "stop", "start"]
+
+
+async def test_an_engine_that_crashed_says_why():
+    server = LmStandIn()
+    server.status |= {"status": "crashed", "error": "CUDA out of memory"}
+    with pytest.raises(EngineClientError, match="engine is crashed: CUDA out of memory"):
+        await server.language_model_client().start_engine()
+
+
+async def test_an_engine_that_does_not_come_back_in_time_says_what_it_does():
+    server = LmStandIn(slow=1000)
+    with pytest.raises(ClientTimeoutError, match=r"engine at .* is starting after 0 s"):
+        await server.language_model_client().start_engine(timeout=0)
+
+
+async def test_a_wrong_key_is_told_and_not_repeated():
+    client = LmStandIn().language_model_client("sk-wrong")
+    with pytest.raises(BadResponseError, match=r"answered 401: Incorrect API key") as raised:
+        await client.stop_engine()
+    assert "sk-wrong" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (httpx.Response(200, text="<html>"), "is it an etude server"),
+        (httpx.Response(200, json={"other": 1}), r"version: Field required.*is it an etude server"),
+        (httpx.Response(404, json={"detail": "Not Found"}), "answered 404: Not Found"),
+        (httpx.Response(500, text=""), "answered 500$"),
+        (httpx.Response(400, json={"error": {"message": "no, sk-key"}}), r"answered 400: no, \*\*\*"),
+    ],
+)
+async def test_what_is_no_answer_of_ours_is_an_error_with_a_name(answer, message):
+    transport = httpx.MockTransport(lambda request: answer)
+    client = LanguageModelClient("http://x.invalid", "sk-key", transport=transport)
+    with pytest.raises(BadResponseError, match=message):
+        await client.get_server_version()
+
+
+async def test_a_server_that_hangs_is_a_timeout():
+    def hang(request):
+        raise httpx.ReadTimeout("slow", request=request)
+
+    client = LanguageModelClient("http://x.invalid", transport=httpx.MockTransport(hang))
+    with pytest.raises(ClientTimeoutError, match="no answer in time"):
+        await client.get_engine_status()
+    assert not await client.accepts_connections()
+
+
+async def test_a_server_that_takes_connections_and_never_answers_is_given_up_in_time(monkeypatch):
+    monkeypatch.setattr("etude.backends.lm_client._POLL", 0.01)
+    told = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        client = LanguageModelClient(url, timeout=3600.0, warn=told.append)
+        with pytest.raises(ClientTimeoutError, match=r"after 0.2 s \(GET .*/health: no answer in time\)"):
+            await client.wait_for_ready(timeout=0.2)
+        await client.close()
+    assert told == [
+        f"waiting up to 0.2 s for a language-model server at {url}: GET {url}/health: no answer in time"
+    ]
+
+
+async def test_what_is_waited_for_is_told_and_that_it_is_there(monkeypatch):
+    monkeypatch.setattr("etude.backends.lm_client._POLL", 0.0)
+    server, told = LmStandIn(), []
+    server.faults["GET /health"] = ["lost", 503, 503]
+    await server.language_model_client(warn=told.append).wait_for_ready(timeout=20)
+    begun, changed, ended = told
+    assert "waiting up to 20 s for a language-model server at http://stand-in.invalid: GET" in begun
+    assert "still waiting for http://stand-in.invalid" in changed and "answered 503" in changed
+    assert ended == "the language-model server at http://stand-in.invalid answers now"
+    await server.language_model_client(warn=told.append).wait_for_ready()
+    assert len(told) == 3
+
+
+def test_all_errors_of_the_client_can_be_caught_together():
+    for error in (BadResponseError, ClientTimeoutError, EngineClientError, ServerVersionError):
+        assert issubclass(error, LanguageModelClientError)
+        assert issubclass(error, BackendError)

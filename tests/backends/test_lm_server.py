@@ -1,0 +1,106 @@
+"""Training at a language-model server: all methods, and its engine out of the way meanwhile."""
+
+import pytest
+
+from etude.backends.lm_errors import ClientTimeoutError, EngineClientError
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import BackendError, TrainingError
+from etude.core.job import TrainingJobRef, TrainingStatusEnum
+from etude.core.skipped import Skipped
+from etude.core.training_rows import GrpoRow
+from etude.core.trajectory import TrajectoryCollection
+from tests.backends.lm_stand_in import LmStandIn
+from tests.backends.test_openai_jobs import dpo, imitated, supervised
+
+
+def compared(job="job"):
+    group = [imitated("q", "a"), imitated("q", "b")]
+    group = [one.model_copy(update={"reward": float(place)}) for place, one in enumerate(group)]
+    return TrajectoryCollection(trajectories=[group, group], run_id=job, method="grpo")
+
+
+@pytest.mark.parametrize("data", [supervised(), dpo(), compared()], ids=lambda data: data.method)
+async def test_a_job_of_each_method_makes_a_model(data):
+    server = LmStandIn()
+    adapter = server.adapter(n_epochs=2, hyperparameters={"learning_rate": 0.1})
+    await adapter.initialize(FinetuneConfig())
+    ref = await adapter.submit(data)
+    status = await adapter.wait_until_complete(ref, poll_interval=0)
+    assert status.status is TrainingStatusEnum.COMPLETED
+    assert (ref.backend, status.metadata["model_version"]["number"]) == ("lm_server", 1)
+    method = server.jobs["ftjob-0"]["method"]
+    assert method["type"] == data.method
+    parameters = method[data.method]["hyperparameters"]
+    assert (parameters["n_epochs"], parameters["learning_rate"]) == (2, 0.1)
+    assert ("beta" in parameters) is (data.method == "dpo")
+    assert server.engine == []
+
+
+async def test_a_grpo_row_is_a_group_as_it_was_sampled():
+    server = LmStandIn()
+    data = compared()
+    await server.adapter().submit(data)
+    rows = [GrpoRow.model_validate(row) for row in server.rows("ftjob-0")]
+    assert rows == [GrpoRow.of_group(group) for group in data.trajectories]
+    assert [one.reward for one in rows[0].trajectories] == [0.0, 1.0]
+
+
+async def test_what_was_sampled_without_tokens_cannot_be_a_row():
+    item = imitated("q", "a")
+    bare = [one.model_copy(update={"token_ids": None}) for one in item.episode]
+    group = [item.model_copy(update={"episode": bare})]
+    data = TrajectoryCollection(trajectories=[group], run_id="job", method="grpo")
+    server = LmStandIn()
+    with pytest.raises(TrainingError, match="no token ids"):
+        await server.adapter().submit(data)
+    assert server.files == {}
+
+
+@pytest.mark.parametrize("ending", ["succeeded", "failed", "cancelled"])
+async def test_the_engine_is_away_while_a_job_trains_and_back_however_it_ends(ending):
+    server = LmStandIn(ending=ending)
+    adapter = server.adapter(free_engine=True)
+    await adapter.initialize(FinetuneConfig())
+    ref = await adapter.submit(supervised())
+    assert server.status["status"] == "stopped"
+    await adapter.wait_until_complete(ref, poll_interval=0)
+    # The server sees to it; the adapter waits until it is so.
+    assert server.engine == ["away", "back", "start"]
+
+
+async def test_the_engine_stays_when_nothing_trains_or_both_fit():
+    server = LmStandIn()
+    assert isinstance(await server.adapter(free_engine=True, min_rows=11).submit(supervised()), Skipped)
+    for request in ("POST /files", "POST /fine_tuning/jobs"):
+        server.faults[request] = [400]
+        with pytest.raises(BackendError):
+            await server.adapter(free_engine=True).submit(supervised())
+    adapter = server.adapter()
+    ref = await adapter.submit(supervised())
+    assert server.status["status"] == "running"
+    await adapter.wait_until_complete(ref, poll_interval=0)
+    assert server.engine == []
+
+
+async def test_an_engine_that_does_not_come_back_is_an_error():
+    server = LmStandIn()
+    adapter = server.adapter(free_engine=True)
+    ref = await adapter.submit(supervised())
+    server.status |= {"status": "crashed", "error": "no memory"}
+    with pytest.raises(EngineClientError, match="no memory"):
+        await adapter.wait_until_complete(ref, poll_interval=0)
+
+
+async def test_a_server_that_is_away_is_told_before_anything_is_sampled():
+    server = LmStandIn()
+    server.faults["GET /health"] = ["lost"] * 2
+    adapter = server.adapter(ready_timeout=0)
+    assert not await adapter.is_healthy()
+    with pytest.raises(ClientTimeoutError):
+        await adapter.initialize(FinetuneConfig())
+    assert await adapter.is_healthy()
+
+
+async def test_a_job_that_the_server_does_not_know_is_not_found():
+    ref = TrainingJobRef(run_id="lost", backend="lm_server")
+    assert (await LmStandIn().adapter().status(ref)).status is TrainingStatusEnum.NOT_FOUND

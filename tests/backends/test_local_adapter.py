@@ -1,0 +1,455 @@
+"""Training in this process: jobs are found again, versions are whole, failures leave no trace."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from etude.backends.local_adapter import LocalAdapter
+from etude.backends.local_config import DpoConfig, GrpoConfig, LocalAdapterConfig, LoraConfig
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import EngineError, RequestError, StoreError, TrainingError
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
+from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.inference.embedded import EmbeddedEngine
+from tests.learner.gradients import sequences
+from tests.learner.trees import forest
+from tests.models.tiny_models import family, fresh_policy, policy
+
+CONFIG = {"learning_rate": 1e-2, "batch_size": 3, "passes": 2, "warmup_steps": 3}
+
+
+def trajectory(sequence, reward):
+    """A sequence of two turns as the episode that it came from."""
+    items, start = [], 0
+    for at, weight in enumerate(sequence.weights):
+        following = sequence.weights[at + 1] if at + 1 < len(sequence.weights) else 0.0
+        if weight and not following:
+            sampled = [place for place in range(start, at + 1) if sequence.weights[place]]
+            first, end = sampled[0], at + 1
+            items.append(
+                EpisodeItem(
+                    role=EpisodeItemRole.ASSISTANT,
+                    content="",
+                    context_ids=sequence.ids[start:first],
+                    token_ids=sequence.ids[first:end],
+                    logprobs=list(sequence.logprobs[first:end]),
+                )
+            )
+            start = end
+    return Trajectory(episode=items, reward=reward)
+
+
+def collection(name, *, seed=0, method="grpo", rewards=(0.0, 1.0, 2.0, 5.0)):
+    group = [
+        trajectory(one, reward)
+        for one, reward in zip(sequences(policy(), len(rewards), seed=seed), rewards, strict=True)
+    ]
+    return TrajectoryCollection(trajectories=[group], run_id=name, method=method)
+
+
+async def adapter_on(folder, of=None, **config):
+    adapter = LocalAdapter(LocalAdapterConfig(**CONFIG | config), of or fresh_policy(), folder, seed=5)
+    await adapter.initialize(FinetuneConfig())
+    return adapter
+
+
+async def done(adapter, job):
+    """Submit a job, wait for it, and return its version. Fails when it does."""
+    status = await adapter.wait_until_complete(await adapter.submit(job))
+    assert status.status is TrainingStatusEnum.COMPLETED, status.message
+    return version_in(status)
+
+
+def version_in(status):
+    return ModelVersion.model_validate(status.metadata["model_version"])
+
+
+def everything(adapter):
+    """All that the next job depends on."""
+    learner, of = adapter._learner, adapter._policy
+    names = {parameter: name for name, parameter in of.trainable().items()}
+    state = learner._optimiser.state
+    return (
+        of.version,
+        learner.step,
+        {name: value.tolist() for name, value in of.trainable().items()},
+        {
+            (names[parameter], part): value.tolist()
+            for parameter, parts in state.items()
+            for part, value in parts.items()
+        },
+    )
+
+
+async def test_a_job_makes_the_next_version_and_its_folder(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    assert await adapter.is_healthy()
+    base = await adapter.current_version()
+    assert (base.number, base.location) == (0, "tiny")
+    version = await done(adapter, collection("one"))
+    assert version == await adapter.current_version()
+    assert (version.number, version.location) == (1, str(tmp_path / "v1"))
+    assert version.digest != base.digest
+    status = await adapter.status(TrainingJobRef(run_id="one", backend="local"))
+    assert status.progress == 100.0
+    assert status.metadata["metrics"].keys() >= {"loss", "grad_norm", "clip_fraction"}
+
+
+async def test_a_model_that_cannot_be_trained_on_token_trees_is_said_to_be_padded(tmp_path):
+    rows = [trajectory(one, float(reward)) for reward, one in enumerate(forest(1, 12))]
+    statuses = []
+    for number, of in enumerate([fresh_policy(), family("FalconConfig", alibi=True)]):
+        adapter = await adapter_on(tmp_path / str(number), of, batch_size=None)
+        ref = await adapter.submit(TrajectoryCollection(trajectories=[rows], run_id="one", method="grpo"))
+        statuses.append(await adapter.wait_until_complete(ref))
+    assert [status.status for status in statuses] == [TrainingStatusEnum.COMPLETED] * 2
+    assert statuses[0].message is None
+    assert "computed for each of them: this model does not use" in statuses[1].message
+
+
+async def test_submitting_again_does_not_train_again(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    job = collection("one")
+    refs = [await adapter.submit(job), await adapter.submit(job)]
+    await adapter.wait_until_complete(refs[0])
+    refs.append(await adapter.submit(job))
+    assert len({ref.run_id for ref in refs}) == 1
+    assert (await adapter.current_version()).number == 1
+    other = await adapter_on(tmp_path)
+    await other.submit(job)
+    assert (await other.status(refs[0])).status is TrainingStatusEnum.COMPLETED
+    assert (await other.current_version()).number == 0
+
+
+async def test_jobs_that_are_submitted_at_once_make_one_version_each(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    refs = [await adapter.submit(collection(name, seed=seed)) for seed, name in enumerate("abc")]
+    found = [version_in(await adapter.wait_until_complete(ref)) for ref in refs]
+    assert sorted(version.number for version in found) == [1, 2, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v1", "v2", "v3"]
+
+
+async def test_an_unknown_job_is_not_found(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    ref = TrainingJobRef(run_id="nobody", backend="local")
+    assert (await adapter.status(ref)).status is TrainingStatusEnum.NOT_FOUND
+    assert (await adapter.wait_until_complete(ref)).status is TrainingStatusEnum.NOT_FOUND
+    await adapter.cancel(ref)
+
+
+class Held:
+    """Holds a policy's training before its model, so that a test decides when it goes on."""
+
+    def __init__(self, of):
+        self.entered, self.gate = threading.Event(), threading.Event()
+        forward = of.model.forward
+
+        def held(*args, **kwargs):
+            self.entered.set()
+            self.gate.wait()
+            return forward(*args, **kwargs)
+
+        of.model.forward = held
+
+
+async def test_a_running_job_tells_so_and_can_be_canceled(tmp_path):
+    of = fresh_policy()
+    adapter = await adapter_on(tmp_path, of)
+    before = everything(adapter)
+    held = Held(of)
+    ref = await adapter.submit(collection("one"))
+    await asyncio.to_thread(held.entered.wait)
+    assert (await adapter.status(ref)).status is TrainingStatusEnum.RUNNING
+    cancel = asyncio.create_task(adapter.cancel(ref))
+    await asyncio.sleep(0)
+    held.gate.set()
+    await cancel
+    status = await adapter.status(ref)
+    assert status.status is TrainingStatusEnum.CANCELED
+    assert "canceled after" in status.message
+    assert everything(adapter) == before
+    assert not list(tmp_path.iterdir())
+    await adapter.cleanup()
+
+
+async def test_a_failed_job_leaves_weights_and_optimiser_as_they_were(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    await done(adapter, collection("one"))
+    before = everything(adapter)
+    bad = collection("two")
+    (first, *others), *_ = bad.trajectories
+    item = first.episode[0]
+    item = item.model_copy(update={"logprobs": [float("nan")] * len(item.token_ids)})
+    first = first.model_copy(update={"episode": [item, *first.episode[1:]]})
+    ref = await adapter.submit(bad.model_copy(update={"trajectories": [[first, *others]]}))
+    status = await adapter.wait_until_complete(ref)
+    assert status.status is TrainingStatusEnum.FAILED
+    assert "not finite" in status.message
+    assert everything(adapter) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["v1"]
+    assert (await done(adapter, collection("three"))).number == 2
+
+
+async def test_running_out_of_memory_says_what_to_lower(tmp_path):
+    of = fresh_policy()
+    adapter = await adapter_on(tmp_path, of)
+    before = everything(adapter)
+
+    def exhausted(*args, **kwargs):
+        raise torch.OutOfMemoryError("tried to allocate 1 TiB")
+
+    of.model.forward = exhausted
+    status = await adapter.wait_until_complete(await adapter.submit(collection("one")))
+    assert status.status is TrainingStatusEnum.FAILED
+    assert "tried to allocate 1 TiB" in status.message
+    assert "lower token_budget" in status.message
+    assert everything(adapter) == before
+
+
+@contextmanager
+def full_disk(size):
+    """No file may grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [1000, 150_000])
+async def test_a_full_disk_leaves_the_old_version_whole(tmp_path, size):
+    """The smaller size is too small for the weights, the larger one for the optimiser's state."""
+    adapter = await adapter_on(tmp_path)
+    await done(adapter, collection("one"))
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    weights = (tmp_path / "v1" / "trained.safetensors").stat().st_size
+    assert 1000 < weights < 150_000 < (tmp_path / "v1" / "optimiser.safetensors").stat().st_size
+    before = everything(adapter)
+    with full_disk(size):
+        ref = await adapter.submit(collection("two"))
+        await adapter.wait_until_complete(ref)
+    with pytest.raises(StoreError, match=r"cannot save version 2.*free some space and resume"):
+        await adapter._jobs["two"].task
+    assert (await adapter.status(ref)).status is TrainingStatusEnum.FAILED
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert [path.name for path in tmp_path.iterdir()] == ["v1"]
+    assert everything(adapter) == before
+
+
+async def test_a_new_process_goes_on_from_a_version_bit_for_bit(tmp_path):
+    whole = await adapter_on(tmp_path / "whole")
+    for seed, name in enumerate("abc"):
+        await done(whole, collection(name, seed=seed))
+
+    first = await adapter_on(tmp_path / "cut")
+    await done(first, collection("a", seed=0))
+    version = await done(first, collection("b", seed=1))
+    resumed = await adapter_on(tmp_path / "cut")
+    await resumed.restore(version)
+    assert everything(resumed) == everything(first)
+    await done(resumed, collection("c", seed=2))
+    assert everything(resumed) == everything(whole)
+
+
+async def test_a_job_that_was_done_when_the_process_died_is_found_and_gone_on_from(tmp_path):
+    """The journal knows version 1; version 2 is on the disk, and only the engine adopts it."""
+    whole = await adapter_on(tmp_path / "whole")
+    for seed, name in enumerate("abc"):
+        await done(whole, collection(name, seed=seed))
+
+    first = await adapter_on(tmp_path / "cut")
+    journalled = await done(first, collection("a", seed=0))
+    await done(first, collection("b", seed=1))
+    of = fresh_policy()
+    resumed = await adapter_on(tmp_path / "cut", of)
+    await resumed.restore(journalled)
+    status = await resumed.status(TrainingJobRef(run_id="b", backend="local"))
+    assert status.status is TrainingStatusEnum.COMPLETED
+    engine = EmbeddedEngine(of)
+    await engine.adopt(version_in(status))
+    assert engine.version == 2
+    assert (await done(resumed, collection("c", seed=2))).number == 3
+    assert everything(resumed) == everything(whole)
+    await engine.close()
+
+
+async def test_a_run_folder_may_be_moved(tmp_path):
+    first = await adapter_on(tmp_path / "here")
+    version = await done(first, collection("a"))
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    moved = await adapter_on(tmp_path / "there")
+    found = version_in(await moved.status(TrainingJobRef(run_id="a", backend="local")))
+    assert found.location == str(tmp_path / "there" / "v1")
+    await moved.restore(version)
+    assert everything(moved) == everything(first)
+
+
+async def test_a_job_from_the_base_model_still_makes_the_next_version(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    base = await adapter.current_version()
+    one = await done(adapter, collection("one"))
+    await adapter.restore(base)
+    assert adapter._learner.step == 0
+    again = await done(adapter, collection("two"))
+    assert (one.number, again.number) == (1, 2)
+    assert again.digest == one.digest  # The same data, from the same start.
+
+
+async def test_pruning_keeps_what_is_asked_for_and_what_is_in_memory(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    versions = [await done(adapter, collection(name)) for name in "abcd"]
+    await adapter.prune([versions[1]])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v2", "v4"]
+    ref = TrainingJobRef(run_id="a", backend="local")
+    assert version_in(await adapter.status(ref)) == versions[0]  # It was done, though its weights are gone.
+    await adapter.restore(versions[1])
+    assert (await adapter.current_version()) == versions[1]
+    with pytest.raises(StoreError, match="cannot read weights"):
+        await adapter.restore(versions[0])
+    assert (await adapter.current_version()) == versions[1]
+
+
+async def test_weights_that_are_not_those_of_the_version_are_refused(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    version = await done(adapter, collection("one"))
+    before = everything(adapter)
+    forged = version.model_copy(update={"digest": "0" * 32})
+    with pytest.raises(EngineError, match="are not those of version 1: their digest is"):
+        await adapter.restore(forged)
+    assert everything(adapter) == before
+
+
+async def test_what_a_kill_left_half_done_is_ignored_and_removed(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    await done(adapter, collection("one"))
+    shutil.copytree(tmp_path / "v1", tmp_path / "v2.part")
+    facts = tmp_path / "v2.part" / "job.json"
+    facts.write_text(facts.read_text().replace('"one"', '"two"'))
+    (tmp_path / "v1").rename(tmp_path / "elsewhere")
+    two = TrainingJobRef(run_id="two", backend="local")
+    assert (await adapter.status(two)).status is TrainingStatusEnum.NOT_FOUND
+    resumed = await adapter_on(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    assert (await done(resumed, collection("two"))).number == 1
+
+
+async def test_a_damaged_version_is_named(tmp_path):
+    adapter = await adapter_on(tmp_path)
+    await done(adapter, collection("one"))
+    (tmp_path / "v1" / "job.json").write_text("{")
+    with pytest.raises(StoreError, match=r"v1/job.json is damaged.*delete its folder"):
+        await (await adapter_on(tmp_path)).status(TrainingJobRef(run_id="one", backend="local"))
+
+
+async def test_lora_weights_are_versions_too(tmp_path):
+    adapter = await adapter_on(tmp_path, lora=LoraConfig(r=2))
+    base = await adapter.current_version()
+    version = await done(adapter, collection("one"))
+    resumed = await adapter_on(tmp_path, lora=LoraConfig(r=2))
+    assert await resumed.current_version() == base
+    await resumed.restore(version)
+    assert everything(resumed) == everything(adapter)
+    full = await adapter_on(tmp_path)
+    with pytest.raises(EngineError, match="another model or LoRA setting"):
+        await full.restore(version)
+
+
+async def test_lora_modules_that_the_model_does_not_have_are_a_wrong_request(tmp_path):
+    with pytest.raises(RequestError, match="LoRA weights do not fit this model"):
+        await adapter_on(tmp_path, lora=LoraConfig(target_modules=["nothing"]))
+
+
+@pytest.mark.parametrize("reference", ["sampler", "base"])
+async def test_preferences_are_trained_on(tmp_path, reference):
+    adapter = await adapter_on(tmp_path, dpo=DpoConfig(reference=reference))
+    pair = DPOItem(
+        prompt="a",
+        chosen_response="b",
+        rejected_response="c",
+        prompt_ids=(9, 10),
+        chosen_ids=(11,),
+        rejected_ids=(12,),
+        chosen_logprobs=(-1.0,),
+        rejected_logprobs=(-1.0,),
+    )
+    job = TrajectoryCollection(
+        trajectories=[[Trajectory(episode=[pair], reward=1.0)]], run_id="one", method="dpo"
+    )
+    assert (await done(adapter, job)).number == 1
+
+
+async def test_preferences_in_words_need_the_base_for_reference(tmp_path):
+    pair = DPOItem(prompt="what is 1 plus 2?", chosen_response="it is 3.", rejected_response="it is 4.")
+    job = TrajectoryCollection(
+        trajectories=[[Trajectory(episode=[pair], reward=1.0)]], run_id="one", method="dpo"
+    )
+    with pytest.raises(TrainingError, match="reference: base"):
+        await (await adapter_on(tmp_path)).submit(job)
+    adapter = await adapter_on(tmp_path, dpo=DpoConfig(reference="base"))
+    assert (await done(adapter, job)).number == 1
+
+
+async def test_grpo_with_a_pull_to_the_base_and_supervised_training_work_too(tmp_path):
+    adapter = await adapter_on(tmp_path, grpo=GrpoConfig(beta=0.1, aggregation="sequence"))
+    assert (await done(adapter, collection("one"))).number == 1
+    assert (await done(adapter, collection("two", method="supervised"))).number == 2
+
+
+async def test_facts_of_a_job_are_lines_in_the_output_folder(tmp_path):
+    adapter = await adapter_on(tmp_path / "checkpoints")
+    ref = TrainingJobRef(run_id="one", backend="local")
+    adapter.log_progress(ref, {"loss": 1.0}, str(tmp_path / "out"))
+    adapter.log_progress(ref, {"loss": 0.5})
+    assert (tmp_path / "out" / "local_jobs.jsonl").read_text() == '{"run_id": "one", "loss": 1.0}\n'
+
+
+async def test_nothing_is_trained_before_initialize(tmp_path):
+    adapter = LocalAdapter(LocalAdapterConfig(), fresh_policy(), tmp_path, seed=0)
+    assert not await adapter.is_healthy()
+    with pytest.raises(TrainingError, match="not initialized"):
+        await adapter.submit(collection("one"))
+
+
+async def test_what_an_episode_is_off_the_base_model_can_be_a_part_of_its_reward(tmp_path):
+    adapter = await adapter_on(tmp_path, grpo=GrpoConfig(reward_kl=0.1))
+    status = await adapter.wait_until_complete(await adapter.submit(collection("one", rewards=(1.0,) * 4)))
+    # Their rewards are equal, so that all there is to learn is to stay with the base model.
+    assert status.status is TrainingStatusEnum.COMPLETED
+    assert status.metadata["metrics"]["kl_in_reward"] != 0.0
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["all weights", "LoRA"])
+async def test_collecting_ahead_the_engine_samples_from_the_weights_as_they_were_while_others_are_made(
+    tmp_path, lora
+):
+    ahead, same = fresh_policy(), fresh_policy()
+    twin = LocalAdapter(LocalAdapterConfig(**CONFIG, lora=lora), ahead, tmp_path / "ahead", seed=5)
+    await twin.initialize(FinetuneConfig(collect_ahead=True))
+    shared = await adapter_on(tmp_path / "shared", same, lora=lora)
+    assert await twin.current_version() == await shared.current_version()
+    base = ahead.digest()
+
+    held = Held(twin._policy)
+    ref = await twin.submit(collection("one"))
+    await asyncio.to_thread(held.entered.wait)
+    async with asyncio.timeout(20):  # Training holds its own lock, and not the engine's.
+        await asyncio.to_thread(ahead.digest)
+    held.gate.set()
+    version = version_in(await twin.wait_until_complete(ref))
+    assert (ahead.version, ahead.digest()) == (0, base)
+    assert version.digest == (await done(shared, collection("one"))).digest
+
+    engine = EmbeddedEngine(ahead)
+    await engine.adopt(version)
+    assert (ahead.version, ahead.digest()) == (1, version.digest)
+    await engine.adopt(ModelVersion(number=0, location="tiny", digest=base))
+    assert ahead.digest() == base
+    await engine.close()

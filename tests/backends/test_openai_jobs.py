@@ -1,0 +1,438 @@
+"""Fine-tuning jobs through the official SDK, against a stand-in that answers as OpenAI does."""
+
+import json
+import re
+from itertools import islice
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from etude.algorithms.branches import branches_of
+from etude.algorithms.transcript import trajectory_of
+from etude.backends.openai_adapter import OpenAiAdapter
+from etude.backends.openai_config import OpenAiAdapterConfig
+from etude.backends.openai_jobs import TrainingJobNotFoundClientError
+from etude.backends.openai_prices import price_of
+from etude.backends.openai_rows import dpo_row, supervised_row
+from etude.backends.pauses import pauses
+from etude.config.finetuning import FinetuneConfig
+from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
+from etude.core.example import Example
+from etude.core.job import TrainingJobRef, TrainingStatusEnum
+from etude.core.message import OpenAIMessage
+from etude.core.skipped import Skipped
+from etude.core.trajectory import DPOItem, Trajectory, TrajectoryCollection
+from tests.algorithms.scripted_episodes import call, conversation, episode
+from tests.backends.openai_stand_in import BASE, StandIn, error_response
+
+
+def imitated(*turns):
+    record = episode(conversation(*turns))
+    (branch,) = branches_of(record, ["*"], None)
+    return trajectory_of(branch, record, 1.0, 1.0, {})
+
+
+def supervised(job="run-epoch-1", rows=10):
+    made = [[imitated(f"question {number}", "answer")] for number in range(rows)]
+    return TrajectoryCollection(trajectories=made, run_id=job, method="supervised")
+
+
+def preference(**facts):
+    item = DPOItem(
+        prompt=[OpenAIMessage(role="user", content="q")], chosen_response="good", rejected_response="bad"
+    )
+    return Trajectory(episode=[item], reward=1.0, metadata=facts)
+
+
+def dpo(job="pairs", rows=10):
+    return TrajectoryCollection(trajectories=[[preference()] * rows], run_id=job, method="dpo")
+
+
+def backend(server, log=None, model=BASE, **settings):
+    return OpenAiAdapter(OpenAiAdapterConfig(**settings), server.client(), model, log)
+
+
+async def states(adapter, ref):
+    """The states of a job until it is over."""
+    found = [await adapter.status(ref)]
+    while not found[-1].status.is_final:
+        found.append(await adapter.status(ref))
+    return found
+
+
+async def test_a_job_goes_through_the_states_of_the_api_to_a_new_model():
+    server = StandIn()
+    adapter = backend(server)
+    ref = await adapter.submit(supervised())
+    found = await states(adapter, ref)
+    assert [one.status for one in found] == ["pending", "pending", "running", "completed"]
+    made = found[-1].metadata["model_version"]
+    assert (made["number"], made["location"]) == (1, f"ft:{BASE}:org::ftjob-0")
+    assert found[-1].metadata["metrics"]["trained_tokens"] > 0
+    assert (await adapter.current_version()).location == f"ft:{BASE}:org::ftjob-0"
+
+
+async def test_what_is_sent_is_what_the_api_documents():
+    server = StandIn()
+    await backend(server, n_epochs=2, beta=0.2).submit(dpo())
+    job = server.jobs["ftjob-0"]
+    assert (job["model"], job["suffix"]) == (BASE, "pairs")
+    assert job["method"] == {
+        "type": "dpo",
+        "dpo": {
+            "hyperparameters": {
+                "n_epochs": 2,
+                "batch_size": "auto",
+                "learning_rate_multiplier": "auto",
+                "beta": 0.2,
+            }
+        },
+    }
+    hashes = {"etude_data": r"[0-9a-f]{16}", "etude_training": r"[0-9a-f]{16}"}
+    assert all(re.fullmatch(form, job["metadata"].pop(key)) for key, form in hashes.items())
+    assert job["metadata"] == {
+        "etude_job": "pairs",
+        "etude_version": "1",
+        "etude_method": "dpo",
+        "etude_start": BASE,
+    }
+    assert server.rows("ftjob-0") == 10 * [
+        {
+            "input": {"messages": [{"role": "user", "content": "q"}]},
+            "preferred_output": [{"role": "assistant", "content": "good"}],
+            "non_preferred_output": [{"role": "assistant", "content": "bad"}],
+        }
+    ]
+
+
+def test_a_supervised_row_is_the_conversation():
+    assert supervised_row(imitated("hi", "hello", "bye", "so long")) == {
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "hello"},
+            {"role": "user", "content": "bye"},
+            {"role": "assistant", "content": "so long"},
+        ]
+    }
+
+
+def test_what_the_model_did_not_say_has_no_weight_and_tool_calls_stay_what_they_are():
+    wire = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "an example"},
+        {"role": "tool", "content": "seen", "tool_call_id": "call_0"},
+    ]
+    reply = {"role": "assistant", "content": None, "tool_calls": [wire]}
+    record = episode([call(0, messages, reply, "<hi>", "look.")])
+    (branch,) = branches_of(record, ["*"], None)
+    assert supervised_row(trajectory_of(branch, record, 1.0, 1.0, {}))["messages"] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "an example", "weight": 0},
+        {"role": "tool", "content": "seen", "tool_call_id": "call_0"},
+        {"role": "assistant", "content": "", "tool_calls": [wire]},
+    ]
+
+
+def test_a_prompt_that_is_a_text_is_said_by_the_user():
+    item = DPOItem(prompt="q", chosen_response="a", rejected_response="b")
+    assert dpo_row(item, {})["input"] == {"messages": [{"role": "user", "content": "q"}]}
+
+
+def test_pairs_of_several_turns_are_refused_with_a_way_out():
+    with pytest.raises(CapabilityError, match="compare: turns"):
+        dpo_row(preference().episode[0], {"turns": 3})
+
+
+async def test_a_job_that_is_submitted_twice_is_made_once():
+    server = StandIn()
+    first = await backend(server).submit(supervised())
+    again = await backend(server).submit(supervised())
+    assert first == again
+    assert len(server.jobs) == len(server.files) == 1
+
+
+async def test_another_process_finds_a_job_by_its_name_alone():
+    server = StandIn()
+    await backend(server).submit(supervised())
+    for number in range(30):
+        await backend(server).submit(supervised(f"other-{number}"))
+    ref = TrainingJobRef(run_id="run-epoch-1", backend="openai")
+    assert (await backend(server).status(ref)).status is TrainingStatusEnum.PENDING
+
+
+async def test_the_next_job_starts_from_the_model_that_the_last_one_made():
+    server = StandIn()
+    adapter = backend(server)
+    await adapter.wait_until_complete(await adapter.submit(supervised("a")), poll_interval=0)
+    status = await adapter.wait_until_complete(await adapter.submit(supervised("b")), poll_interval=0)
+    assert server.jobs["ftjob-1"]["model"] == f"ft:{BASE}:org::ftjob-0"
+    assert status.metadata["model_version"]["number"] == 2
+
+
+async def test_a_job_may_start_from_the_base_again_and_versions_count_on():
+    server = StandIn()
+    adapter = backend(server)
+    base = await adapter.current_version()
+    await adapter.wait_until_complete(await adapter.submit(supervised("a")), poll_interval=0)
+    await adapter.restore(base)
+    status = await adapter.wait_until_complete(await adapter.submit(supervised("b")), poll_interval=0)
+    assert server.jobs["ftjob-1"]["model"] == BASE
+    assert status.metadata["model_version"]["number"] == 2
+
+
+async def test_too_few_rows_are_told_before_anything_is_uploaded():
+    server = StandIn()
+    skipped = await backend(server).submit(supervised(rows=9))
+    assert skipped == Skipped(reason="too little data: 9 rows, and the API takes 10 or more")
+    assert server.files == {}
+
+
+async def test_a_job_that_failed_says_why():
+    adapter = backend(StandIn(ending="failed"))
+    (*_, last) = await states(adapter, await adapter.submit(supervised()))
+    assert last.status is TrainingStatusEnum.FAILED
+    assert last.message == (
+        "Code: invalid_training_file. Message: The job failed due to an invalid training file. "
+        "Parameter: training_file."
+    )
+
+
+async def test_a_job_can_be_cancelled_and_one_that_is_over_stays_so():
+    adapter = backend(StandIn())
+    ref = await adapter.submit(supervised())
+    await adapter.cancel(ref)
+    assert (await adapter.status(ref)).status is TrainingStatusEnum.CANCELED
+    await adapter.cancel(ref)
+    await adapter.cancel(TrainingJobRef(run_id="nowhere", backend="openai"))
+
+
+async def test_a_job_that_the_api_does_not_know_is_not_found():
+    adapter = backend(StandIn())
+    for metadata in (None, {"job_id": "ftjob-9"}):
+        ref = TrainingJobRef(run_id="lost", backend="openai", metadata=metadata)
+        assert (await adapter.status(ref)).status is TrainingStatusEnum.NOT_FOUND
+        with pytest.raises(TrainingJobNotFoundClientError):
+            await adapter.job(ref)
+
+
+async def test_when_the_days_jobs_are_used_up_it_waits_and_does_not_upload_again():
+    server = StandIn(daily_limits=3)
+    await backend(server, daily_limit_wait=0.001).submit(supervised())
+    assert (len(server.jobs), len(server.files)) == (1, 1)
+
+
+async def test_the_wait_for_another_day_has_an_end():
+    server = StandIn(daily_limits=9)
+    with pytest.raises(TrainingError, match=r"used up at all 2 tries.*`etude resume`"):
+        await backend(server, daily_limit_wait=0.001, daily_limit_tries=2).submit(supervised())
+
+
+async def test_a_wrong_key_is_not_healthy_and_an_error_of_the_run():
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(), StandIn().client("sk-wrong"), BASE)
+    assert not await adapter.is_healthy()
+    assert await backend(StandIn()).is_healthy()
+    for attempt in (adapter.submit(supervised()), adapter.initialize(FinetuneConfig())):
+        with pytest.raises(BackendError, match=r"AuthenticationError.*Incorrect API key"):
+            await attempt
+
+
+async def test_grpo_is_refused_before_anything_is_uploaded():
+    server = StandIn()
+    with pytest.raises(CapabilityError, match="'openai' can do: dpo, supervised"):
+        await backend(server).submit(supervised().model_copy(update={"method": "grpo"}))
+    assert server.requests == []
+
+
+async def test_the_events_of_a_job_come_oldest_first_over_all_pages():
+    adapter = backend(StandIn(page=1))
+    ref = await adapter.submit(supervised())
+    await adapter.wait_until_complete(ref, poll_interval=0)
+    events = await adapter.events(ref)
+    assert [event.message for event in events] == [
+        "Created fine-tuning job: ftjob-0",
+        "Fine-tuning job started",
+        "Step 1/2: training loss=1.0",
+        "Step 2/2: training loss=0.5",
+    ]
+
+
+async def test_the_events_go_into_the_runs_log_once_and_their_numbers_into_the_status(tmp_path):
+    server, log = StandIn(), tmp_path / "openai_jobs.jsonl"
+    adapter = backend(server, log)
+    ref = await adapter.submit(supervised())
+    status = await adapter.wait_until_complete(ref, poll_interval=0)
+    assert status.metadata["metrics"]["train_loss"] == 0.5
+    assert status.progress == 100
+    lines = log.read_text()
+    await backend(server, log).status(ref)
+    assert log.read_text() == lines
+    told = [json.loads(line) for line in lines.splitlines()]
+    assert [line["event"] for line in told] == ["submitting", *(f"ftevent-ftjob-0-{n}" for n in range(4))]
+    assert {line["run_id"] for line in told} == {"run-epoch-1"}
+
+
+async def test_half_a_line_of_a_killed_process_spoils_no_other(tmp_path):
+    server, log = StandIn(), tmp_path / "openai_jobs.jsonl"
+    ref = await backend(server, log).submit(supervised())
+    log.write_text(log.read_text() + '{"run_id": "run-ep')
+    await backend(server, log).status(ref)
+    submitted, half, event = log.read_text().splitlines()
+    assert (json.loads(submitted)["event"], half) == ("submitting", '{"run_id": "run-ep')
+    assert json.loads(event)["event"] == "ftevent-ftjob-0-0"
+
+
+async def test_facts_can_be_added_to_the_log(tmp_path):
+    adapter = backend(StandIn(), tmp_path / "log.jsonl")
+    ref = TrainingJobRef(run_id="r", backend="openai")
+    adapter.log_progress(ref, {"step": 1}, str(tmp_path))
+    adapter.log_progress(ref, {"step": 2})
+    assert (tmp_path / "openai_jobs.jsonl").read_text() == '{"run_id": "r", "step": 1}\n'
+    assert (tmp_path / "log.jsonl").read_text() == '{"run_id": "r", "step": 2}\n'
+
+
+@pytest.mark.parametrize("fault", ["lost", 500, 503])
+async def test_a_job_whose_answer_got_lost_is_found_and_not_made_again(fault, monkeypatch):
+    monkeypatch.setattr("etude.backends.openai_create._WAIT", 0.0)
+    server = StandIn()
+    server.faults["POST /fine_tuning/jobs"] = [fault]
+    ref = await backend(server).submit(supervised())
+    assert ref.metadata["job_id"] == "ftjob-0"
+    assert (len(server.jobs), len(server.files)) == (1, 1)
+    posted = [
+        head
+        for head, name in zip(server.headers, server.requests, strict=True)
+        if name == "POST /fine_tuning/jobs"
+    ]
+    assert {head["idempotency-key"] for head in posted} == {"run-epoch-1"}
+
+
+async def test_an_upload_of_a_killed_process_is_taken_again():
+    server = StandIn()
+    server.faults["POST /fine_tuning/jobs"] = [403]
+    with pytest.raises(BackendError):
+        await backend(server).submit(supervised())
+    await backend(server).submit(supervised())
+    assert (len(server.jobs), len(server.files)) == (1, 1)
+
+
+async def test_an_api_that_is_away_for_a_while_is_waited_for():
+    server = StandIn()
+    server.faults["GET /fine_tuning/jobs/ID"] = ["lost", 503, 429]
+    server.faults["GET /fine_tuning/jobs/ID/events"] = [500]
+    adapter = backend(server)
+    status = await adapter.wait_until_complete(await adapter.submit(supervised()), poll_interval=0)
+    assert status.status is TrainingStatusEnum.COMPLETED
+
+
+def test_pauses_between_two_looks_grow_up_to_a_limit():
+    soon = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+    assert list(islice(pauses(10.0, 30.0), 11)) == [*soon, 10.0, 15.0, 22.5, 30.0, 30.0]
+    assert list(islice(pauses(9.0, 3.0), 9)) == [*soon, 9.0, 9.0, 9.0]
+    assert list(islice(pauses(0.1, 0.2), 4)) == pytest.approx([0.1, 0.15, 0.2, 0.2])
+
+
+@pytest.mark.parametrize(("fault", "limit"), [(503, 0), (403, 1000)])
+async def test_one_that_stays_away_does_not_end_the_job(fault, limit):
+    server = StandIn()
+    adapter = backend(server, outage_limit=limit)
+    ref = await adapter.submit(supervised())
+    server.faults["GET /fine_tuning/jobs/ID"] = [fault] * 3
+    with pytest.raises(BackendError, match=r"It goes on; resume .`etude resume`"):
+        await adapter.wait_until_complete(ref, poll_interval=0)
+    assert server.jobs["ftjob-0"]["status"] == "validating_files"
+
+
+async def test_a_key_is_never_in_an_error():
+    server = StandIn()
+    echoing = server.client("sk-secret")
+    server.answer = lambda request: error_response(401, f"no {request.headers['authorization']}", "x")
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(), echoing, BASE)
+    adapter.client = AsyncOpenAI(
+        api_key="sk-secret",
+        base_url="http://stand-in.invalid/v1",
+        http_client=httpx.AsyncClient(transport=httpx.MockTransport(server.answer)),
+    )
+    with pytest.raises(BackendError, match=r"no Bearer \*\*\*"):
+        await adapter.check()
+
+
+async def test_a_price_over_the_limit_is_refused_before_anything_is_uploaded(tmp_path):
+    server = StandIn()
+    with pytest.raises(RequestError, match=r"about \$0\.00, and max_usd is \$0\.00.*Nothing was uploaded"):
+        await backend(server, max_usd=1e-9).submit(supervised())
+    assert server.files == {}
+    log = tmp_path / "log.jsonl"
+    await backend(server, log, max_usd=1.0).submit(supervised())
+    told = json.loads(log.read_text())
+    assert told["rows"] == 10
+    assert told["estimated_usd"] == pytest.approx(3.0 * told["estimated_tokens"] / 1e6)
+
+
+GRADER = {
+    "type": "string_check",
+    "name": "same",
+    "operation": "eq",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.expected}}",
+}
+
+
+async def test_with_a_grader_grpo_becomes_reinforcement_fine_tuning_on_the_prompts():
+    server = StandIn()
+
+    async def examples():
+        return {"e": Example("e", {"question": "q"}, expected="a")}
+
+    adapter = OpenAiAdapter(
+        OpenAiAdapterConfig(reinforcement={"grader": GRADER}, n_epochs=1),
+        server.client(),
+        "o4-mini-2025-04-16",
+        None,
+        examples,
+    )
+    assert "grpo" in adapter.capabilities().methods
+    group = [imitated("q", "a"), imitated("q", "b")]
+    data = TrajectoryCollection(trajectories=[group] * 10, run_id="r", method="grpo")
+    ref = await adapter.submit(data)
+    assert server.jobs["ftjob-0"]["method"] == {
+        "type": "reinforcement",
+        "reinforcement": {
+            "grader": GRADER,
+            "hyperparameters": {
+                "n_epochs": 1,
+                "batch_size": "auto",
+                "learning_rate_multiplier": "auto",
+                "reasoning_effort": "default",
+                "compute_multiplier": "auto",
+            },
+        },
+    }
+    assert server.rows("ftjob-0") == 10 * [
+        {"messages": [{"role": "user", "content": "q"}], "expected": "a", "inputs": {"question": "q"}}
+    ]
+    assert (await states(adapter, ref))[-1].status is TrainingStatusEnum.COMPLETED
+
+
+async def test_reinforcement_fine_tuning_is_not_for_several_turns():
+    adapter = backend(StandIn(), reinforcement={"grader": GRADER})
+    data = TrajectoryCollection(trajectories=[[imitated("q", "a", "r", "b")]] * 10, run_id="r", method="grpo")
+    with pytest.raises(CapabilityError, match="an episode has 2 answers"):
+        await adapter.submit(data)
+
+
+@pytest.mark.parametrize(
+    ("model", "usd"),
+    [
+        ("gpt-4o-mini-2024-07-18", 3.0),
+        ("ft:gpt-4o-mini-2024-07-18:org::abc", 3.0),
+        ("gpt-4o-2024-08-06", 25.0),
+        ("gpt-4.1-nano", 1.5),
+        ("o4-mini-2025-04-16", None),
+        ("gpt-4other", None),
+        ("ft:", None),
+    ],
+)
+def test_prices_are_those_of_the_base_model(model, usd):
+    assert price_of(model) == usd

@@ -1,0 +1,185 @@
+"""`nat finetune` of the real toolkit, with Etude inside.
+
+ETUDE_TEST_NAT=path/to/nat pytest -m nat
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.integrations.nat.toolkit import SECONDS, calls, journal, serving, summary
+
+pytestmark = pytest.mark.nat
+
+MANY = {"trajectory_builders__rollouts__builder": {"num_generations": 16, "examples_per_epoch": 8}}
+"""128 episodes in an epoch, to learn from; elsewhere 32 are enough."""
+KILLED_AFTER = 300
+"""Calls of the run that is killed, in the third of four epochs."""
+
+
+def test_held_out_rewards_rise_at_the_default_log_level(project):
+    project.configure(**MANY)
+    done = project.finetune(
+        "--validation_dataset", project.validation, "--validation_interval", "12",
+        "-o", "finetuning.num_epochs", "12",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    [run] = project.runs
+    told = summary(run)
+    assert told["measured_on"] == "validation"
+    assert told["before"]["n"] == told["after"]["n"] == 512
+    assert told["after"]["avg_reward"] > told["before"]["avg_reward"] + 0.1
+    assert "Finetuning completed successfully" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_every_call_is_kept_with_its_tokens_and_belongs_to_its_episode(project):
+    project.configure(finetuning__num_epochs=1)
+    assert project.finetune().returncode == 0
+    steps = journal(project.runs[0])
+    made = calls(steps)
+    assert len(made) == 32
+    for key, call in made.items():
+        episode = json.loads(steps[key.split("/call/")[0]])
+        assert call["completion"]["completion_ids"] and call["completion"]["logprobs"]
+        assert episode["example"]["inputs"]["question"] in json.dumps(call)
+
+
+def test_a_killed_run_goes_on_when_the_same_command_is_typed_again(project):
+    project.configure(finetuning__num_epochs=4, **MANY)
+    first = subprocess.Popen(
+        project.command(), cwd=project.folder, env=project.environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        before = _wait_for_calls(project, first)
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    done = project.finetune()
+    assert done.returncode == 0, done.stdout
+    [run] = project.runs
+    after = calls(journal(run))
+    assert len(after) == 4 * 128
+    assert {key: after[key] for key in before} == before
+    assert summary(run)["epochs_trained"] == 4
+    again = project.finetune("-o", "finetuning.num_epochs", "1")
+    assert again.returncode == 0, again.stdout
+    assert len(project.runs) == 2, "a run that is finished is not gone on with"
+
+
+def _wait_for_calls(project, process):
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        found = calls(journal(project.runs[0])) if project.runs else {}
+        if len(found) >= KILLED_AFTER:
+            return found
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.05)
+    raise AssertionError("too few calls")
+
+
+def test_dataset_is_read_whatever_its_format(project):
+    other = project.folder / "other.csv"
+    rows = "".join(f"mine-{number},cab,abc\n" for number in range(8))
+    other.write_text("id,letters,answer\n" + rows)
+    done = project.finetune("--dataset", str(other), "-o", "finetuning.num_epochs", "1")
+    assert done.returncode == 0, done.stdout
+    assert any("/mine-" in key for key in journal(project.runs[0]))
+    assert not any("/train-" in key for key in journal(project.runs[0]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "told"),
+    [
+        ({"eval__evaluators": {"in_place": {"_type": "test_same"}}}, [], "trained on nothing"),
+        ({"eval__evaluators": {"in_place": {"_type": "test_broken"}}}, [], "the judge is asleep"),
+        ({"workflow": {"_type": "test_failing"}}, [], "the agent is out of order"),
+        ({"workflow": {"_type": "test_foreign", "llm": "sorter"}}, [], "for 'langchain'"),
+        ({"finetuning__reward_function": {"name": "in_pace"}}, [], "did you mean 'in_place'"),
+        ({"finetuning__target_functions": ["<workfow>"]}, [], "target functions"),
+        ({"finetuning__target_model": "sorted"}, [], "there is no model 'sorted'"),
+        ({"trainer_adapters__here__adapter": {"learning_rte": 1}}, [], "learning_rate"),
+        ({}, ["--endpoint", "http://127.0.0.1:9/generate"], "leave it out"),
+        ({}, ["--validation_config_file", "config.yml"], "--validation_dataset"),
+    ],
+)
+def test_what_cannot_train_fails_and_says_why(project, changes, options, told):
+    project.configure(**changes)
+    done = project.finetune(*options)
+    assert done.returncode == 1, done.stdout
+    assert told in done.stdout.splitlines()[-1] or told in done.stdout[-2000:], done.stdout
+    assert "Finetuning completed successfully" not in done.stdout
+
+
+def test_functions_are_told_apart_and_evaluators_see_the_steps(project):
+    project.configure(
+        functions={"guesser": {"_type": "test_guess", "llm": "sorter"}},
+        workflow={"_type": "test_twice", "llm": "sorter", "helper": "guesser"},
+        eval__evaluators={"steps": {"_type": "test_steps"}},
+        finetuning__reward_function={"name": "steps"},
+        finetuning__target_functions=["guesser"],
+        finetuning__num_epochs=1,
+    )
+    done = project.finetune("--result_json_path", "$.guessed")
+    assert done.returncode == 0, done.stdout
+    steps = journal(project.runs[0])
+    scores = [json.loads(value) for key, value in steps.items() if key.endswith("/score/steps")]
+    assert len(scores) == 32
+    assert all(score["reasoning"] == ["guesser", "<workflow>"] for score in scores)
+    assert {call["function"] for call in calls(steps).values()} == {"guesser", "<workflow>"}
+    metrics = [json.loads(line) for line in (project.runs[0] / "training_metrics.jsonl").open()]
+    # One trajectory of each episode, of the function that is trained.
+    assert metrics[0]["num_trajectories"] <= 32
+
+
+def test_a_config_of_etude_runs_the_toolkits_agent(project):
+    (project.folder / "etude.yml").write_text(
+        yaml.safe_dump(
+            {
+                "llms": {
+                    "sorter": {"_type": "local", "model": str(project.base / "model"), "max_tokens": 12}
+                },
+                "workflow": {"_type": "nat", "config_file": "config.yml"},
+                "eval": {
+                    "general": {"dataset": {"_type": "nat"}},
+                    "evaluators": {"in_place": {"_type": "nat", "evaluator": "in_place"}},
+                },
+                "trajectory_builders": {"grpo": {"_type": "grpo", "examples_per_epoch": 4}},
+                "finetuning": {"enabled": True, "output_dir": "runs"},
+            }
+        )
+    )
+    etude = Path(project.command()[0]).with_name("etude")
+    done = project.run([str(etude), "train", "etude.yml"])
+    assert done.returncode == 0, done.stdout
+    assert len(calls(journal(project.runs[0]))) == 4 * 8
+
+
+def test_training_at_a_language_model_server(project):
+    host = "127.0.0.3"
+    project.configure(
+        llms__sorter={
+            "_type": "openai", "model_name": "base", "base_url": f"http://{host}:8000/v1", "api_key": "none",
+            "max_tokens": 12,
+        },
+        trainer_adapters__here={
+            "_type": "etude_trainer_adapter",
+            "adapter": {"_type": "lm_server", "hyperparameters": {"learning_rate": 5e-4, "lora_rank": 0}},
+        },
+        finetuning__num_epochs=2,
+    )  # fmt: skip
+    with serving(project, host, 8000):
+        done = project.finetune()
+    assert done.returncode == 0, done.stdout
+    [run] = project.runs
+    assert summary(run)["epochs_trained"] == 2
+    assert {call["completion"]["model_version"] for call in calls(journal(run)).values()} == {0, 1}

@@ -1,0 +1,163 @@
+"""From what `nat finetune` was asked for to a config of Etude's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from etude.config.load import resolved_yaml
+from etude.core.errors import ConfigError, RequestError
+from etude.integrations.nat.run import run_of, unfinished_run
+from etude.integrations.nat.translate import digest, etude_config
+
+
+class Llm(BaseModel):
+    model_config = ConfigDict(protected_namespaces=())
+
+    type: str = "openai"
+    model_name: str = "base"
+    temperature: float | None = 0.7
+    base_url: str | None = None
+    api_key: str | None = None
+
+
+class Toolkit(BaseModel):
+    """What is read of the toolkit's config."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    llms: dict[str, Llm] = Field(default_factory=lambda: {"policy": Llm()})
+    eval: Any = SimpleNamespace(general=SimpleNamespace(max_concurrency=5), evaluators={"right": None})
+    trajectory_builders: Any = {"b": SimpleNamespace(builder={"num_generations": 3})}
+    trainer_adapters: Any = {"a": SimpleNamespace(adapter={"learning_rate": 0.5}, model={})}
+    trainers: Any = Field(default_factory=lambda: {"t": trainer()})
+
+
+def trainer(**given):
+    known = dict.fromkeys(
+        ("validation_dataset", "seed", "deterministic", "error_budget", "fine_tune_from_scratch")
+    )
+    limits = {"timeout": None, "max_calls": None}
+    return SimpleNamespace(trainer={}, **(known | limits | given))
+
+
+def asked(folder, **given):
+    curriculum = SimpleNamespace(model_dump=lambda: given.pop("curriculum", {"enabled": False}))
+    options = SimpleNamespace(
+        endpoint=None,
+        validation_config_file=None,
+        result_json_path="$.answer",
+        dataset=None,
+        validation_dataset=None,
+        validation_interval=5,
+    )
+    for key in [key for key in given if hasattr(options, key)]:
+        setattr(options, key, given.pop(key))
+    plain = {
+        "trainer": "t",
+        "trajectory_builder": "b",
+        "trainer_adapter": "a",
+        "reward_function": SimpleNamespace(name="right"),
+        "target_functions": ["<workflow>"],
+        "target_model": None,
+        "num_epochs": 2,
+        "output_dir": folder,
+    }
+    return SimpleNamespace(curriculum_learning=curriculum, run_configuration=options, **(plain | given))
+
+
+def test_every_part_has_its_place(tmp_path):
+    config = etude_config(Toolkit(), asked(tmp_path))
+    assert config.llms["policy"].model_dump(include={"model", "temperature"}) == {
+        "model": "base",
+        "temperature": 0.7,
+    }
+    assert config.workflow.model == "policy"
+    assert config.workflow.result_json_path == "$.answer"
+    assert config.eval.general.max_concurrency == 5
+    assert config.trajectory_builders["b"].num_generations == 3
+    assert config.trainer_adapters["a"].learning_rate == 0.5
+    assert config.trainers["t"].type_name == "epochs"
+    assert config.finetuning.reward_function.name == "right"
+    assert config.finetuning.num_epochs == 2
+    assert config.finetuning.output_dir == tmp_path
+
+
+def test_what_the_toolkit_has_no_keys_for_is_the_trainers(tmp_path):
+    given = trainer(seed=3, error_budget=0.0, timeout=7.0, validation_dataset=Path("held_out.jsonl"))
+    config = etude_config(Toolkit(trainers={"t": given}), asked(tmp_path))
+    assert (config.finetuning.seed, config.finetuning.error_budget) == (3, 0.0)
+    assert config.eval.general.timeout == 7.0
+    held_out = config.finetuning.run_configuration.validation_dataset
+    assert held_out.file_path == Path("held_out.jsonl").absolute()
+
+
+def test_files_of_the_command_line_go_before_the_configs(tmp_path):
+    given = trainer(validation_dataset=Path("held_out.jsonl"))
+    options = {"dataset": Path("/data/a.csv"), "validation_dataset": "/data/b.csv", "validation_interval": 2}
+    settings = etude_config(Toolkit(trainers={"t": given}), asked(tmp_path, **options))
+    found = settings.finetuning.run_configuration
+    assert (found.dataset.file_path, found.validation_dataset.file_path, found.validation_interval) == (
+        Path("/data/a.csv"),
+        Path("/data/b.csv"),
+        2,
+    )
+
+
+def test_a_model_that_is_trained_at_a_server_is_sampled_there_with_its_tokens(tmp_path):
+    adapters = {"a": SimpleNamespace(adapter={"_type": "lm_server"}, model={"max_tokens": 9})}
+    llms = {"policy": Llm(base_url="http://localhost:8000/v1", api_key="secret")}
+    found = etude_config(Toolkit(trainer_adapters=adapters, llms=llms), asked(tmp_path))
+    policy = found.llms["policy"]
+    assert (policy.type_name, policy.base_url, policy.provider, policy.max_tokens) == (
+        "openai",
+        "http://localhost:8000/v1",
+        "etude",
+        9,
+    )
+    assert "secret" not in resolved_yaml(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"endpoint": "http://localhost/generate"}, "--endpoint.*leave it out"),
+        ({"validation_config_file": "other.yml"}, "--validation_dataset"),
+        ({"reward_function": SimpleNamespace(name="wrong")}, "right"),
+        ({"curriculum": {"random_subsample": 5.0}}, "random_subsample"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_before_anything_runs(tmp_path, given, told):
+    with pytest.raises(RequestError, match=told):
+        etude_config(Toolkit(), asked(tmp_path, **given))
+
+
+def test_an_unknown_key_of_a_part_is_an_error_with_the_nearest_name(tmp_path):
+    adapters = {"a": SimpleNamespace(adapter={"learning_rat": 1}, model={})}
+    with pytest.raises(ConfigError, match="learning_rate"):
+        etude_config(Toolkit(trainer_adapters=adapters), asked(tmp_path))
+
+
+def test_the_same_command_finds_the_run_that_it_left(tmp_path):
+    config = etude_config(Toolkit(), asked(tmp_path))
+    assert unfinished_run(config) is None
+    with run_of(config) as run:
+        assert unfinished_run(config) is None, "a run in use is not gone on with"
+    assert unfinished_run(config) == run.path
+    with run_of(etude_config(Toolkit(), asked(tmp_path, num_epochs=7))) as longer:
+        assert longer.path == run.path
+    (run.path / "summary.json").write_text("{}")
+    assert unfinished_run(config) is None, "a run that is over is not gone on with"
+
+
+def test_another_agent_or_other_settings_make_another_run(tmp_path):
+    with run_of(etude_config(Toolkit(), asked(tmp_path))):
+        pass
+    other = Toolkit(llms={"policy": Llm(temperature=0.1)})
+    assert digest(other) != digest(Toolkit())
+    assert unfinished_run(etude_config(other, asked(tmp_path))) is None
+    assert unfinished_run(etude_config(Toolkit(trainers={"t": trainer(seed=1)}), asked(tmp_path))) is None

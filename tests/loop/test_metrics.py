@@ -1,0 +1,150 @@
+import pytest
+
+from etude.core.evaluation import EvalInput, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.loop.metrics import collection_metrics, finite, selection_metrics, validation_metrics
+from etude.loop.summary import reason_for_skip, summary_of
+from tests.report.histories import history
+
+
+def trajectory(reward, **metadata):
+    item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=())
+    return Trajectory(episode=[item], reward=reward, metadata=metadata)
+
+
+def collection(*groups):
+    return TrajectoryCollection(trajectories=list(groups), run_id="run")
+
+
+def test_rewards_are_those_of_all_scored_episodes_where_the_builder_tells_them():
+    metrics = collection_metrics(collection([trajectory(1.0)]), {"rewards": [0.0, 0.5, 1.0], "episodes": 4})
+    assert (metrics["avg_reward"], metrics["min_reward"], metrics["max_reward"]) == (0.5, 0.0, 1.0)
+    assert (metrics["num_trajectories"], metrics["num_groups"], metrics["episodes"]) == (1, 1, 4)
+    assert "rewards" not in metrics
+
+
+def test_without_facts_rewards_are_those_of_the_trajectories():
+    metrics = collection_metrics(collection([trajectory(1.0), trajectory(0.0)], [trajectory(0.5)]), {})
+    assert metrics["avg_reward"] == pytest.approx(0.5)
+    assert collection_metrics(collection(), {})["avg_reward"] is None
+
+
+def test_the_reward_of_a_selection_is_by_group():
+    metrics = selection_metrics(collection([trajectory(0.9, group_rewards=[0.0, 0.9])], [trajectory(0.5)]))
+    assert metrics["filtered_avg_reward"] == pytest.approx((0.0 + 0.9 + 0.5) / 3)
+    assert (metrics["filtered_groups"], metrics["filtered_trajectories"]) == (2, 2)
+
+
+def evaluated(*scores):
+    items = [EvalOutputItem(id=str(place), score=score) for place, score in enumerate(scores)]
+    return EvaluationRunOutput(
+        eval_input=EvalInput(), evaluation_results=[("correct", EvalOutput(eval_output_items=items))]
+    )
+
+
+def test_validation_excludes_what_has_no_score_and_counts_it():
+    metrics = validation_metrics(evaluated(1.0, None, 0.0, float("nan")), "correct")
+    assert (metrics["avg_reward"], metrics["min_reward"], metrics["max_reward"]) == (0.5, 0.0, 1.0)
+    assert (metrics["num_examples"], metrics["num_unscored"]) == (2, 2)
+
+
+def test_a_validation_without_scores_has_no_reward_rather_than_zero():
+    assert validation_metrics(evaluated(None), "correct")["avg_reward"] is None
+
+
+def test_json_has_no_numbers_that_are_not_finite_and_no_sets():
+    assert finite({"a": [float("nan"), (1.0, float("-inf"))], "b": {"y", "x"}, 3: "text"}) == {
+        "a": [None, [1.0, None]],
+        "b": ["x", "y"],
+        "3": "text",
+    }
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ({"left_out": {"flat": 3}}, "3 × flat"),
+        ({"untargeted": 2}, "2 × episode without a call to the target functions and model"),
+        ({"unscored": 1}, "1 × episode without a reward"),
+        ({"num_groups": 4, "curriculum_flat_groups": 4}, "4 × group whose rewards differ by less"),
+        ({}, "no trajectories were built"),
+    ],
+)
+def test_a_skip_says_what_was_left_out(metrics, reason):
+    assert reason in reason_for_skip(metrics)
+
+
+def test_the_summary_compares_before_and_after_on_the_validation_examples():
+    summary = summary_of(history([0.2, 0.3], {0: 0.1, 2: 0.8}))
+    assert summary["measured_on"] == "validation"
+    assert (summary["before"]["avg_reward"], summary["after"]["avg_reward"]) == (0.1, 0.8)
+    assert (summary["best_version"]["number"], summary["epochs_trained"]) == (2, 2)
+
+
+def test_the_figures_say_what_they_were_measured_on():
+    summary = summary_of(history([0.2, 0.3, 0.4], {0: 0.1, 2: 0.8}))
+    assert summary["before"]["measured"] == "validation examples, before training (v0)"
+    assert summary["after"]["measured"] == "validation examples, after epoch 2 (v2)"
+    assert (summary["after"]["version"], summary["last_version"]["number"]) == (2, 3)
+    assert not summary["is_measured"], "v3 was trained after the last validation"
+    assert summary_of(history([0.2], {0: 0.1, 1: 0.8}))["is_measured"]
+
+
+def test_without_validation_nothing_is_called_before_after_or_best():
+    summary = summary_of(history([0.2, 0.3, 0.4, 0.5]))
+    assert summary["measured_on"] == "training episodes"
+    assert summary["before"] is summary["after"] is summary["best_version"] is None
+    first, last = summary["first_epoch"], summary["last_epoch"]
+    assert (first["avg_reward"], first["measured"]) == (0.2, "training episodes of epoch 1, sampled from v0")
+    assert (last["avg_reward"], last["measured"]) == (0.5, "training episodes of epoch 4, sampled from v3")
+    assert (summary["last_version"]["number"], summary["is_measured"]) == (4, False)
+
+
+def test_a_run_of_one_epoch_without_validation_has_one_figure():
+    summary = summary_of(history([0.2]))
+    assert summary["first_epoch"]["avg_reward"] == 0.2
+    assert summary["last_epoch"] is summary["after"] is None
+    assert summary_of(history([]))["first_epoch"] is None
+
+
+def test_a_validation_before_training_alone_has_no_after_and_no_best():
+    summary = summary_of(history([0.2], {0: 0.1}))
+    assert summary["before"]["avg_reward"] == 0.1
+    assert summary["after"] is summary["best_version"] is None
+
+
+def test_scores_are_counted_and_not_episodes():
+    facts = {"rewards": [0.0, 1.0], "episodes": 24, "unscored": 22}
+    assert collection_metrics(collection(), facts)["num_scored"] == 2
+    assert collection_metrics(collection([trajectory(1.0)]), {})["num_scored"] == 1
+    assert validation_metrics(evaluated(1.0, None), "correct")["num_scored"] == 1
+
+
+def test_every_evaluator_is_in_the_metrics_of_epochs_and_validations():
+    metrics = collection_metrics(
+        collection(), {"scores": {"correct": [1.0, 0.0], "brief": []}, "rewards": []}
+    )
+    correct = metrics["evaluators"]["correct"]
+    assert (correct["mean"], correct["n"]) == (0.5, 2)
+    assert 0 <= correct["low"] < 0.5 < correct["high"] <= 1
+    assert metrics["evaluators"]["brief"] == {"mean": None, "low": None, "high": None, "n": 0}
+    assert "scores" not in metrics
+    assert validation_metrics(evaluated(1.0, None, 0.0), "correct")["evaluators"]["correct"]["n"] == 2
+
+
+def test_an_interval_that_is_not_known_is_none():
+    assert collection_metrics(collection(), {"rewards": [7.0]})["reward_low"] is None
+    assert collection_metrics(collection(), {"rewards": [0.7]})["reward_low"] > 0
+
+
+def test_groups_with_equal_rewards_are_counted_where_rewards_are_compared():
+    flat, other = [trajectory(1.0), trajectory(1.0)], [trajectory(0.0), trajectory(1.0)]
+    alone, steps = [trajectory(1.0)], [trajectory(1.0).model_copy(update={"shaped_rewards": [0.0, 1.0]})] * 2
+    assert collection_metrics(collection(flat, other, alone, steps), {})["reward_groups"] == {
+        "compared": 3,
+        "flat": 1,
+    }
+    told = {"reward_groups": {"compared": 4, "flat": 4}}
+    assert collection_metrics(collection(), told)["reward_groups"] == told["reward_groups"]
+    imitated = collection(flat).model_copy(update={"method": "supervised"})
+    assert "reward_groups" not in collection_metrics(imitated, {})

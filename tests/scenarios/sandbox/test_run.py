@@ -1,0 +1,445 @@
+"""What untrusted code can do in the sandbox, and what becomes of it when it tries more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.core.errors import RequestError
+from etude.scenarios.sandbox.folder import remove_tree
+from etude.scenarios.sandbox.limits import EVERY_MECHANISM, Limits, Mechanism
+from etude.scenarios.sandbox.result import Isolation, Returned, SandboxResult
+from etude.scenarios.sandbox.run import call_function, run_program
+
+LIMITS = Limits(wall_seconds=5.0)
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel confines programs on Linux only")
+BOTH = pytest.mark.parametrize("mechanisms", [EVERY_MECHANISM, ()], ids=["kernel", "audit hook"])
+
+
+async def run(
+    source: str, *, limits: Limits = LIMITS, mechanisms: tuple[Mechanism, ...] = EVERY_MECHANISM
+) -> SandboxResult:
+    return await run_program(source, limits=limits, mechanisms=mechanisms)
+
+
+async def run_all(sources: Sequence[str], **options: Any) -> list[SandboxResult]:
+    return await asyncio.gather(*(run(source, **options) for source in sources))
+
+
+# What programs may do.
+
+
+async def test_a_program_reads_its_input_and_its_output_is_kept():
+    result = await run_program("print(int(input()) * 2)\nprint('é')", stdin="21\n")
+    assert (result.status, result.reason, result.output) == ("ok", "", "42\né\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("if __name__ == '__main__': print('main')", "main\n"),
+        ("print('a'); exit()", "a\n"),
+        ("import sys; print('a'); sys.exit(0)", "a\n"),
+        ("import atexit; atexit.register(print, 'late')", "late\n"),
+        (
+            "import threading as t, time\nt.Thread(target=lambda: (time.sleep(0.1), print('x'))).start()",
+            "x\n",
+        ),
+        ("import sys; sys.stdout.write('no newline')", "no newline"),
+        ("import math, heapq, collections, re, zoneinfo; print(math.gcd(4, 6))", "2\n"),
+        ("open('a.txt', 'w').write('x'); print(open('a.txt').read())", "x\n"),
+        ("import tempfile; print(len(tempfile.TemporaryFile().read()))", "0\n"),
+        ("import os; os.mkdir('d'); os.rename('d', 'e'); print(os.listdir())", "['e']\n"),
+        ("print(list({'a', 'b', 'c', 'd'})[0] == list({'d', 'c', 'b', 'a'})[0])", "True\n"),
+    ],
+)
+@BOTH
+async def test_what_ordinary_programs_do_works(source: str, output: str, mechanisms: tuple[Mechanism, ...]):
+    if not mechanisms and "threading" in source:
+        pytest.skip("where the kernel does not tell threads from processes, both are forbidden")
+    result = await run(source, mechanisms=mechanisms)
+    assert (result.status, result.reason, result.output) == ("ok", "", output)
+
+
+async def test_a_run_repeats():
+    source = "print(hash('seed'), list({'a', 'b', 'c'}))"
+    assert (await run(source)).output == (await run(source)).output
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("x = 1\nprint(1 / 0)", "ZeroDivisionError: division by zero (line 2: print(1 / 0))"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("raise SystemExit('no')", "it exited with status 'no'"),
+        ("import sys; sys.exit(3)", "it exited with status 3"),
+        ("import os; os._exit(4)", "it exited with status 4"),
+        ("import os; os.abort()", "it crashed with signal 6"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt (line 1: raise KeyboardInterrupt)"),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded (line 1: def f(): f())"),
+        ("print('\\ud800')", "UnicodeEncodeError"),
+        ("null\0byte", "source code string cannot contain null bytes"),
+        ("import threading as t\ndef f(): raise ValueError('in a thread')\nt.Thread(target=f).start()",
+         "ValueError: in a thread"),
+    ],
+)  # fmt: skip
+async def test_a_program_that_fails_is_an_error_with_its_reason(source: str, reason: str):
+    result = await run(source)
+    assert result.status == "error"
+    assert reason in result.reason
+
+
+# What they may not: with the kernel's help, and with Python's own.
+
+
+@BOTH
+async def test_a_fork_bomb_does_not_get_a_single_process(mechanisms: tuple[Mechanism, ...]):
+    result = await run("import os\nwhile True: os.fork()", mechanisms=mechanisms)
+    assert result.status == "refused"
+
+
+STARTING = [
+    "import subprocess; subprocess.run(['true'])",
+    "import os; os.system('true')",
+    "import os; os.execv('/bin/true', ['true'])",
+    "import os; os.posix_spawn('/bin/true', ['true'], {})",
+    "import multiprocessing as m; m.get_context('fork').Process(target=print).start()",
+    "import pty; pty.spawn('/bin/true')",
+]
+
+
+@BOTH
+async def test_no_process_is_started(mechanisms: tuple[Mechanism, ...]):
+    for attempt, result in zip(STARTING, await run_all(STARTING, mechanisms=mechanisms), strict=True):
+        assert result.status == "refused", (attempt, result)
+
+
+@BOTH
+@pytest.mark.parametrize("source", ["x = bytearray(10**12)", "x = []\nwhile True: x.append('x' * 10**7)"])
+async def test_a_memory_hog_is_stopped(source: str, mechanisms: tuple[Mechanism, ...]):
+    result = await run(source, mechanisms=mechanisms)
+    assert result.status == "memory"
+
+
+ENDLESS = [
+    "while True: pass",
+    "import time; time.sleep(1000)",
+    "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+    "    except (OSError, ValueError): pass\nwhile True: pass",
+    "import sys, time; sys.stdout.close(); time.sleep(1000)",
+    "import os, time\nos.closerange(0, 64)\ntime.sleep(1000)",
+    "import threading, time; threading.Thread(target=time.sleep, args=(1000,)).start()",
+    "import atexit, time; atexit.register(time.sleep, 1000)",
+    "try:\n    while True: pass\nfinally:\n    while True: pass",
+    "(" * 80 + "10**10**10" + ")" * 80,
+    "import re; re.match('(a+)+b', 'a' * 100)",
+    "class E:\n    def __del__(self):\n        while True: pass\nE()",
+]
+
+
+async def test_what_does_not_end_is_ended():
+    limits = Limits(wall_seconds=1.0)
+    for source, result in zip(ENDLESS, await run_all(ENDLESS, limits=limits), strict=True):
+        assert (result.status, result.reason) == ("timeout", "it was not done after 1 s"), source
+        assert result.seconds < 5
+
+
+async def test_cpu_time_is_bounded_by_itself():
+    ignoring = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    limits = Limits(wall_seconds=20, cpu_seconds=1)
+    plain, stubborn = await asyncio.gather(
+        *(run(source, limits=limits) for source in ("while 1: pass", ignoring))
+    )
+    assert plain.status == stubborn.status == "timeout"
+    assert plain.reason == "it was not done after 1 s of CPU time"
+
+
+async def test_output_is_bounded():
+    flood = "while True: print('x' * 1000)"
+    result = await run(flood, limits=Limits(output_bytes=10_000))
+    assert (result.status, len(result.output)) == ("error", 10_000)
+    assert result.reason == "it wrote more than 10000 bytes of output"
+
+
+@BOTH
+async def test_a_file_outside_of_its_folder_is_not_written(tmp_path: Path, mechanisms: tuple[Mechanism, ...]):
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    other = str(tmp_path / "other.txt")
+    attempts = [
+        f"open({other!r}, 'w')",
+        f"open({str(mine)!r}, 'a')",
+        "open('../x', 'w')",
+        f"import os; os.open({other!r}, os.O_CREAT | os.O_WRONLY)",
+        f"import os; os.remove({str(mine)!r})",
+        f"import os; os.truncate({str(mine)!r}, 0)",
+        f"import os; os.chmod({str(mine)!r}, 0)",
+        f"import os; os.utime({str(mine)!r})",
+        f"import os; os.rename({str(mine)!r}, 'x')",
+        f"import os; os.link({str(mine)!r}, 'x')",
+        f"import os; os.mkdir({other!r})",
+        f"import os; os.symlink({str(tmp_path)!r}, 'd'); open('d/other.txt', 'w')",
+        f"import pathlib; pathlib.Path({other!r}).touch()",
+        f"import sqlite3; sqlite3.connect({other!r}).execute('create table t (x)')",
+    ]
+    for attempt, result in zip(attempts, await run_all(attempts, mechanisms=mechanisms), strict=True):
+        if "sqlite3" not in attempt:
+            assert result.status == "refused", (attempt, result)
+    assert mine.read_text() == "mine"
+    if mechanisms:
+        assert names_in(tmp_path) == ["mine.txt"]
+
+
+@BOTH
+async def test_a_file_outside_of_its_folder_is_not_read(tmp_path: Path, mechanisms: tuple[Mechanism, ...]):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    for path in (secret, Path("/etc/passwd"), Path(f"/proc/{os.getpid()}/environ")):
+        result = await run(f"print(open({str(path)!r}).read())", mechanisms=mechanisms)
+        assert (result.status, result.output) == ("refused", "")
+    assert (await run(f"import os; print(os.listdir({str(tmp_path)!r}))")).status == "refused"
+
+
+async def test_files_are_bounded_in_size_and_number():
+    one = await run("open('x', 'wb').write(b'x' * 10**6)", limits=Limits(file_bytes=1000))
+    assert (one.status, "File too large" in one.reason) == ("error", True)
+    many = "import time\nfor n in range(100): open(str(n), 'w').write('x' * 100)\ntime.sleep(60)"
+    for limits in (Limits(folder_bytes=5000), Limits(folder_entries=50)):
+        result = await run(many, limits=limits)
+        assert (result.status, result.reason.startswith("its files took more")) == ("error", True)
+
+
+@BOTH
+async def test_no_socket_is_opened(mechanisms: tuple[Mechanism, ...]):
+    attempts = (
+        "import socket; socket.socket()",
+        "import socket; socket.create_connection(('127.0.0.1', 80))",
+        "import socket; socket.getaddrinfo('localhost', 80)",
+        "import socket; socket.socketpair()",
+        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')",
+        "import asyncio; asyncio.run(asyncio.sleep(0))",
+    )
+    for attempt, result in zip(attempts, await run_all(attempts, mechanisms=mechanisms), strict=True):
+        assert result.status in ("refused", "error"), attempt
+        assert any(word in result.reason for word in ("socket", "not permitted", "imported")), result.reason
+
+
+@BOTH
+async def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch, mechanisms: tuple[Mechanism, ...]):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    result = await run("import os; print(dict(os.environ), os.getenv('HOME'))", mechanisms=mechanisms)
+    assert result.output == "{} None\n"
+
+
+@BOTH
+async def test_nobody_else_is_killed(mechanisms: tuple[Mechanism, ...]):
+    for attempt in ("os.kill(os.getppid(), 9)", "os.kill(-1, 9)", "os.killpg(os.getpgid(os.getppid()), 15)"):
+        assert (await run(f"import os; {attempt}", mechanisms=mechanisms)).status == "refused"
+    suicide = await run("import os; os.kill(os.getpid(), 15)", mechanisms=mechanisms)
+    assert (suicide.status, suicide.reason) == ("error", "it crashed with signal 15")
+
+
+@LINUX
+async def test_the_kernel_holds_what_python_does_not_see(tmp_path: Path):
+    if not (await run("")).isolation.by_kernel:
+        pytest.skip("this kernel has no seccomp, or no Landlock")
+    native = f"""
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+attempts = {{
+    "fork": lambda: libc.fork(),
+    "execve": lambda: libc.execve(b"/bin/true", None, None),
+    "socket": lambda: libc.socket(2, 1, 0),
+    "kill": lambda: libc.kill(os.getppid(), 0),
+    "tgkill": lambda: libc.tgkill(os.getppid(), os.getppid(), 0),
+    "open": lambda: libc.open({str(tmp_path / "x").encode()!r}, os.O_CREAT | os.O_WRONLY, 0o600),
+    "environ": lambda: libc.open(b"/proc/%d/environ" % os.getppid(), os.O_RDONLY),
+    "chmod": lambda: libc.chmod({str(tmp_path).encode()!r}, 0),
+    "unlink": lambda: libc.unlink({str(tmp_path / "mine").encode()!r}),
+    "ptrace": lambda: libc.ptrace(16, os.getppid(), 0, 0),
+    "unshare": lambda: libc.unshare(0x10000000),
+    "prlimit": lambda: libc.prlimit(os.getppid(), 0, (ctypes.c_ulong * 2)(1, 1), None),
+    "setsid": lambda: libc.setsid(),
+    "memfd_create": lambda: libc.memfd_create(b"x", 0),
+    "fcntl": lambda: libc.fcntl(0, 8, os.getppid()),
+    "clone3": lambda: libc.syscall(435, (ctypes.c_uint64 * 11)(), 88),
+    "io_uring": lambda: libc.syscall(425, 1, (ctypes.c_uint8 * 120)()),
+}}
+print([name for name, attempt in attempts.items() if attempt() != -1])
+"""
+    (tmp_path / "mine").touch()
+    result = await run(native)
+    assert (result.status, result.output) == ("ok", "[]\n")
+    assert names_in(tmp_path) == ["mine"]
+
+
+@LINUX
+async def test_the_result_says_what_enforces_the_isolation():
+    assert (await run("", mechanisms=())).isolation == Isolation("audit hook", "audit hook", "audit hook")
+    assert not (await run("", mechanisms=())).isolation.by_kernel
+    landlock = (await run("", mechanisms=("landlock",))).isolation
+    assert (landlock.network, landlock.processes) == ("audit hook", "audit hook")
+
+
+async def test_what_a_program_reports_of_itself_is_only_its_own_affair():
+    forged = """
+import os
+for fd in range(3, 64):
+    try:
+        os.write(fd, b'not json\\n[1]\\n' + b'[' * 5000 + b'\\n' + b'{"call": "x"}\\n{"call": 10**9}\\n')
+        os.write(fd, b'{"isolation": {"network": "none"}}\\n{"call": 7, "value": 1}\\n')
+        os.write(fd, b'{"end": "wrong", "reason": "a"}\\n')
+    except OSError:
+        pass
+def f(): return 1
+"""
+    result = await call_function(forged, "f", [()], limits=LIMITS)
+    assert (result.status, result.returned) == ("ok", (Returned(1),))
+
+
+async def test_a_cancelled_run_leaves_no_process():
+    task = asyncio.ensure_future(run("import time; time.sleep(1000)", limits=Limits(wall_seconds=60)))
+    while not children():  # noqa: ASYNC110 - there is nobody to tell
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not children()
+
+
+@LINUX
+def test_a_program_dies_with_whoever_started_it():
+    script = (
+        "import asyncio\nfrom etude.scenarios.sandbox.run import run_program\n"
+        "asyncio.run(run_program('import time; time.sleep(1000)'))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        while not (found := children(parent.pid)):
+            time.sleep(0.01)
+    finally:
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 10
+    while any(is_running(child) for child in found) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(is_running(child) for child in found)
+
+
+def test_whatever_is_stopped_while_it_starts_ends():
+    async def start_and_fail(after: float) -> None:
+        sleeping = [asyncio.ensure_future(run("import time; time.sleep(1000)")) for _ in range(3)]
+        await asyncio.wait(sleeping, timeout=after)
+        raise LookupError
+
+    for after in (0.0, 0.002, 0.004, 0.008, 0.02):
+        with pytest.raises(LookupError):
+            asyncio.run(start_and_fail(after))
+        assert not children()
+
+
+async def test_many_run_at_once_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    messy = "import os\nos.mkdir('shut', 0); os.mkdir('d'); open('d/x', 'w')"
+    results = await asyncio.gather(*(run(messy) for _ in range(4)))
+    assert [result.status for result in results] == ["ok"] * 4
+    assert not names_in(tmp_path)
+
+
+def test_a_folder_is_removed_whatever_is_in_it(tmp_path: Path):
+    outside = tmp_path / "outside.txt"
+    outside.touch()
+    folder = tmp_path / "folder"
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "link").symlink_to(tmp_path)
+    (folder / "a" / "b" / "file").touch()
+    (folder / "shut").mkdir(0)
+    within = os.open(folder, os.O_RDONLY)
+    for _ in range(200):  # Deeper than a path can be long.
+        os.mkdir("d" * 50, dir_fd=within)
+        inner = os.open("d" * 50, os.O_RDONLY, dir_fd=within)
+        os.close(within)
+        within = inner
+    os.close(within)
+    remove_tree(folder)
+    assert names_in(tmp_path) == ["outside.txt"]
+
+
+# Calls of a function.
+
+
+async def test_each_call_gives_a_value_or_an_error_of_its_own():
+    source = "def f(a, b):\n    return a // b, [a]"
+    result = await call_function(source, "f", [(4, 2), (1, 0), ("x", 1), (9, 3)])
+    assert result.status == "ok"
+    good, by_zero, of_text, also_good = result.returned
+    assert (good, also_good) == (Returned([2, [4]]), Returned([3, [9]]))
+    where = "(line 2: return a // b, [a])"
+    assert by_zero == Returned(error=f"ZeroDivisionError: integer division or modulo by zero {where}")
+    assert of_text.error is not None and of_text.error.startswith("TypeError: unsupported operand")
+
+
+async def test_methods_of_a_class_solution_are_found_and_others_are_not():
+    source = "class Solution:\n    def f(self, a):\n        return a + 1"
+    assert (await call_function(source, "f", [(1,)])).returned == (Returned(2),)
+    missing = await call_function(source, "g", [(1,)])
+    assert (missing.status, missing.reason) == ("error", "NameError: there is no function 'g'")
+
+
+async def test_a_value_that_json_cannot_keep_is_an_error():
+    source = "def f(kind): return {1, 2} if kind else 10 ** 5000"
+    first, second = (await call_function(source, "f", [(True,), (False,)])).returned
+    assert first.error == "TypeError: the value is a set that JSON cannot keep"
+    assert second.error == "TypeError: the value is a int that JSON cannot keep"
+
+
+async def test_calls_before_the_one_that_does_not_end_are_kept():
+    source = "def f(a):\n    while a: pass\n    return a"
+    result = await call_function(source, "f", [(0,), (1,), (0,)], limits=Limits(wall_seconds=0.4))
+    assert (result.status, result.returned) == ("timeout", (Returned(0),))
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.text())
+def test_any_text_is_a_program_with_a_result(source: str):
+    result = asyncio.run(run(source))
+    assert result.status in ("ok", "error")
+
+
+def test_a_limit_that_allows_nothing_is_refused():
+    with pytest.raises(RequestError, match="wall_seconds must be more than 0, found 0"):
+        Limits(wall_seconds=0)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def children(parent: int | None = None) -> list[str]:
+    """The processes that one has started, this one by default; on Linux."""
+    wanted = os.getpid() if parent is None else parent
+    return [path.name for path in Path("/proc").glob("[0-9]*") if stat_of(path.name)[:2] == ("run", wanted)]
+
+
+def is_running(process: str) -> bool:
+    return stat_of(process)[0] == "run"
+
+
+def stat_of(process: str) -> tuple[str, int]:
+    """Whether a process runs, and its parent."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "gone", 0
+    return "gone" if fields[0] in "ZX" else "run", int(fields[1])

@@ -1,0 +1,398 @@
+"""Prompts, answers, truth and stance of code validation."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.core.call import ChatRequest
+from etude.core.errors import RequestError
+from etude.core.example import Example
+from etude.core.keys import generator
+from etude.core.message import Message
+from etude.protocols import (
+    PROTOCOLS,
+    SCALES,
+    Act,
+    Malformed,
+    Node,
+    Protocol,
+    ProtocolWorkflow,
+    Role,
+    Turn,
+    Verdict,
+    find_scenario,
+    play,
+)
+from etude.protocols.decision import VERDICTS
+from etude.protocols.log import Log, log_of
+from etude.scenarios.prompts import PROMPTS
+from etude.scenarios.scenario import CodeValidation, stance_of
+from etude.scenarios.wording import fenced, how_to_decide
+from tests.support import ScriptedEngine
+
+EXAMPLE = Example(
+    "double",
+    {
+        "question": "Print twice n & no more: $2 is 'twice' $1.",
+        "solution": "n = int(input())\nprint(n < 2 > 1)",
+    },
+    0,
+)
+SCENARIO = CodeValidation()
+
+CASES: dict[str, list[dict[str, Any]]] = {
+    "nip": [{}, {"randomize_prover_stance": True}, {"verifier_first": False, "min_message_rounds": 3}],
+    "adp": [{}, {"randomize_prover_stance": True}],
+    "debate": [{}, {"sequential": True}, {"verifier_first": False}],
+    "merlin_arthur": [{}],
+    "mnip": [{}, {"randomize_prover_stance": True}, {"sequential": True, "prover0_first": False}],
+    "solo_verifier": [{}],
+}
+PROTOCOL_CASES = [(name, arguments) for name, several in CASES.items() for arguments in several]
+AT_ONCE = ("adp", "merlin_arthur", "solo_verifier")
+ALL = pytest.mark.parametrize(("name", "arguments"), PROTOCOL_CASES, ids=lambda value: str(value))
+
+
+def turns(protocol: Protocol, stance: Verdict = 1) -> Iterator[tuple[str, Turn, Log]]:
+    """All turns of a protocol that goes on to its end, with all that was said before."""
+    for rounds in protocol.schedules:
+        path: list[Node] = []
+        for number, taken in enumerate(rounds):
+            for turn in taken:
+                log = log_of(protocol, rounds, path, turn.agent, number, stance=stance, key=0)
+                yield turn.agent, turn, log
+            for turn in taken:
+                said = dict.fromkeys(turn.writes, "said")
+                path.append(Node(len(path), None, number, turn.agent, len(path), "said", said))
+
+
+def system_of(
+    protocol: Protocol, agent: str, *, stance: Verdict = 1, scenario: CodeValidation = SCENARIO
+) -> str:
+    """The system prompt of an agent; it is the same in all of its turns."""
+    found = {
+        scenario.render(EXAMPLE, log, turn.agent, turn)[0]["content"]
+        for name, turn, log in turns(protocol, stance)
+        if name == agent
+    }
+    (system,) = found
+    return str(system)
+
+
+# What every prompt has.
+
+
+@ALL
+def test_every_turn_has_a_prompt_with_the_problem_and_the_program_as_they_are(
+    name: str, arguments: Mapping[str, Any]
+):
+    protocol = PROTOCOLS[name](**arguments)
+    for agent in protocol.agents:
+        system = system_of(protocol, agent)
+        assert "Print twice n & no more: $2 is 'twice' $1." in system
+        assert "```python\nn = int(input())\nprint(n < 2 > 1)\n```" in system
+        assert f"You are {'the verifier' if agent == 'verifier' else protocol.label(agent)}." in system
+        assert "  " not in system.replace("    ", "") and "\n\n\n" not in system
+    assert {name for name in PROMPTS if name.startswith(f"{protocol.name}/")}
+
+
+@ALL
+def test_every_prover_is_told_what_it_is_paid_for(name: str, arguments: Mapping[str, Any]):
+    protocol = PROTOCOLS[name](**arguments)
+    for stance, (agent, role) in itertools.product(VERDICTS, protocol.agents.items()):
+        if role.stance is None:
+            continue
+        argued = stance if role.stance == "example" else role.stance
+        system = system_of(protocol, agent, stance=stance)
+        right, other = ("right", "wrong") if argued else ("wrong", "right")
+        assert f"You argue that the program is {right}," in system
+        assert f"never say that it is {other}." in system
+
+
+@ALL
+def test_the_verifier_is_told_no_more_of_the_stances_than_it_can_know(
+    name: str, arguments: Mapping[str, Any]
+):
+    protocol = PROTOCOLS[name](**arguments)
+    accept, reject = (system_of(protocol, "verifier", stance=stance) for stance in VERDICTS)
+    assert accept == reject
+    argues_right = "argues that it is right" in accept or "argue that it is right" in accept
+    stances = [role.stance for role in protocol.agents.values()]
+    assert argues_right == (1 in stances and name != "merlin_arthur")
+    assert ("same side" in accept) == (stances.count("example") == 2)
+    assert ("one side" in accept) == (stances.count("example") == 1 or name == "merlin_arthur")
+
+
+def test_what_other_provers_argue_for_is_told_as_it_is():
+    debate, mnip = PROTOCOLS["debate"](), PROTOCOLS["mnip"](randomize_prover_stance=True)
+    assert "Expert_2 argues that it is right." in system_of(debate, "prover0")
+    assert "Expert_1 argues that it is wrong." in system_of(debate, "prover1")
+    for stance in VERDICTS:
+        word = "right" if stance else "wrong"
+        assert f"Expert_2 also argues that it is {word}." in system_of(mnip, "prover0", stance=stance)
+
+
+def test_who_can_hear_whom_is_told():
+    assert "You both read everything" in system_of(PROTOCOLS["debate"](), "prover0")
+    assert "You cannot read what is said to them" in system_of(PROTOCOLS["mnip"](), "prover1")
+    merlin = system_of(PROTOCOLS["merlin_arthur"](), "verifier")
+    assert "not told which of several experts" in merlin and "Expert_" not in merlin
+
+
+# How to decide, and when.
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_each_scale_is_explained_and_answers_that_follow_it_are_read(scale: Any):
+    said = how_to_decide(scale)
+    numbers = all(text.isdecimal() for text in scale.texts)
+    if numbers:
+        assert f"from {scale.texts[0]}, when" in said and f"to {scale.texts[-1]}, when" in said
+    turn = Turn("verifier", (), "must", scale)
+    for text, value in scale.options:
+        assert numbers or f"`Decision: {text}`" in said
+        assert SCENARIO.parse(f"Decision: {text}", turn) == Act({}, value)
+    assert said in system_of(PROTOCOLS["nip"](verifier_decision_spectrum=scale.name), "verifier")
+
+
+@ALL
+def test_to_decide_now_is_said_before_the_last_turn_of_the_verifier_and_never_else(
+    name: str, arguments: Mapping[str, Any]
+):
+    protocol = PROTOCOLS[name](**arguments)
+    several = sum(turn.agent == "verifier" for turns in protocol.schedules[0] for turn in turns) > 1
+    for agent, turn, log in turns(protocol):
+        last = SCENARIO.render(EXAMPLE, log, agent, turn)[-1]
+        assert last["role"] == "user"
+        is_last = agent == "verifier" and turn.decide == "must"
+        assert ("This is your last turn: decide now." in last["content"]) == (is_last and several)
+
+
+def test_a_verifier_that_may_not_decide_yet_is_told_from_when_on():
+    assert "You can decide from your turn" not in system_of(PROTOCOLS["nip"](), "verifier")
+    later = PROTOCOLS["nip"](min_message_rounds=4)
+    assert "You can decide from your turn 3 on." in system_of(later, "verifier")
+
+
+def test_numbers_of_turns_are_those_of_the_schedule():
+    short = PROTOCOLS["nip"](max_message_rounds=5)
+    assert "ask in at most 2 of your turns" in system_of(short, "verifier")
+    assert "in at most 2 turns" in system_of(short, "prover")
+    assert "You have one turn, and decide in it." in system_of(PROTOCOLS["adp"](), "verifier")
+
+
+def test_questions_to_several_have_the_headers_that_are_read():
+    protocol = PROTOCOLS["mnip"]()
+    system = system_of(protocol, "verifier")
+    asking = next(turn for agent, turn, _ in turns(protocol) if len(turn.writes) == 2)
+    for _, header in asking.parts:
+        assert f"`{header}`" in system
+    answer = "Question for Expert_1:\nWhy?\nQuestion for Expert_2: How?"
+    assert SCENARIO.parse(answer, asking) == Act({"prover0_channel": "Why?", "prover1_channel": "How?"})
+
+
+# Answers.
+
+
+@pytest.mark.parametrize(
+    "text", ["Decision: accept", "The verifier must say\n\nDecision: accept\n", "decision: reject"]
+)
+def test_what_a_prover_says_is_no_decision(text: str):
+    assert SCENARIO.parse(text, Turn("prover", ("main",))) == Act({"main": text.strip()})
+
+
+def test_a_verifier_decides_or_asks():
+    may = Turn("verifier", ("main",), "may")
+    assert SCENARIO.parse("I have seen enough.\nDecision: reject", may) == Act({}, -1.0)
+    assert SCENARIO.parse("What of n = 2?", may) == Act({"main": "What of n = 2?"})
+    assert isinstance(SCENARIO.parse("What of n = 2?", Turn("verifier", (), "must")), Malformed)
+
+
+# Whole plays.
+
+
+@ALL
+async def test_prompts_show_all_that_was_said_and_go_on_from_each_other(
+    name: str, arguments: Mapping[str, Any]
+):
+    protocol = PROTOCOLS[name](**arguments)
+    prompts: dict[str, list[tuple[Message, ...]]] = {}
+
+    def answer(request: ChatRequest) -> str:
+        random = generator(request.key, "answer")
+        said = str(request.messages[0]["content"])
+        agent = next(one for one in protocol.agents if said.startswith(f"You are {_name(protocol, one)}."))
+        prompts.setdefault(agent, []).append(request.messages)
+        number = random.randrange(10**6)
+        if agent != "verifier":
+            return f"claim {number}. Decision: accept"
+        if "decide now" in str(request.messages[-1]["content"]) or name in AT_ONCE:
+            return "Decision: reject"
+        if len(set(protocol.channels)) < 2:
+            return f"question {number}"
+        return f"Question for Expert_1: first {number}\nQuestion for Expert_2: second {number}"
+
+    engine = ScriptedEngine(answer)
+    tree = await play(protocol, SCENARIO, dict.fromkeys(protocol.agents, engine), EXAMPLE)
+    (leaf,) = tree.leaves()
+    assert (leaf.ending, leaf.verdict, tree.truth) == ("decided", -1.0, 0)
+    for agent, several in prompts.items():
+        for before, after in itertools.pairwise(several):
+            assert after[: len(before)] == before
+        shown = "\n".join(str(message["content"]) for message in several[-1])
+        last = max(node.round for node in tree.nodes if node.agent == agent)
+        others = [node for node in tree.nodes if node.agent != agent and node.round < last]
+        for channel, text in (said for node in others for said in node.messages.items()):
+            assert (text in shown) == (agent in protocol.channels[channel])
+
+
+def _name(protocol: Protocol, agent: str) -> str:
+    return "the verifier" if agent == "verifier" else protocol.label(agent)
+
+
+# Truth, stance, and templates of one's own.
+
+
+def test_the_truth_is_what_the_example_expects():
+    for expected, verdict in ((1, 1), (0, 0), (True, 1), ("accept", 1), ("reject", 0)):
+        assert SCENARIO.truth(Example("x", {}, expected)) == verdict
+    for expected in (None, "maybe", 2, [1]):
+        with pytest.raises(RequestError, match=r"example 'x': expected is .*; it must be 1"):
+            SCENARIO.truth(Example("x", {}, expected))
+
+
+def test_the_stance_follows_from_the_program_in_every_process():
+    programs = [f"print({number})" for number in range(40)]
+    stances = [stance_of(program) for program in programs]
+    assert set(stances) == {0, 1}
+    assert SCENARIO.stance(Example("x", {"solution": programs[3]})) == stances[3]
+    script = (
+        "from etude.scenarios.scenario import stance_of\n"
+        "print([stance_of(f'print({number})') for number in range(40)])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == str(stances)
+    assert stances[:8] == [0, 1, 0, 1, 1, 0, 1, 0]  # As it was when this was written.
+
+
+def test_a_program_with_marks_of_its_own_stays_in_its_block():
+    assert fenced('x = "```"') == '````python\nx = "```"\n````'
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_no_letter_of_problem_and_program_is_escaped_or_filled_in(question: str, solution: str):
+    protocol = PROTOCOLS["solo_verifier"]()
+    agent, turn, log = next(turns(protocol))
+    example = Example("x", {"question": question, "solution": solution})
+    system = str(SCENARIO.render(example, log, agent, turn)[0]["content"])
+    assert question.strip("\n") in system and solution.strip("\n") in system
+
+
+def test_templates_can_be_replaced_by_agent_by_kind_and_for_new_kinds():
+    protocol = PROTOCOLS["debate"]()
+    mine = CodeValidation(prompts={"debate/prover1": "I am $label: $stance", "judge": "$question"})
+    assert system_of(protocol, "prover1", scenario=mine).startswith("I am Expert_2: You argue that")
+    assert system_of(protocol, "prover0", scenario=mine) == system_of(protocol, "prover0")
+
+
+def test_a_protocol_of_ones_own_has_prompts_for_known_kinds_only():
+    def own(kind: str) -> Protocol:
+        return Protocol(
+            name="duel",
+            agents={"a": Role("prover", stance=0), "b": Role(kind, may_decide=True)},
+            channels={"main": frozenset({"a", "b"})},
+            schedules=(((Turn("a", ("main",)),), (Turn("b", (), "must"),)),),
+            payoff=lambda outcome: {},
+        )
+
+    assert "You are a." in system_of(own("verifier"), "a")
+    with pytest.raises(
+        RequestError, match=r"no prompt for 'jury', the role of 'b' in 'duel'; give one under"
+    ):
+        system_of(own("jury"), "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nip/verifer", "the protocol 'nip' has no agent or kind 'verifer'; did you mean 'verifier'"),
+        ("nip/prover0", "the protocol 'nip' has no agent or kind 'prover0'"),
+        ("debate/prover9", None),
+    ],
+)
+def test_a_prompt_of_an_agent_that_is_not_there_is_refused_before_the_first_play(
+    name: str, complaint: str | None
+):
+    scenario = CodeValidation(prompts={name: "I am $label."})
+    if complaint is None:
+        ProtocolWorkflow(PROTOCOLS["nip"](), scenario)
+        return
+    with pytest.raises(RequestError, match=complaint):
+        ProtocolWorkflow(PROTOCOLS["nip"](), scenario)
+
+
+def test_an_agent_without_a_prompt_is_refused_before_the_first_play():
+    protocol = Protocol(
+        name="duel",
+        agents={"b": Role("umpire", may_decide=True)},
+        channels={},
+        schedules=(((Turn("b", (), "must"),),),),
+        payoff=lambda outcome: {},
+    )
+    with pytest.raises(RequestError, match="no prompt for 'umpire', the role of 'b' in 'duel'"):
+        ProtocolWorkflow(protocol, SCENARIO)
+
+
+def test_sides_that_are_drawn_are_told_to_those_who_can_know_them():
+    def sided(name: str, other: Any) -> Protocol:
+        agents = {
+            "a": Role("prover", stance="drawn"),
+            "b": Role("prover", stance=other),
+            "v": Role("verifier", may_decide=True),
+        }
+        turns = ((Turn("a", ("one",)), Turn("b", ("two",))), (Turn("v", (), "must"),))
+        channels = dict.fromkeys(("one", "two"), frozenset(agents))
+        return Protocol(name, agents, channels, (turns,), lambda outcome: {})
+
+    mine = CodeValidation(prompts={"prover": "$stance $others", "verifier": "$experts"})
+    opposed, alike, fixed = sided("x", "opposed"), sided("y", "drawn"), sided("z", 1)
+    # Key 0 draws reject.
+    assert "program is wrong" in system_of(opposed, "a", scenario=mine)
+    assert "b argues that it is right." in system_of(opposed, "a", scenario=mine)
+    assert "a argues that it is wrong." in system_of(opposed, "b", scenario=mine)
+    assert "b also argues that it is wrong." in system_of(alike, "a", scenario=mine)
+    assert "argues that" not in system_of(fixed, "b", scenario=mine)
+    heard = system_of(opposed, "v", scenario=mine)
+    assert "a has been given one side" in heard and "b has been given one side" in heard
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"prompts": {"nip/prover": "$solutoin"}}, r"there is no \$solutoin; did you mean 'solution'"),
+        ({"prompts": {"nip/prover": "costs $ 5"}}, r"a dollar sign that is no \$name is written \$\$"),
+        ({"max_words": 0}, "max_words must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], complaint: str):
+    with pytest.raises(RequestError, match=complaint):
+        CodeValidation(**settings)
+
+
+def test_configs_name_it_code_validation():
+    assert isinstance(find_scenario("code_validation", {"max_words": 80}), CodeValidation)
+
+
+def test_an_example_without_a_program_is_named():
+    protocol = PROTOCOLS["solo_verifier"]()
+    (agent, turn, log) = next(turns(protocol))
+    with pytest.raises(ValueError, match="example 'x' has no text in column 'solution'"):
+        SCENARIO.render(Example("x", {"question": "q"}), log, agent, turn)

@@ -1,0 +1,83 @@
+"""Runs side by side."""
+
+from pathlib import Path
+
+import pytest
+
+from etude.core.episode import EpisodeRecord
+from etude.core.example import Example
+from etude.store.comparison import differing_settings, measured, paired_difference
+from etude.store.encode import encode_episode
+from etude.store.run_folder import RunFolder
+
+CONFIG = """
+eval: {evaluators: {right: {_type: function, function: "a:b"}}}
+finetuning: {reward_function: {name: right}, num_epochs: %d, output_dir: %s}
+"""
+
+
+async def run_with(
+    root: Path, name: str, phases: dict[str, dict[str, list[float | None]]], epochs: int = 1
+) -> Path:
+    """A run with the scores of the episodes of each phase, by example."""
+    with RunFolder.create(root, name, config_yaml=CONFIG % (epochs, root / name)) as run:
+        for phase, examples in phases.items():
+            for example, scores in examples.items():
+                for generation, score in enumerate(scores):
+                    key = f"{phase}/{example}/{generation}"
+                    record = EpisodeRecord(key, Example(example), generation, output="x")
+                    await run.journal.put(key, encode_episode(record, {}))
+                    told = {"score": score, "reasoning": None, "error": None if score is not None else "no"}
+                    await run.journal.put(f"{key}/score/right", told)
+        return run.path
+
+
+async def test_the_difference_is_paired_by_example(tmp_path):
+    """Examples of very different difficulty, and the same gain on each: there is a difference."""
+    rewards = {str(n): n / 20 for n in range(18)}
+    first = await run_with(tmp_path, "a", {"eval": {name: [one] for name, one in rewards.items()}})
+    second = await run_with(tmp_path, "b", {"eval": {name: [one + 0.1] for name, one in rewards.items()}})
+    found = paired_difference(first, second)
+    assert found is not None
+    assert found.mean == pytest.approx(0.1)
+    assert 0 < found.low < 0.1 < found.high
+    assert found.n == 18
+
+
+async def test_a_difference_of_noughts_and_ones_is_no_proportion(tmp_path):
+    first = await run_with(tmp_path, "a", {"eval": {name: [0.0] for name in "abcd"}})
+    second = await run_with(tmp_path, "b", {"eval": {"a": [1.0], "b": [1.0], "c": [0.0], "d": [1.0]}})
+    found = paired_difference(first, second)
+    assert found is not None
+    assert found.mean == 0.75
+    assert -1 <= found.low < 0.3 and 0.9 < found.high <= 1
+
+
+async def test_the_difference_of_shaped_rewards_is_not_bounded(tmp_path):
+    first = await run_with(tmp_path, "a", {"eval": {name: [0.0] for name in "abcd"}})
+    second = await run_with(tmp_path, "b", {"eval": {"a": [90.0], "b": [10.0], "c": [50.0], "d": [70.0]}})
+    found = paired_difference(first, second)
+    assert found is not None
+    assert (found.mean, found.low, found.high) == pytest.approx((55.0, 0.665, 109.335), abs=0.1)
+
+
+async def test_only_examples_that_both_have_count(tmp_path):
+    first = await run_with(tmp_path, "a", {"eval": {"a": [0.0], "b": [0.0]}})
+    second = await run_with(tmp_path, "b", {"eval": {"b": [1.0], "c": [1.0]}})
+    assert paired_difference(first, second) is None
+
+
+async def test_the_latest_validation_is_what_a_training_run_is_measured_by(tmp_path):
+    phases = {"validation/0": {"a": [0.0]}, "validation/10": {"a": [1.0]}, "validation/9": {"a": [0.5]}}
+    run = await run_with(tmp_path, "a", {**phases, "train/4": {"a": [0.2]}})
+    assert measured(run) == {"a": 1.0}
+
+
+async def test_repeated_episodes_are_averaged_and_failures_left_out(tmp_path):
+    run = await run_with(tmp_path, "a", {"eval": {"a": [0.0, 1.0, None], "b": [None]}})
+    assert measured(run) == {"a": 0.5}
+
+
+async def test_settings_that_differ(tmp_path):
+    runs = [await run_with(tmp_path, name, {}, epochs) for name, epochs in (("a", 1), ("b", 5), ("c", 1))]
+    assert differing_settings(runs) == {"finetuning.num_epochs": [1, 5, 1]}
