@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, overload
 
 from etude.core.errors import StoreError
-from etude.store.database import open_database, store_error
-from etude.store.writer import Barrier, Delete, Put, Writer
+from etude.store.database import Barrier, Delete, Put, Writer, open_database, store_error
 
 Json: TypeAlias = Any
 """A value that survives `json.dumps` and `json.loads`."""
@@ -40,15 +39,9 @@ class Journal:
         Raises StoreError when it cannot be opened, is damaged, or is of another schema version.
         """
         self.path = Path(path)
-        self._engine = open_database(self.path, read_only=read_only)
-        # Reads go to the driver's own connection: a look-up is on the path of every model call.
-        pooled = self._engine.raw_connection()
-        driver = pooled.driver_connection
-        pooled.detach()
-        assert isinstance(driver, sqlite3.Connection)
-        self._reader = driver
+        self._reader = open_database(self.path, read_only=read_only)
         self._reader_lock = threading.Lock()
-        self._writer = None if read_only else Writer(self._engine, self.path)
+        self._writer = None if read_only else Writer(self.path)
         self._running: dict[str, asyncio.Future[None]] = {}
         self._closed = False
 
@@ -188,7 +181,6 @@ class Journal:
             self._writer.close()
         with self._reader_lock:
             self._reader.close()
-        self._engine.dispose()
 
     def __enter__(self) -> Journal:
         return self
