@@ -27,7 +27,7 @@ def rescore_run(
     from etude.config.load import load_config
     from etude.loop.rescoring import rescore_run as rescore
     from etude.report.progress import progress_for
-    from etude.store.find import find_run
+    from etude.store.facts import find_run
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import CONFIG
 

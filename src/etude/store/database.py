@@ -102,7 +102,6 @@ class Put:
 
     key: str
     text: str
-    waiter: Waiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +110,10 @@ class Delete:
 
     first: str
     end: str | None
-    waiter: Waiter
 
 
-@dataclass(frozen=True, slots=True)
-class Barrier:
-    """Resolves when everything queued before it has been tried."""
-
-    waiter: Waiter
-
-
-Operation: TypeAlias = Put | Delete | Barrier
+Operation: TypeAlias = Put | Delete | None
+"""None is a barrier: it does nothing, and is over when everything queued before it has been tried."""
 
 
 class Writer:
@@ -131,13 +123,13 @@ class Writer:
         """Open or make the database at `path`. Raises StoreError, as `open_database` does."""
         self._path = path
         self._connection = open_database(path)
-        self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Operation, Waiter] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"etude-journal {path}", daemon=True)
         self._thread.start()
 
-    def submit(self, operation: Operation) -> None:
-        """Queue an operation; its waiter is resolved when it is committed, or given a StoreError."""
-        self._queue.put(operation)
+    def submit(self, operation: Operation, waiter: Waiter) -> None:
+        """Queue an operation; `waiter` is resolved when it is committed, or given a StoreError."""
+        self._queue.put((operation, waiter))
 
     def close(self) -> None:
         """Write out what is queued and end the thread."""
@@ -147,18 +139,18 @@ class Writer:
 
     def _run(self) -> None:
         while batch := self._take():
-            _resolve([operation.waiter for operation in batch], self._write(batch))
+            _resolve([waiter for _, waiter in batch], self._write([operation for operation, _ in batch]))
 
-    def _take(self) -> list[Operation]:
+    def _take(self) -> list[tuple[Operation, Waiter]]:
         """At least one operation, and the puts that are queued behind it; none at the end."""
-        operation = self._queue.get()
+        item = self._queue.get()
         batch = []
-        while operation is not None:
-            batch.append(operation)
-            if not isinstance(operation, Put) or len(batch) == _ROWS_PER_STATEMENT:
+        while item is not None:
+            batch.append(item)
+            if not isinstance(item[0], Put) or len(batch) == _ROWS_PER_STATEMENT:
                 return batch
             try:
-                operation = self._queue.get_nowait()
+                item = self._queue.get_nowait()
             except queue.Empty:
                 return batch
         if batch:
