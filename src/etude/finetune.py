@@ -8,9 +8,9 @@ from typing import Any
 
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
+from etude.core.interfaces import Engine
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Progress
-from etude.inference.engine import Engine
 from etude.loop.assembly import assemble_trainer
 from etude.loop.summary import summary_in
 from etude.report.run_report import RunReport

@@ -14,9 +14,10 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import EngineError, ErrorBudgetExceeded, RequestError, StoreError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
+from etude.core.interfaces import Evaluator
 from etude.inference.retries import note_retry
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.evaluator import Evaluator, scored
+from etude.rewards.evaluator import scored
 from etude.rewards.function_evaluator import FunctionEvaluator
 from etude.rewards.weighted import WeightedEvaluator
 from etude.rollout.collector import Collector, Limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from etude.cli import hints
-from etude.cli.hints import Hint
+from etude.cli.console import Hint
 
 
 def after_run(run: Path) -> Hint:

@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from etude.config.component import ComponentConfig, DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
@@ -20,13 +20,10 @@ from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
 from etude.core.user_code import note_user_module
 
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
-
 Kind: TypeAlias = Literal[
     "llms", "workflow", "datasets", "evaluators", "trajectory_builders", "trainer_adapters", "trainers"
 ]
-Factory: TypeAlias = "Callable[[Any, Builder], AsyncIterator[Any]]"
+Factory: TypeAlias = Callable[..., AsyncIterator[Any]]
 FactoryT = TypeVar("FactoryT", bound=Callable[..., AsyncIterator[Any]])
 
 ENTRY_POINT_GROUP = "etude.components"

@@ -12,13 +12,13 @@ from etude.backends.hyperparameters import JobHyperparameters
 from etude.backends.job_content import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.core.errors import EtudeError, RequestError
+from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.skipped import DryRun, Frozen, Skipped
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.following import FOR_RUNS, Advice, require_completed, version_of, wait_for
 from etude.groups.lineage import JobData, LineageEntry, LineageLog
 from etude.groups.liveness import check_adopted, check_changed
-from etude.inference.engine import Engine
 from etude.store.journal import Journal
 
 Warn = Callable[[str], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from etude.config.target_builder import TargetBuilder
+from etude.config.builder import TargetBuilder
 from etude.core.errors import RequestError
 from etude.loop.epoch_trainer import EpochTrainer
 from etude.loop.shared_progress import SharedProgress
@@ -36,7 +36,7 @@ async def _assemble_one(runtime: Runtime) -> Trainer:
         _named(finetuning.trajectory_builder, "trajectory_builder")
     )
     adapter = await builder.get_trainer_adapter(_named(finetuning.trainer_adapter, "trainer_adapter"))
-    trainer = await builder.get_trainer(_named(finetuning.trainer, "trainer"))
+    trainer: Trainer = await builder.get_trainer(_named(finetuning.trainer, "trainer"))
     await trainer.bind_components(trajectory_builder=trajectory_builder, trainer_adapter=adapter)
     trainer.bind_runtime(runtime)
     return trainer

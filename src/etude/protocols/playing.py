@@ -10,7 +10,7 @@ from typing import Any
 from etude.core.call import Sampling
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
-from etude.inference.engine import Engine
+from etude.core.interfaces import Engine
 from etude.protocols.protocol import Protocol
 from etude.protocols.scenario import Scenario
 from etude.protocols.tree import EpisodeTree

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.interfaces import Evaluator
 from etude.protocols.tree import EpisodeTree
-from etude.rewards.evaluator import Evaluator, scored
+from etude.rewards.evaluator import scored
 
 
 class ProtocolReward(Evaluator):

@@ -9,7 +9,7 @@ from typing import Any
 from etude.core.errors import ErrorBudgetExceeded, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.example import Example
-from etude.rewards.evaluator import Evaluator
+from etude.core.interfaces import Evaluator
 from etude.rewards.failures import ErrorBudget
 from etude.rewards.gathering import Gathering, OnEpisode, OnScore, gather
 from etude.rewards.scorer import Scorer

@@ -1,11 +1,10 @@
-"""An evaluator: what scores an episode."""
+"""Asking an evaluator, whoever wrote it, for scores."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,28 +14,9 @@ from pydantic_core import from_json, to_json
 from etude.config.import_path import where_raised
 from etude.core.errors import EtudeError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.interfaces import Evaluator
 from etude.core.numbers import kind_of, number
 from etude.store.plain import plain
-
-
-class Evaluator(ABC):
-    """Scores episodes. Subclasses that compare the episodes of an example override `evaluate_group` too."""
-
-    timeout: float | None = None
-    """Seconds that one evaluation may take; None leaves it to the evaluation run."""
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether a score depends on the example's other episodes, so that they must be scored together."""
-        return type(self).evaluate_group is not Evaluator.evaluate_group
-
-    @abstractmethod
-    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        """Score one episode. An evaluator that cannot gives an item with an error, or raises."""
-
-    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
-        """Score all episodes of one example, in their order."""
-        return list(await asyncio.gather(*(self.evaluate_item(item) for item in items)))
 
 
 def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:

@@ -15,7 +15,8 @@ from etude.config.registry import register_evaluator
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
-from etude.rewards.evaluator import Evaluator, scored
+from etude.core.interfaces import Evaluator
+from etude.rewards.evaluator import scored
 from etude.rollout.threads import call_in_thread
 
 if TYPE_CHECKING:

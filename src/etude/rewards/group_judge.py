@@ -14,9 +14,9 @@ from pydantic_core import to_json
 
 from etude.config.registry import register_evaluator
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
-from etude.inference.engine import Engine
-from etude.rewards.evaluator import Evaluator, scored
+from etude.rewards.evaluator import scored
 from etude.rewards.judge import MATERIAL, JudgeConfig, MalformedAnswer, ask, parse_reasoning, parse_score
 from etude.rewards.transcript import common_prefix, messages_of
 

@@ -13,9 +13,9 @@ from etude.config.component import EvaluatorConfig
 from etude.config.references import LlmRef
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError
+from etude.core.interfaces import Engine
 from etude.core.keys import fold
 from etude.core.message import Message
-from etude.inference.engine import Engine
 
 T = TypeVar("T")
 

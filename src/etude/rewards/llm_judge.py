@@ -9,9 +9,9 @@ from pydantic import Field
 
 from etude.config.registry import register_evaluator
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
-from etude.inference.engine import Engine
-from etude.rewards.evaluator import Evaluator, scored
+from etude.rewards.evaluator import scored
 from etude.rewards.judge import MATERIAL, JudgeConfig, ask, parse_reasoning, parse_score
 from etude.rewards.transcript import messages_of
 

@@ -10,8 +10,8 @@ from typing import Any
 from etude.core.call import Sampling
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
+from etude.core.interfaces import Engine
 from etude.core.stats import Estimate, estimate
-from etude.inference.engine import Engine
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rewards.function_evaluator import as_evaluator
 from etude.rollout.collector import Collector, Limits

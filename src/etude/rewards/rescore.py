@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import ErrorBudgetExceeded, RequestError
 from etude.core.evaluation import EvaluationRunOutput
-from etude.rewards.evaluator import Evaluator
+from etude.core.interfaces import Evaluator
 from etude.rewards.failures import ErrorBudget
 from etude.rewards.gathering import Gathering, OnScore, gather
 from etude.rewards.scorer import Scorer

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.rewards.evaluator import Evaluator, evaluate
+from etude.core.interfaces import Evaluator
+from etude.rewards.evaluator import evaluate
 from etude.rewards.function_evaluator import as_evaluator
 from etude.rewards.weighted import WeightedEvaluator
 from etude.store.journal import Journal

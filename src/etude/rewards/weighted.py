@@ -13,7 +13,8 @@ from etude.config.component import EvaluatorConfig
 from etude.config.references import Refers
 from etude.config.registry import register_evaluator
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.rewards.evaluator import Evaluator, scored, unscored
+from etude.core.interfaces import Evaluator
+from etude.rewards.evaluator import scored, unscored
 from etude.rewards.function_evaluator import as_evaluator
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from etude.core.call import Sampling
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.example import Example
-from etude.inference.engine import Engine
+from etude.core.interfaces import Engine
 from etude.rollout.episode import Episode
 from etude.rollout.models import Models
 from etude.rollout.recorder import Recorder

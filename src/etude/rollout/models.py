@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from etude.core.call import Sampling
 from etude.core.errors import RequestError
-from etude.inference.engine import Engine
+from etude.core.interfaces import Engine
 
 
 @dataclass(frozen=True, slots=True)

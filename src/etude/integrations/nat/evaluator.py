@@ -9,8 +9,8 @@ from pydantic import Field
 
 from etude.config.component import EvaluatorConfig
 from etude.config.registry import register_evaluator
+from etude.core.interfaces import Evaluator
 from etude.integrations.nat.workflow import agent_of
-from etude.rewards.evaluator import Evaluator
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

@@ -14,9 +14,9 @@ from nat.plugins.eval.utils.intermediate_step_adapter import IntermediateStepAda
 
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.interfaces import Evaluator
 from etude.integrations.nat.agent import NatAgent
 from etude.integrations.nat.examples import item_of
-from etude.rewards.evaluator import Evaluator
 
 
 class NatEvaluator(Evaluator):
