@@ -82,7 +82,7 @@ def test_there_is_one_place_where_hints_are_made():
     source = ROOT / "src" / "etude"
     texts = {path.relative_to(source): path.read_text(encoding="utf-8") for path in source.rglob("*.py")}
     assert [str(path) for path, text in texts.items() if re.search(r"""["']\\?n?next: """, text)] == [
-        "cli/hints.py"
+        "cli/console.py"
     ]
 
 

@@ -65,8 +65,7 @@ def _after_nothing(run: Path) -> Hint:
 
 def at_the_start() -> Hint:
     """What to do where there are no runs yet."""
-    from etude.config.document import dig
-    from etude.config.yaml_file import read_document
+    from etude.config.document import dig, read_document
     from etude.core.errors import EtudeError, MissingExtraError
     from etude.inference.local import require_local_extra
 

@@ -17,7 +17,7 @@ from etude.cli.running import run as run_async
 from etude.cli.train import run_configuration
 
 if TYPE_CHECKING:
-    from etude.config.overrides import Override
+    from etude.config.document import Override
     from etude.config.schema import Config
     from etude.loop.evaluation_result import Evaluation
     from etude.store.request import EvaluationRequest

@@ -15,9 +15,8 @@ from etude.config import registry
 from etude.config.assemble import parse_dataset
 from etude.config.component import ComponentConfig, DatasetConfig
 from etude.config.import_path import where_raised
-from etude.config.names import section
 from etude.config.nearest import alternatives
-from etude.config.registry import NOUNS, Kind
+from etude.config.registry import NOUNS, Kind, section
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from etude.config.yaml_file import dump
+from etude.config.document import dump
 from etude.core.history import History
 from etude.export.places import without_places
 from etude.loop.figures import Entry, figure_of, version_of, with_rewards

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from etude.config.document import copied
+from etude.config.document import copied, read_document
 from etude.config.load import MASK, parse_config
 from etude.config.schema import Config
-from etude.config.yaml_file import read_document
 from etude.core.errors import RequestError
 
 CONFIG = "config.yml"

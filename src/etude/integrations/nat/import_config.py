@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from etude.config import registry
+from etude.config.document import dump, read_document
 from etude.config.registry import Kind
-from etude.config.yaml_file import dump, read_document
 from etude.core.errors import RequestError
 from etude.integrations.nat.import_agent import agent_file, function_names
 from etude.integrations.nat.import_eval import eval_of
