@@ -195,8 +195,7 @@ def test_only_what_runs_or_trains_models_here_imports_torch_at_its_top():
 
 @pytest.mark.parametrize("statement", ["import etude", "import etude; etude.Example; etude.workflow"])
 def test_importing_etude_is_light(statement: str):
-    loaded = _loaded_after(statement)
-    assert not loaded & SLOW_TO_IMPORT - ({"sqlalchemy"} if ";" in statement else set())
+    assert not _loaded_after(statement) & SLOW_TO_IMPORT
 
 
 def test_nothing_needs_torch_before_a_model_is_loaded_here():

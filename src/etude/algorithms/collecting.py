@@ -30,7 +30,7 @@ from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 from etude.protocols.widths import branching
 from etude.rewards.collections import numbered, phase_name, worked_on
 from etude.rewards.scorer import read_score
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 
 

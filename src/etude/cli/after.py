@@ -55,7 +55,7 @@ def after_training(run: Path) -> Hint:
 
 def _after_nothing(run: Path) -> Hint:
     """A run that trained on nothing does not get further by going on."""
-    from etude.store.phases import phases_of
+    from etude.store.episodes import phases_of
     from etude.store.run_folder import RunFolder
 
     with RunFolder.read(run) as folder:

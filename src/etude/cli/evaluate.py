@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from etude.config.document import Override
     from etude.config.schema import Config
     from etude.loop.evaluation_result import Evaluation
-    from etude.store.request import EvaluationRequest
     from etude.store.run_folder import RunFolder
+    from etude.store.stored_config import EvaluationRequest
 
 _CELL = 60
 """Characters of an output in the per-example table."""
@@ -58,7 +58,7 @@ def evaluate(
     from etude.config.load import load_config
     from etude.core.errors import RequestError
     from etude.loop.new_run import new_run
-    from etude.store.find import find_run
+    from etude.store.facts import find_run
     from etude.store.stored_config import CONFIG
 
     if rescore is not None:
@@ -182,7 +182,7 @@ def _requested(
     """The config with the wished-for model in place of its own, and the request to keep."""
     from etude.config.load import load_config
     from etude.loop.wished_model import model_overrides
-    from etude.store.request import EvaluationRequest
+    from etude.store.stored_config import EvaluationRequest
     from etude.store.versions import run_version
 
     settings = load_config(config, overrides)

@@ -59,7 +59,7 @@ def export(
 ) -> None:
     """Export the trained model with a model card, or the trajectories of a run."""
     from etude.core.errors import RequestError
-    from etude.store.find import find_run
+    from etude.store.facts import find_run
 
     path = find_run(run, output_dir)
     if trajectories is not None:

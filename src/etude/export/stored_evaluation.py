@@ -14,7 +14,7 @@ from etude.core.example import Example
 from etude.rewards.collections import numbered, phase_name
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rewards.gathering import OnEpisode, OnScore, item_of
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 
 

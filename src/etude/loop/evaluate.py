@@ -20,10 +20,10 @@ from etude.loop.evaluation_result import Evaluation, Usage, item_rows
 from etude.loop.metrics import finite
 from etude.loop.wished_model import replaced_model
 from etude.runtime import Runtime, open_runtime
+from etude.store.episodes import EVALUATION
 from etude.store.files import write_atomically
-from etude.store.phases import EVALUATION
-from etude.store.request import RESULT, EvaluationRequest
 from etude.store.run_folder import RunFolder
+from etude.store.stored_config import RESULT, EvaluationRequest
 from etude.store.versions import RunVersion, choose_version
 
 

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from etude.config.load import resolved_yaml
 from etude.config.schema import Config
 from etude.core.errors import RequestError
-from etude.store.names import new_run_name
-from etude.store.request import EvaluationRequest, write_request
-from etude.store.run_folder import RunFolder
+from etude.store.run_folder import RunFolder, new_run_name
+from etude.store.stored_config import EvaluationRequest, write_request
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from etude.core.keys import content_hash
 from etude.core.progress import Progress, Silent
 from etude.loop.evaluation_result import Evaluation, Usage
 from etude.rewards.rescore import rescore
-from etude.store.phases import choose_phase
+from etude.store.episodes import choose_phase
 from etude.store.run_folder import RunFolder
 
 

@@ -10,8 +10,8 @@ from etude.core.history import History
 from etude.rewards.retrying import forget_failures
 from etude.store.facts import SUMMARY
 from etude.store.log import EpochLog, histories
-from etude.store.request import RESULT
 from etude.store.run_folder import RunFolder
+from etude.store.stored_config import RESULT
 
 _EPOCH = re.compile(r"(train|validation)/(\d+)(?!\w)")
 

@@ -11,7 +11,7 @@ import yaml
 from etude.core.episode import EpisodeRecord
 from etude.protocols.decision import WORDS, code_of
 from etude.protocols.tree import EpisodeTree, Node
-from etude.rewards.evaluator import jsonable
+from etude.store.plain import jsonable
 
 
 def transcript(record: EpisodeRecord, *, raw: bool = False, prompts: bool = False) -> dict[str, Any]:

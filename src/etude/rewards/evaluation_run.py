@@ -14,7 +14,7 @@ from etude.rewards.failures import ErrorBudget
 from etude.rewards.gathering import Gathering, OnEpisode, OnScore, gather
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob
-from etude.store.archive import read_episode
+from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 
 

@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic_core import from_json, to_json
-
 from etude.config.import_path import where_raised
 from etude.core.errors import EtudeError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.core.numbers import kind_of, number
-from etude.store.plain import plain
+from etude.store.plain import jsonable
 
 
 def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
@@ -103,22 +101,3 @@ def _own(item: EvalInputItem) -> EvalInputItem:
         if item.full_dataset_entry is record.example:
             changes |= {"full_dataset_entry": example, "input_obj": example.inputs}
     return item.model_copy(update=changes)
-
-
-def jsonable(value: Any) -> Any:
-    """A reasoning as JSON keeps it, so that a resumed run sees what the first one saw."""
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        return from_json(to_json(value, fallback=_plain_or_text, inf_nan_mode="strings"))
-    except ValueError:
-        # Bytes that are no text, or a structure that holds itself.
-        return str(value)
-
-
-def _plain_or_text(value: Any) -> Any:
-    """Numbers and arrays of other libraries as they are; what has no JSON as its text."""
-    try:
-        return plain(value)
-    except TypeError:
-        return str(value)

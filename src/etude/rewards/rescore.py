@@ -11,8 +11,7 @@ from etude.core.interfaces import Evaluator
 from etude.rewards.failures import ErrorBudget
 from etude.rewards.gathering import Gathering, OnScore, gather
 from etude.rewards.scorer import Scorer
-from etude.store.archive import read_episode
-from etude.store.encode import is_episode
+from etude.store.episodes import is_episode, read_episode
 from etude.store.journal import Journal
 
 

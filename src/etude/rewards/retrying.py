@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from etude.core.episode import Failure
-from etude.store.encode import is_episode
+from etude.store.episodes import is_episode
 from etude.store.journal import Journal
 
 

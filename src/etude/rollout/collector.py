@@ -19,8 +19,8 @@ from etude.rollout.models import Models
 from etude.rollout.recorder import Recorder
 from etude.rollout.run_workflow import run_workflow, watch_workflows
 from etude.rollout.workflow import Workflow
-from etude.store.archive import read_episode
 from etude.store.encode import encode_episode
+from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 from etude.wire.endpoint import EndpointServer
 from etude.wire.sampling import change_sampling

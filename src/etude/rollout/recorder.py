@@ -16,8 +16,8 @@ from etude.core.keys import fold
 from etude.core.message import Message, Tool
 from etude.inference.retries import counting_retries
 from etude.rollout.models import Models
-from etude.store.archive import CallReader, call_key
 from etude.store.encode import encode_call, shared_messages
+from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Journal, Json
 from etude.wire.sampling import change_sampling
 

@@ -123,7 +123,7 @@ def open_database(path: Path) -> sa.Engine:
             connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
     except (sqlite3.Error, DBAPIError) as error:
         engine.dispose()
-        raise store_error(path, error) from error
+        raise store_error(path, getattr(error, "orig", None) or error) from error
     except OSError as error:
         raise StoreError(f"{path.parent}: {error.strerror}; choose another --data-dir") from error
     return engine

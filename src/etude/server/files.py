@@ -10,12 +10,12 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 
 import sqlalchemy as sa
 
-from etude.export.draft import draft_of
 from etude.server.database import FILES
 from etude.server.errors import ApiError
 from etude.server.ids import is_id, new_id, not_found
 from etude.server.pages import Order, Row, page_of
 from etude.server.training_file import TrainingFile, check_training_file
+from etude.store.files import draft_of
 
 Purpose: TypeAlias = Literal["fine-tune", "fine-tune-results"]
 

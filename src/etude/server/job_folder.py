@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.core.errors import StoreError
-from etude.export.draft import draft_of
+from etude.store.files import draft_of
 from etude.store.lock import locked_by
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from etude.core.errors import TrainingError
 from etude.core.keys import fold
-from etude.export.draft import draft_of
 from etude.learner.learner import Learner, Snapshot
 from etude.learner.objective import Objective
 from etude.learner.team import Team
@@ -38,6 +37,7 @@ from etude.server.models import ModelStore
 from etude.server.pages import Row
 from etude.server.training_file import read_rows
 from etude.server.weights import load_policy
+from etude.store.files import draft_of
 
 KEPT_CHECKPOINTS = 3
 """Checkpoints of a job that can be asked as models: those of its last epochs."""

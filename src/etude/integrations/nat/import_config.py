@@ -17,7 +17,7 @@ from etude.integrations.nat.import_llms import llms_of, serve_by_art
 from etude.integrations.nat.import_notes import Note, Notes
 from etude.integrations.nat.import_training import adapter_of, builder_of, finetuning_of, trainer_of
 from etude.integrations.nat.llms import run_here
-from etude.store.new_files import write_new_files
+from etude.store.files import write_new_files
 
 Json = dict[str, Any]
 
