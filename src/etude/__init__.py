@@ -63,8 +63,7 @@ if TYPE_CHECKING:
     from etude.groups.shared import SharedModelGroup
     from etude.inference.engine import Engine
     from etude.loop.trainer import Trainer
-    from etude.rewards.evaluator import Evaluator
-    from etude.rewards.function_evaluator import evaluator
+    from etude.rewards.evaluator import Evaluator, evaluator
     from etude.rollout.blocking import SyncEpisode
     from etude.rollout.episode import Episode, Reply
     from etude.rollout.reply import ToolCall
@@ -126,8 +125,7 @@ _HOMES = {
     "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
     "etude.groups.shared": ("SharedModelGroup",),
     "etude.inference.engine": ("Engine",),
-    "etude.rewards.evaluator": ("Evaluator",),
-    "etude.rewards.function_evaluator": ("evaluator",),
+    "etude.rewards.evaluator": ("Evaluator", "evaluator"),
     "etude.rollout.blocking": ("SyncEpisode",),
     "etude.rollout.episode": ("Episode", "Reply"),
     "etude.rollout.reply": ("ToolCall",),

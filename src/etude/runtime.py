@@ -15,7 +15,7 @@ from etude.core.example import Example
 from etude.core.history import History
 from etude.core.progress import Progress, Silent
 from etude.inference.engine import Engine
-from etude.rewards.collections import Evaluation
+from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector, Limits
 from etude.store.run_folder import RunFolder

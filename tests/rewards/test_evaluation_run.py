@@ -16,9 +16,7 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOu
 from etude.core.example import Example
 from etude.inference.retries import note_retry
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.evaluator import Evaluator, scored
-from etude.rewards.function_evaluator import FunctionEvaluator
-from etude.rewards.weighted import WeightedEvaluator
+from etude.rewards.evaluator import Evaluator, FunctionEvaluator, WeightedEvaluator, scored
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal

@@ -21,14 +21,16 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import EngineError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
-from etude.rewards.evaluator import Evaluator, evaluate, scored
-from etude.rewards.function_evaluator import (
+from etude.rewards.evaluator import (
+    Evaluator,
     FunctionEvaluator,
     FunctionEvaluatorConfig,
     as_evaluator,
     evaluator,
     function_evaluator,
+    scored,
 )
+from etude.rewards.scorer import evaluate
 
 EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")
 ITEM = EvalInputItem(
