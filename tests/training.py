@@ -19,7 +19,7 @@ from etude.core.progress import Silent
 from etude.loop.epoch_trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.files import write_metrics_files
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.function_evaluator import FunctionEvaluator
+from etude.rewards.evaluator import FunctionEvaluator
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.runtime import Report, Runtime

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         EvaluationRunOutput,
     )
     from etude.core.example import Example
-    from etude.core.interfaces import Engine, Evaluator
+    from etude.core.interfaces import Engine
     from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
     from etude.core.message import OpenAIMessage
     from etude.core.skipped import DryRun, Frozen, Skipped
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
     from etude.loop.trainer import Trainer
-    from etude.rewards.function_evaluator import evaluator
+    from etude.rewards.evaluator import Evaluator, evaluator
     from etude.rollout.blocking import SyncEpisode
     from etude.rollout.episode import Episode, Reply
     from etude.rollout.reply import ToolCall
@@ -125,7 +125,7 @@ _HOMES = {
     "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
     "etude.groups.shared": ("SharedModelGroup",),
     "etude.core.interfaces": ("Engine", "Evaluator"),
-    "etude.rewards.function_evaluator": ("evaluator",),
+    "etude.rewards.evaluator": ("evaluator",),
     "etude.rollout.blocking": ("SyncEpisode",),
     "etude.rollout.episode": ("Episode", "Reply"),
     "etude.rollout.reply": ("ToolCall",),

@@ -344,7 +344,7 @@ def test_a_run_whose_name_would_break_a_line_is_refused(project):
 
 
 def test_what_a_taken_over_config_lacks_is_named_before_the_check(tmp_path, monkeypatch):
-    from tests.integrations.nat_import.test_nat import RL
+    from tests.integrations.nat.test_import_nat import RL
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NVIDIA_API_KEY", raising=False)

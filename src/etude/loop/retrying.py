@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from etude.core.history import History
-from etude.rewards.retrying import forget_failures
+from etude.rewards.rescore import forget_failures
 from etude.store.facts import SUMMARY
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import RunFolder

@@ -22,8 +22,7 @@ from etude.core.keys import content_hash
 from etude.core.trajectory import TrajectoryCollection
 from etude.integrations.art.client import ArtClient, ArtError, ArtInference
 from etude.integrations.art.config import ArtAdapterConfig
-from etude.integrations.art.jobs import ArtJob, ArtJobs
-from etude.integrations.art.progress import ArtProgress
+from etude.integrations.art.jobs import ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.wire import groups_of
 
 T = TypeVar("T")

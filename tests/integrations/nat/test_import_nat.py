@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from etude.core.errors import ConfigError, EtudeError, RequestError
-from etude.integrations.nat.import_agent import agent_file, function_names
-from etude.integrations.nat.import_config import import_nat, write_project
+from etude.integrations.nat.import_config import agent_file, function_names, import_nat, write_project
 from tests.cli import parts
 from tests.cli.projects import etude
 
@@ -136,7 +135,7 @@ def said(imported):
     """All that is said of each key."""
     told = {}
     for note in imported.notes:
-        told[note.key] = f"{told.get(note.key, '')} {note.said}"
+        told[note.key] = f"{told.get(note.key, '')} {note.message}"
     return told
 
 

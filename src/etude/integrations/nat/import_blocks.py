@@ -1,4 +1,4 @@
-"""The training blocks of a NeMo Agent Toolkit config: builders, adapters, trainers and `finetuning`."""
+"""The blocks of a NeMo Agent Toolkit config: `eval`, and those that are about training."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from etude.integrations.art.config import ArtBackendConfig, ArtTrainingConfig
-from etude.integrations.nat.import_eval import file_path
 from etude.integrations.nat.import_notes import Notes
+from etude.integrations.nat.llms import plain_type
 
 Json = dict[str, Any]
 
+_FILES = {"json", "jsonl", "csv", "parquet"}
 _LEAST_DIFFERENCE = 0.01
 _CURRICULUM = (
     "enabled",
@@ -22,11 +23,77 @@ _CURRICULUM = (
 _PLAIN = ("enabled", "trainer", "trajectory_builder", "trainer_adapter", "num_epochs", "output_dir")
 
 
+def eval_of(functions: dict[str, str], folder: Path, notes: Notes) -> Json:
+    """The whole block. `functions` has the Python function of each evaluator; `folder` is the file's."""
+    data, general = notes.block("eval"), notes.block("eval", "general")
+    block: Json = {key: general[key] for key in ("max_concurrency", "output_dir") if general.get(key)}
+    path = ("eval", "general")
+    dataset = general.get("dataset")
+    if isinstance(dataset, dict):
+        made = dataset_of(dataset, (*path, "dataset"), folder, notes)
+        block |= {"dataset": made} if made else {}
+    elif dataset is not None:
+        block["dataset"] = file_path(dataset, (*path, "dataset"), folder, notes)
+    else:
+        notes.add(path, "there is no dataset; add `eval.general.dataset`")
+    notes.unmapped(path, general, ["max_concurrency", "output_dir", "dataset"])
+    notes.unmapped(("eval",), data, ["general", "evaluators"])
+    for name, evaluator in notes.block("eval", "evaluators").items():
+        function = functions[str(name)]
+        kind = evaluator.get("_type") if isinstance(evaluator, dict) else evaluator
+        notes.add(
+            ("eval", "evaluators", name),
+            f"the evaluator `{kind}` is code of the toolkit: write it as the function {function}, which "
+            "for now compares the output with the expected answer",
+        )
+    return {"general": block, "evaluators": dict(functions)}
+
+
+def dataset_of(data: Json, path: tuple[str, ...], folder: Path, notes: Notes) -> Json | None:
+    """A dataset; None when there is no counterpart."""
+    kind = str(data.get("_type"))
+    taken = ["file_path", "id_key", "structure"]
+    if kind == "custom" and isinstance(data.get("function"), str):
+        module, _, name = data["function"].replace(":", ".").rpartition(".")
+        notes.add(path, "its function has to return rows (dicts) or `etude.Example`s, not an EvalInput")
+        notes.unmapped(path, data, [*taken, "function", "kwargs"])
+        block: Json = {
+            "_type": "python",
+            "function": f"{module}:{name}",
+            "arguments": data.get("kwargs") or {},
+        }
+    elif kind in _FILES and data.get("file_path"):
+        notes.unmapped(path, data, taken)
+        block = {
+            "_type": kind,
+            "file_path": file_path(data["file_path"], (*path, "file_path"), folder, notes),
+        }
+    else:
+        notes.add(
+            path, f"`_type: {kind}` is not read here; write the rows as JSON lines or CSV, and name them"
+        )
+        return None
+    structure = notes.block(*path, "structure")
+    columns = {key: structure[key] for key in ("question_key", "answer_key") if structure.get(key)}
+    notes.unmapped((*path, "structure"), structure, columns)
+    block |= {"id_key": data["id_key"]} if data.get("id_key") else {}
+    return block | ({"structure": columns} if columns else {})
+
+
+def file_path(written: Any, path: tuple[str, ...], folder: Path, notes: Notes) -> str:
+    """A file by its absolute path: looked for where the toolkit runs, then beside the config."""
+    for base in (Path.cwd(), folder):
+        if (base / str(written)).exists():
+            return str((base / str(written)).resolve())
+    notes.add(path, f"there is no file {written}; put it there, or change the path")
+    return str(written)
+
+
 def builder_of(name: str, notes: Notes) -> Json:
     """An entry of `trajectory_builders`."""
     path = ("trajectory_builders", name)
     data = notes.block(*path)
-    kind = _kind(data)
+    kind = plain_type(data.get("_type"))
     if kind == "dpo_traj_builder":
         return _dpo_builder(path, data, notes)
     generations = data.get("num_generations", 2)
@@ -44,7 +111,7 @@ def adapter_of(name: str, notes: Notes) -> Json:
     """An entry of `trainer_adapters`."""
     path = ("trainer_adapters", name)
     data = notes.block(*path)
-    kind = _kind(data)
+    kind = plain_type(data.get("_type"))
     if kind == "openpipe_art_trainer_adapter":
         return _art_adapter(path, data, notes)
     if kind == "nemo_customizer_trainer_adapter":
@@ -59,7 +126,7 @@ def trainer_of(name: str, notes: Notes) -> Json:
     """An entry of `trainers`."""
     path = ("trainers", name)
     data = notes.block(*path)
-    kind = _kind(data)
+    kind = plain_type(data.get("_type"))
     if kind not in ("openpipe_art_trainer", "nemo_customizer_trainer"):
         notes.add(path, f"`_type: {kind}` has no counterpart, and became `epochs`")
     notes.unmapped(path, data, ["reward", "num_runs"])
@@ -69,23 +136,23 @@ def trainer_of(name: str, notes: Notes) -> Json:
 def finetuning_of(llms: dict[str, Json], runs: int | None, folder: Path, notes: Notes) -> Json:
     """The block `finetuning`. `runs` is how often the Customizer's trainer collects, where it is that one."""
     path, data = ("finetuning",), notes.block("finetuning")
-    found: Json = {key: data[key] for key in _PLAIN if data.get(key) is not None}
+    block: Json = {key: data[key] for key in _PLAIN if data.get(key) is not None}
     if runs is not None:
-        found["num_epochs"] = runs
+        block["num_epochs"] = runs
     reward = notes.block(*path, "reward_function")
     if reward.get("name"):
-        found["reward_function"] = {"name": reward["name"]}
+        block["reward_function"] = {"name": reward["name"]}
     if data.get("target_functions") not in (None, ["<workflow>"]):
         notes.add(
             (*path, "target_functions"),
             "left out: give the agent's functions their names (`episode.function`), and name them here",
         )
     if data.get("target_model") is not None:
-        found |= _target_model(str(data["target_model"]), llms, notes)
+        block |= _target_model(str(data["target_model"]), llms, notes)
     if data.get("curriculum_learning"):
-        found["curriculum_learning"] = _curriculum(notes)
+        block["curriculum_learning"] = _curriculum(notes)
     if data.get("run_configuration"):
-        found["run_configuration"] = _run_configuration(folder, notes)
+        block["run_configuration"] = _run_configuration(folder, notes)
     taken = (
         "reward_function",
         "target_functions",
@@ -94,12 +161,7 @@ def finetuning_of(llms: dict[str, Json], runs: int | None, folder: Path, notes: 
         "run_configuration",
     )
     notes.unmapped(path, data, [*_PLAIN, *taken])
-    return found
-
-
-def _kind(data: Json) -> str:
-    """The type without the package that it may be qualified with."""
-    return str(data.get("_type")).rpartition("/")[2]
+    return block
 
 
 def _dpo_builder(path: tuple[str, str], data: Json, notes: Notes) -> Json:
@@ -114,12 +176,12 @@ def _dpo_builder(path: tuple[str, str], data: Json, notes: Notes) -> Json:
     )
     taken = ("exhaustive_pairs", "min_score_diff", "max_pairs_per_turn", "reward")
     notes.unmapped(path, data, taken)
-    found: Json = {"_type": "dpo", "compare": "turns", "num_generations": 1, "min_reward_diff": least}
+    block: Json = {"_type": "dpo", "compare": "turns", "num_generations": 1, "min_reward_diff": least}
     if not data.get("exhaustive_pairs", True):
-        found["pairs"] = "best_vs_worst"
+        block["pairs"] = "best_vs_worst"
     if data.get("max_pairs_per_turn") is not None:
-        found["max_pairs_per_group"] = data["max_pairs_per_turn"]
-    return found
+        block["max_pairs_per_group"] = data["max_pairs_per_turn"]
+    return block
 
 
 def _art_adapter(path: tuple[str, str], data: Json, notes: Notes) -> Json:
@@ -141,18 +203,18 @@ def _art_adapter(path: tuple[str, str], data: Json, notes: Notes) -> Json:
 def _local_adapter(path: tuple[str, str], data: Json, notes: Notes) -> Json:
     given = notes.block(*path, "hyperparameters")
     names = {"learning_rate": "learning_rate", "batch_size": "batch_size", "epochs": "passes"}
-    found: Json = {"_type": "local"}
-    found |= {ours: given[theirs] for theirs, ours in names.items() if given.get(theirs) is not None}
+    block: Json = {"_type": "local"}
+    block |= {ours: given[theirs] for theirs, ours in names.items() if given.get(theirs) is not None}
     dpo = notes.block(*path, "hyperparameters", "dpo")
     if dpo.get("ref_policy_kl_penalty"):
-        found["dpo"] = {"beta": dpo["ref_policy_kl_penalty"]}
+        block["dpo"] = {"beta": dpo["ref_policy_kl_penalty"]}
     if given.get("finetuning_type") == "lora":
-        found["lora"] = {}
+        block["lora"] = {}
     where = (*path, "hyperparameters")
     notes.unmapped(where, given, [*names, "dpo", "finetuning_type", "training_type"])
     notes.unmapped((*where, "dpo"), dpo, ["ref_policy_kl_penalty"])
     notes.unmapped(path, data, ["hyperparameters", "reward"], "left out: nothing is uploaded or deployed")
-    return found
+    return block
 
 
 def _target_model(written: str, llms: dict[str, Json], notes: Notes) -> Json:
@@ -169,28 +231,28 @@ def _target_model(written: str, llms: dict[str, Json], notes: Notes) -> Json:
 def _curriculum(notes: Notes) -> Json:
     path = ("finetuning", "curriculum_learning")
     data = notes.block(*path)
-    found = {key: data[key] for key in _CURRICULUM if data.get(key) is not None}
+    block = {key: data[key] for key in _CURRICULUM if data.get(key) is not None}
     least, share = notes.number(*path, "min_reward_diff"), notes.number(*path, "random_subsample")
     if least is not None and least < 0:
         notes.add((*path, "min_reward_diff"), "became 0: no difference is less than that")
-    found |= {} if least is None else {"min_reward_diff": max(0, least)}
+    block |= {} if least is None else {"min_reward_diff": max(0, least)}
     if share is not None and 0 < share <= 1:
-        found["random_subsample"] = share
+        block["random_subsample"] = share
     elif share is not None:
         notes.add((*path, "random_subsample"), "left out: a share is above 0 and at most 1")
     notes.unmapped(path, data, [*_CURRICULUM, "min_reward_diff", "random_subsample"])
-    return found
+    return block
 
 
 def _run_configuration(folder: Path, notes: Notes) -> Json:
     path = ("finetuning", "run_configuration")
     data = notes.block(*path)
-    found: Json = {
+    block: Json = {
         key: file_path(data[key], (*path, key), folder, notes)
         for key in ("dataset", "validation_dataset")
         if data.get(key) is not None
     }
     if data.get("validation_interval") is not None:
-        found["validation_interval"] = data["validation_interval"]
-    notes.unmapped(path, data, [*found, "config_file"])
-    return found
+        block["validation_interval"] = data["validation_interval"]
+    notes.unmapped(path, data, [*block, "config_file"])
+    return block
