@@ -9,7 +9,7 @@ import pytest
 from etude.algorithms.dpo import DpoBuilder, DpoBuilderConfig
 from etude.algorithms.expert_iteration import ExpertIterationBuilder, ExpertIterationBuilderConfig
 from etude.algorithms.grpo import EQUAL_REWARDS, GrpoBuilder, GrpoBuilderConfig
-from etude.backends.trainer_adapter import ALL_METHODS, Capabilities
+from etude.backends.capabilities import ALL_METHODS, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.errors import (
     CapabilityError,
@@ -22,7 +22,8 @@ from etude.core.errors import (
 from etude.core.job import TrainingStatusEnum
 from etude.core.skipped import Skipped
 from etude.groups import following
-from etude.loop.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from etude.loop.config import EpochTrainerConfig
+from etude.loop.epoch_trainer import EpochTrainer
 from etude.report.run_report import RunReport
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine

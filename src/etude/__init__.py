@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         EvaluationRunOutput,
     )
     from etude.core.example import Example
-    from etude.core.interfaces import Engine
+    from etude.core.interfaces import Engine, Evaluator
     from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
     from etude.core.message import OpenAIMessage
     from etude.core.skipped import DryRun, Frozen, Skipped
@@ -63,11 +63,12 @@ if TYPE_CHECKING:
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
     from etude.loop.trainer import Trainer
-    from etude.rewards.evaluator import Evaluator, evaluator
+    from etude.rewards.evaluator import evaluator
     from etude.rollout.blocking import SyncEpisode
-    from etude.rollout.episode import Episode, Reply
-    from etude.rollout.reply import ToolCall
-    from etude.rollout.workflow import function, workflow
+    from etude.rollout.episode import Episode
+    from etude.rollout.function import function
+    from etude.rollout.reply import Reply, ToolCall
+    from etude.rollout.workflow import workflow
 
     __version__: str
 

@@ -15,7 +15,6 @@ from etude.core.example import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine
 from etude.core.progress import Progress, Silent
-from etude.rewards.collections import Evaluation
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector, Limits

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from etude.cli.hints import HINTS, Hint
+from etude.cli.console import Hint
+from etude.cli.hints import HINTS
 from tests.cli.projects import ROOT, change, etude, local_project, rows, scripted_project
 from tests.cli.test_dataset import apps, buggify, endpoint  # noqa: F401
 from tests.cli.test_demo import small_example  # noqa: F401

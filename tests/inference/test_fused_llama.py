@@ -9,8 +9,9 @@ import torch
 
 from etude.core.call import Sampling
 from etude.inference import packed_linear
-from etude.inference.decoder import Row, make_decoder
+from etude.inference.decoder import make_decoder
 from etude.inference.fused_weights import can_fuse
+from etude.inference.row import Row
 from etude.inference.sampler import uniforms
 from etude.models.policy import LoraOptions
 from tests.models.tiny_models import family, fresh_policy, true_logprobs

@@ -11,14 +11,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 
 from etude.core.call import Completion, Usage
 from etude.core.errors import RequestError
-from etude.wire.openai_format import (
-    ChatBody,
-    RecordedCompletion,
-    completion_to_chunks,
-    completion_to_wire,
-    parse_chat_body,
-    plain_messages,
-)
+from etude.wire.dialect import ChatBody, RecordedCompletion
+from etude.wire.openai_format import completion_to_chunks, completion_to_wire, parse_chat_body, plain_messages
 from tests.support import tool_call
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

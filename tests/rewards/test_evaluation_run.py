@@ -17,7 +17,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.inference.retries import note_retry
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.evaluator import Evaluator, FunctionEvaluator, WeightedEvaluator, scored
+from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, scored
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from etude.backends.job_content import data_hash
 from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter
-from etude.backends.openai_jobs import OpenAiJobs, TrainingJobNotFoundClientError
+from etude.backends.openai_errors import TrainingJobNotFoundClientError
+from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.keys import content_hash

@@ -25,8 +25,7 @@ from etude.rewards.evaluation import (
     item_of,
     summary_of,
 )
-from etude.rewards.evaluation_run import Gathering, gather
-from etude.rewards.evaluator import Evaluator, as_evaluator, unscored
+from etude.rewards.evaluator import as_evaluator, unscored
 from etude.rewards.failures import ErrorBudget
 from etude.rewards.scorer import Scorer, Scores
 from etude.rollout.collector import Collector, EpisodeJob, Limits

@@ -11,7 +11,6 @@ from etude.core.evaluation import EvaluationRunOutput
 from etude.core.interfaces import Evaluator
 from etude.rewards.evaluation import OnScore
 from etude.rewards.evaluation_run import Gathering, gather
-from etude.rewards.evaluator import Evaluator
 from etude.rewards.failures import ErrorBudget
 from etude.rewards.scorer import Scorer
 from etude.store.episodes import is_episode, read_episode

@@ -14,8 +14,7 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.core.numbers import kind_of
-from etude.rewards.evaluator import Evaluator, WeightedEvaluator, as_evaluator, scored, unscored
-from etude.rewards.scorer import evaluate
+from etude.rewards.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
 from etude.store.journal import Journal
 
 T = TypeVar("T")
