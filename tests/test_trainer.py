@@ -21,7 +21,6 @@ from etude.core.errors import (
 )
 from etude.core.job import TrainingStatusEnum
 from etude.core.skipped import Skipped
-from etude.groups import following
 from etude.loop.config import EpochTrainerConfig
 from etude.loop.epoch_trainer import EpochTrainer
 from etude.report.run_report import RunReport
@@ -182,7 +181,7 @@ async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(ru
     run.adapter.cancels = False
     run.adapter.slow = {"run-epoch-1"}
     run.adapter.behave = lambda found: asyncio.sleep(60)
-    monkeypatch.setattr(following, "_LOOKS", 1)
+    monkeypatch.setattr("etude.groups.line._LOOKS", 1)
     with pytest.raises(JobStillRunning, match=r"says that it is 'running'\. Resume the run to wait"):
         await run.start()
     again = run.restarted()

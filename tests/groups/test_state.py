@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from etude.core.errors import RequestError
-from etude.groups.checkpoints import HostedState, read_state
-from etude.groups.shared import SharedModelGroupState
+from etude.groups.state import HostedState, SharedModelGroupState, read_state
 
 VERSION = {"number": 3, "location": "weights-3", "digest": "digest-3"}
 

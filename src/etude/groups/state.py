@@ -1,4 +1,4 @@
-"""Reading the state of a group: its own, or what Neural Interactive Proofs kept of one."""
+"""The state of a group, and reading one: its own, or that of Neural Interactive Proofs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,41 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from etude.backends.openai_jobs import OpenAiJobs, hosted_version
 from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.groups.line import ModelLine
-from etude.groups.shared import SharedModelGroupState
+
+
+class SharedModelGroupState(BaseModel):
+    """The state of a group, from which it goes on in another process."""
+
+    model_config = ConfigDict(frozen=True)
+
+    fine_tune_job: TrainingJobRef | None = None
+    """The last job that was made."""
+    version: ModelVersion | None = None
+    """The weights that are sampled from; None is the base model, before anything else is known."""
+
+    @property
+    def fine_tune_job_id(self) -> str | None:
+        """The name of the last job."""
+        return None if self.fine_tune_job is None else self.fine_tune_job.run_id
+
+    @property
+    def fine_tuned_model_name(self) -> str | None:
+        """Where the fine-tuned weights are; None for the base model."""
+        return self.version.location if self.version is not None and self.version.number else None
+
 
 _OWN = {"fine_tune_job": tuple(TrainingJobRef.model_fields), "version": tuple(ModelVersion.model_fields)}
 _NIP = ("fine_tune_job_id", "fine_tuned_model_name")
 _NO_JOBS = ("dummy_job_id", "frozen_job_id", "insufficient_data_job_id")
-"""What stood for a job there when nothing was submitted."""
+"""Stand for a job there when nothing was submitted."""
 _NO_MODEL = "dummy_model_name"
-"""What a dry run called its model there: it was never trained."""
+"""Stands for the model of a dry run there, which was never trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +98,9 @@ def by_own_names(state: HostedState, base: str, line: ModelLine) -> SharedModelG
     return SharedModelGroupState(fine_tune_job=job, version=known[-1] if known else unknown)
 
 
-def _require_keys(found: Mapping[Any, Any], known: Any, prefix: str) -> None:
-    unknown = sorted(f"'{prefix}{key}'" for key in found if key not in known)
-    if unknown or not found:
+def _require_keys(state: Mapping[Any, Any], known: Any, prefix: str) -> None:
+    unknown = sorted(f"'{prefix}{key}'" for key in state if key not in known)
+    if unknown or not state:
         ours, theirs = (" and ".join(f"'{prefix}{key}'" for key in keys) for keys in (known, _NIP))
         or_theirs = "" if prefix else f", one of Neural Interactive Proofs {theirs}"
         raise RequestError(

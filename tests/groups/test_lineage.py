@@ -1,7 +1,7 @@
 import pytest
 
 from etude.core.errors import TrainingError
-from etude.groups.liveness import check_adopted, check_changed
+from etude.groups.lineage import check_adopted, check_changed
 from tests.report.histories import version
 
 
