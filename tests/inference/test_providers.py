@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etude.inference.openai_config import OpenAiLlmConfig
-from etude.inference.providers import PROVIDERS, provider_at
+from etude.inference.openai_config import PROVIDERS, OpenAiLlmConfig, provider_at
 
 
 def config(**settings) -> OpenAiLlmConfig:

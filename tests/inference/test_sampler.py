@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from etude.core.call import Sampling
 from etude.core.errors import EngineError
-from etude.inference.row import Row
-from etude.inference.sampler import append_samples, sample, uniforms
+from etude.inference.sampler import Row, append_samples, sample, uniforms
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -4.0]
 DRAWS = 20_000

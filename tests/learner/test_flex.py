@@ -15,9 +15,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 from etude.learner import flex
 from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.tree import token_tree
+from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_attention import _attend
-from etude.learner.tree_layout import TreeLayout
 from etude.learner.tree_model import tree_hidden, why_not_trees
 from tests.learner.gradients import assert_same, batch_of, gradient_of
 from tests.learner.trees import forest

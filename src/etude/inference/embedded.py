@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.job import ModelVersion
-from etude.inference.decoder import Row, make_decoder
-from etude.inference.sampled import OnToken, Sampled, SampledToken, TokenRequest
-from etude.inference.sampler import uniforms
+from etude.inference.decoder import make_decoder
+from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest
+from etude.inference.sampler import Row, uniforms
 from etude.models.policy import Policy
 from etude.models.speech import Speech
 

@@ -1,11 +1,18 @@
-"""An engine: whatever samples from a model."""
+"""Engines: whatever samples from a model, by messages or by tokens, and how they report retries."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from etude.core.call import ChatRequest, Completion
+from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.job import ModelVersion
+
+if TYPE_CHECKING:
+    from etude.models.speech import Speech
 
 
 class Engine(Protocol):
@@ -33,3 +40,97 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free threads, sockets and memory. Calling it twice is fine."""
+
+
+TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
+"""Token ids and their logprobs, the most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """What an engine is asked to continue."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    key: int = 0
+    """Seed of the request's randomness, where `sampling` has none."""
+    conversation: str = ""
+    """A hint for the reuse of the KV cache."""
+    top: int = 0
+    """How many of the most likely tokens to tell for each sampled one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One token, as soon as it is sampled."""
+
+    id: int
+    logprob: float
+    top: TopLogprobs = ()
+
+
+OnToken: TypeAlias = Callable[[SampledToken], None]
+"""Told of each token in its turn, in the event loop that waits for the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What an engine sampled."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    """The end of turn included."""
+    logprobs: tuple[float, ...]
+    top: tuple[TopLogprobs, ...]
+    """One for each token; empty where none were asked for."""
+    text: str
+    """Without the end of turn, and cut before a stop string."""
+    finish_reason: str
+    """`stop` or `length`."""
+    version: int
+    """Of the weights that sampled the last token."""
+
+
+class TokenEngine(Protocol):
+    """Whatever samples tokens after tokens."""
+
+    @property
+    def speech(self) -> Speech:
+        """How the model reads and writes."""
+
+    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
+        """Continue a prompt; `on_token` is told of each token as it is sampled.
+
+        Raises EngineError when that cannot be; cancelling the call frees what it held.
+        """
+
+    async def close(self) -> None:
+        """Free what it holds; requests still in it fail."""
+
+
+@dataclass(slots=True)
+class RetryCount:
+    """How often a call was tried again so far."""
+
+    retries: int = 0
+
+
+_COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
+
+
+@contextmanager
+def counting_retries() -> Iterator[RetryCount]:
+    """Count the retries that engines note within the block, in tasks that it starts too."""
+    count = RetryCount()
+    token = _COUNT.set(count)
+    try:
+        yield count
+    finally:
+        _COUNT.reset(token)
+
+
+def note_retry() -> None:
+    """To be called by an engine before each attempt after the first."""
+    count = _COUNT.get()
+    if count is not None:
+        count.retries += 1

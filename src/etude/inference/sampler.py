@@ -1,16 +1,43 @@
-"""Drawing a token from logits, the same way however requests are batched."""
+"""Rows being sampled, and drawing their next tokens: the same way however requests are batched."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy
 import torch
 
+from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.core.keys import generator
-from etude.inference.row import Row
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence being sampled."""
+
+    conversation: str
+    ids: list[int]
+    """Prompt, then what was sampled."""
+    sampling: Sampling
+    uniform: Iterator[float]
+    """The row's own random numbers, one for each token."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of the sampled tokens."""
+    top: int = 0
+    """How many of the most likely tokens to keep at each step."""
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    """For each sampled token, the most likely tokens in its place and their logprobs, best first."""
+    slot: int = -1
+    cached: int = 0
+    """Leading tokens whose keys and values are in the slot."""
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the model has not read yet."""
+        return len(self.ids) - self.cached
 
 
 def uniforms(key: int) -> Iterator[float]:

@@ -8,14 +8,11 @@ from itertools import islice
 
 import torch
 
-from etude.inference.fused_llama import FusedLlama
+from etude.inference.fused_llama import FusedLlama, SingleTokens
 from etude.inference.fused_weights import can_fuse
-from etude.inference.kv_slots import KvSlots, span_for
-from etude.inference.row import Row
-from etude.inference.sampler import append_samples
-from etude.inference.single_tokens import SingleTokens
+from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for
+from etude.inference.sampler import Row, append_samples
 from etude.inference.slot_table import Copy, SlotTable
-from etude.inference.step_inputs import InputMaker, StepInputs
 from etude.models.architecture import layer_kinds
 from etude.models.policy import Policy
 

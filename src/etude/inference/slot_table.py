@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from etude.inference.row import Row
+from etude.inference.sampler import Row
 
 _FIRST_SLOTS = 8
 _BLOCK = 64

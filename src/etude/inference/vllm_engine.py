@@ -10,8 +10,8 @@ import httpx
 from pydantic_core import to_json
 
 from etude.core.errors import EngineAway, EngineError
+from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, TopLogprobs
 from etude.inference.http_lanes import HttpLanes
-from etude.inference.sampled import OnToken, Sampled, SampledToken, TokenRequest, TopLogprobs
 from etude.inference.vllm_process import VllmProcess
 from etude.models.speech import Speech
 

@@ -19,8 +19,7 @@ import httpx
 from pydantic import SecretStr
 
 from etude.core.errors import EngineAway, EngineError
-from etude.inference.last_lines import last_lines
-from etude.inference.process_mark import forget_process, kill_marked, mark_process
+from etude.inference.child_process import forget_process, kill_marked, last_lines, mark_process
 
 _LOG = logging.getLogger("etude.vllm")
 

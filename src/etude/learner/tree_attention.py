@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from etude.learner import flex
-from etude.learner.tree_layout import Block, Lookers, TreeLayout
+from etude.learner.tree import Block, Lookers, TreeLayout
 from etude.models.architecture import text_config
 
 _NAME = "etude_tree"

@@ -14,7 +14,7 @@ from etude.core.call import Call, ChatRequest, Sampling
 from etude.core.errors import EpisodeError, EtudeError, StoreError
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
-from etude.inference.retries import counting_retries
+from etude.inference.engine import counting_retries
 from etude.rollout.models import Models
 from etude.store.archive import CallReader, call_key
 from etude.store.encode import encode_call, shared_messages
