@@ -59,7 +59,7 @@ def test_the_block_mask_is_the_one_that_torch_makes(tree, window):
     assert size % 128 == 0 and (0 <= size - len(tree) < 128 or size == 256)
 
     def looks(batch, head, query, key):
-        return layout.sees(query, key, window)
+        return layout.attends(query, key, window)
 
     made, wanted = layout.block_mask(window), create_block_mask(looks, None, None, size, size, device="cpu")
     assert torch.equal(made.to_dense(), wanted.to_dense())

@@ -22,7 +22,7 @@ def forget_process(path: Path) -> None:
 def marked_process(path: Path) -> int | None:
     """The number of the noted process, if it still runs.
 
-    A number that another process has got since is told by the time at which that one started.
+    A number that another process has got since is recognised by the time at which that one started.
     """
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def kill_marked(path: Path) -> None:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks; None where that is not told."""
+    """When a process started, in the kernel's ticks; None where that is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:

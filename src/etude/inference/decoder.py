@@ -51,7 +51,7 @@ class RecomputeDecoder:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
-        """See `Decoder.step`: every row gains a token."""
+        """Every row gains a token."""
         for batch in [[row] for row in rows] if self._deterministic else [rows]:
             append_samples(batch, self._logits(batch))
         return list(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """What an engine is asked to continue."""
+    """A prompt to continue, and how."""
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
@@ -57,7 +57,12 @@ class TokenRequest:
     conversation: str = ""
     """A hint for the reuse of the KV cache."""
     top: int = 0
-    """How many of the most likely tokens to tell for each sampled one."""
+    """How many of the most likely tokens to report for each sampled one."""
+
+    @property
+    def seed(self) -> int:
+        """Of the request's randomness."""
+        return self.key if self.sampling.seed is None else self.sampling.seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +75,12 @@ class SampledToken:
 
 
 OnToken: TypeAlias = Callable[[SampledToken], None]
-"""Told of each token in its turn, in the event loop that waits for the request."""
+"""Called with each token in its turn, in the event loop that waits for the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What an engine sampled."""
+    """A continuation."""
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
@@ -99,13 +104,19 @@ class TokenEngine(Protocol):
         """How the model reads and writes."""
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
-        """Continue a prompt; `on_token` is told of each token as it is sampled.
+        """Continue a prompt; `on_token` is called with each token as it is sampled.
 
         Raises EngineError when that cannot be; cancelling the call frees what it held.
         """
 
     async def close(self) -> None:
         """Free what it holds; requests still in it fail."""
+
+
+def before_stop(text: str, stops: Iterable[str]) -> str | None:
+    """The text before the first of the stop strings in it; None where there is none."""
+    positions = [position for stop in stops if (position := text.find(stop)) >= 0]
+    return text[: min(positions)] if positions else None
 
 
 @dataclass(slots=True)
@@ -131,6 +142,5 @@ def counting_retries() -> Iterator[RetryCount]:
 
 def note_retry() -> None:
     """To be called by an engine before each attempt after the first."""
-    count = _COUNT.get()
-    if count is not None:
+    if count := _COUNT.get():
         count.retries += 1

@@ -9,7 +9,6 @@ already, through views that are there already. Weights are copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -21,38 +20,28 @@ from etude.inference.kv_slots import KvSlots, SlotLayer, StepInputs, tensor
 from etude.models.architecture import layer_kinds, without_lora
 
 
-@dataclass(frozen=True, slots=True)
 class Room:
-    """What a forward pass of N tokens writes to, and the ways in which it looks at that."""
+    """Memory that a forward pass of N tokens writes to, and the views through which it looks at that."""
 
-    x: torch.Tensor
-    """[N, E]"""
-    length: torch.Tensor
-    """[N, 1]"""
-    normed: torch.Tensor
-    """[N, E]"""
-    heads: torch.Tensor
-    """[N, G * (R + 2) * D], in the order of FusedLayer.qkv."""
-    query: torch.Tensor
-    """[N * G, R, D] of `heads`."""
-    new: torch.Tensor
-    """[N * G, 2, D] of `heads`: keys and values."""
-    turned: torch.Tensor
-    """[N, G, R + 1, D] of `heads`: queries and keys."""
-    turned_complex: torch.Tensor
-    """`turned` [N, G, R + 1, D / 2] as complex numbers."""
-    mixed: torch.Tensor
-    """[N, G * R * D]"""
-    mixed_by_group: torch.Tensor
-    """`mixed` [N * G, R, D]"""
-    gate_up: torch.Tensor
-    """[N, 2 * I]"""
-    gate: torch.Tensor
-    up: torch.Tensor
+    def __init__(self, memory: Sequence[torch.Tensor], groups: int, size: int) -> None:
+        """`memory` as `FusedLlama` allocates it; `groups` of heads share keys, and a head has `size` D."""
+        self.x, self.length, self.normed, self.heads, self.mixed, self.gate_up = memory
+        """[N, E], [N, 1], [N, E], [N, G * (R + 2) * D] in the order of FusedLayer.qkv, [N, G * R * D] and
+        [N, 2 * I]."""
+        by_group = self.heads.view(len(self.x), groups, -1, size)
+        as_batch = by_group.flatten(0, 1)
+        self.query, self.new = as_batch[:, :-2], as_batch[:, -2:]
+        """[N * G, R, D]; keys and values [N * G, 2, D]."""
+        self.turned = by_group[:, :, :-1]
+        """Queries and keys [N, G, R + 1, D]."""
+        self.turned_complex = torch.view_as_complex(self.turned.view(*self.turned.shape[:-1], -1, 2))
+        """The same as complex numbers [N, G, R + 1, D / 2]."""
+        self.mixed_by_group = self.mixed.view(self.query.shape)
+        self.gate, self.up = self.gate_up.chunk(2, dim=1)
 
 
 class FusedLlama:
-    """The same logits as the model's own forward pass, up to rounding. LoRA weights are merged in."""
+    """Gives the logits of the model's own forward pass, up to rounding. LoRA weights are merged in."""
 
     @torch.no_grad()
     def __init__(self, model: Any) -> None:
@@ -82,14 +71,15 @@ class FusedLlama:
         """Logits [B, V] after each row's last token; keys and values go where `kv.plan` says."""
         rows, width = inputs.ids_BT.shape
         self.reach(kv.columns)
-        room = self._room(self._allocated(rows * width))
+        room = Room(self._allocated(rows * width), self.groups, self.size)
         turn, places = self.turn(inputs.position_BT.flatten()), kv.places(self.groups)
         self.embed(inputs.ids_BT.flatten(), room)
         for kind, layer, held in zip(self._kinds, self.layers, kv.layers, strict=True):
             self.project(layer, room, turn)
             held.by_token(self.groups, self.size).index_copy_(0, places, room.new)
             if width == 1:
-                attend(room, *as_batch(*held.seen()), self._for_groups(inputs.masks[kind]))
+                mask_BG1S = inputs.masks[kind].expand(rows, self.groups, 1, -1)
+                attend(room, *as_batch(*held.seen()), mask_BG1S.flatten(0, 1))
             else:
                 self._attend_from_many(room, held, inputs.masks[kind])
             self.finish(layer, room)
@@ -136,7 +126,8 @@ class FusedLlama:
             self._memory = self._allocated(2 * tokens)
             self._rooms.clear()
         if tokens not in self._rooms:
-            self._rooms[tokens] = self._room([one[:tokens] for one in self._memory])
+            memory = [tensor[:tokens] for tensor in self._memory]
+            self._rooms[tokens] = Room(memory, self.groups, self.size)
         return self._rooms[tokens]
 
     def _attend_from_many(self, room: Room, held: SlotLayer, mask_B1TS: torch.Tensor) -> None:
@@ -154,11 +145,6 @@ class FusedLlama:
         )
         room.mixed.view(rows, width, -1, self.size).copy_(mixed_BHTD.transpose(1, 2))
 
-    def _for_groups(self, mask_B1TS: torch.Tensor) -> torch.Tensor:
-        """Masks of single tokens, [B * G, 1, S]."""
-        rows, _, _, span = mask_B1TS.shape
-        return mask_B1TS.expand(rows, self.groups, 1, span).reshape(-1, 1, span)
-
     def _normed(self, room: Room) -> torch.Tensor:
         """RMSNorm over the root of the width; weight and root are part of what comes after."""
         torch.linalg.vector_norm(room.x, dim=-1, keepdim=True, out=room.length)
@@ -166,28 +152,6 @@ class FusedLlama:
 
     def _allocated(self, tokens: int) -> list[torch.Tensor]:
         return [torch.empty(tokens, width) for width in self._widths]
-
-    def _room(self, memory: list[torch.Tensor]) -> Room:
-        x, length, normed, heads, mixed, gate_up = memory
-        by_group = heads.view(len(x), self.groups, -1, self.size)
-        turned, as_batch = by_group[:, :, :-1], by_group.flatten(0, 1)
-        query = as_batch[:, :-2]
-        gate, up = gate_up.chunk(2, dim=1)
-        return Room(
-            x=x,
-            length=length,
-            normed=normed,
-            heads=heads,
-            query=query,
-            new=as_batch[:, -2:],
-            turned=turned,
-            turned_complex=torch.view_as_complex(turned.view(*turned.shape[:-1], -1, 2)),
-            mixed=mixed,
-            mixed_by_group=mixed.view(query.shape),
-            gate_up=gate_up,
-            gate=gate,
-            up=up,
-        )
 
 
 def as_batch(keys_BGSD: torch.Tensor, values_BGSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,7 +32,7 @@ class OpenAiEngine:
     def __init__(self, config: OpenAiLlmConfig) -> None:
         self._config = config
         self._base_url = config.address
-        self._provider = config.told_by
+        self._provider = config.provider_there
         self._secrets = [value.get_secret_value() for value in config.headers.values()]
         self._lanes = HttpLanes(self._headers())
         self._model = config.model_name

@@ -21,7 +21,7 @@ ProviderName = Literal["openai", "openrouter", "vllm", "etude", "other"]
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """What an endpoint gives, and how it wants to be asked."""
+    """The abilities of an endpoint, and how it wants to be asked."""
 
     name: ProviderName
     hosts: tuple[str, ...] = ()
@@ -52,37 +52,31 @@ logprobs it reports are then not those of the distribution that it sampled from.
 NOT_FOR_REASONING = ("temperature", "top_p", "stop")
 """Fields of a request that OpenAI's reasoning models refuse."""
 
-PROVIDERS: Mapping[str, Provider] = MappingProxyType(
-    {
-        one.name: one
-        for one in (
-            Provider(
-                "openai",
-                hosts=("api.openai.com",),
-                max_tokens="max_completion_tokens",
-                reasoning=("o1", "o1-mini", "o3", "o3-mini", "o4-mini", "gpt-5", "gpt-5-mini", "gpt-5-nano"),
-            ),
-            Provider(
-                "openrouter",
-                hosts=("openrouter.ai",),
-                # Many of the endpoints behind it have none, and it drops the request for them silently.
-                logprobs=False,
-                with_logprobs=MappingProxyType({"provider": {"require_parameters": True}}),
-            ),
-            Provider("vllm", token_ids=True, with_token_ids=_PLAIN_SAMPLING),
-            Provider("etude", token_ids=True),
-            Provider("other", with_token_ids=_PLAIN_SAMPLING),
-        )
-    }
+_ALL = (
+    Provider(
+        "openai",
+        hosts=("api.openai.com",),
+        max_tokens="max_completion_tokens",
+        reasoning=("o1", "o1-mini", "o3", "o3-mini", "o4-mini", "gpt-5", "gpt-5-mini", "gpt-5-nano"),
+    ),
+    Provider(
+        "openrouter",
+        hosts=("openrouter.ai",),
+        # Many of the endpoints behind it have none, and it drops the request for them silently.
+        logprobs=False,
+        with_logprobs=MappingProxyType({"provider": {"require_parameters": True}}),
+    ),
+    Provider("vllm", token_ids=True, with_token_ids=_PLAIN_SAMPLING),
+    Provider("etude", token_ids=True),
+    Provider("other", with_token_ids=_PLAIN_SAMPLING),
 )
+PROVIDERS: Mapping[str, Provider] = MappingProxyType({provider.name: provider for provider in _ALL})
 
 
 def provider_at(url: str) -> Provider:
     """The provider that has an address; one that nobody is known by is `other`."""
     host = urlsplit(url).hostname or ""
-    known = (
-        one for one in PROVIDERS.values() for name in one.hosts if host == name or host.endswith(f".{name}")
-    )
+    known = (provider for provider in _ALL if any(f".{host}".endswith(f".{name}") for name in provider.hosts))
     return next(known, PROVIDERS["other"])
 
 
@@ -166,21 +160,21 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
         return self.base_url or os.environ.get("OPENAI_BASE_URL", "").rstrip("/") or OPENAI_URL
 
     @property
-    def told_by(self) -> Provider:
+    def provider_there(self) -> Provider:
         """Who answers there, and how."""
         return provider_at(self.address) if self.provider == "auto" else PROVIDERS[self.provider]
 
     @property
     def asks_for_token_ids(self) -> bool:
         """Whether requests ask for the sampled token ids."""
-        return self.told_by.token_ids if self.return_token_ids is None else self.return_token_ids
+        return self.provider_there.token_ids if self.return_token_ids is None else self.return_token_ids
 
     @property
     def asks_for_logprobs(self) -> bool:
         """Whether requests ask for the sampled tokens' logprobs."""
-        provider = self.told_by
-        tells = provider.logprobs and not provider.thinks(self.model_name)
-        return tells if self.logprobs is None else self.logprobs
+        provider = self.provider_there
+        gives = provider.logprobs and not provider.thinks(self.model_name)
+        return gives if self.logprobs is None else self.logprobs
 
     @property
     def sampling(self) -> Sampling:

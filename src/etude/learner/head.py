@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from etude.models.architecture import logits_after, text_config, without_lora
@@ -16,17 +17,15 @@ _ROUGHLY = 5e-2
 """By how much of the largest logit others may be off; half precision rounds as much."""
 
 
-def last_hidden(model: Any, ids_BT: torch.Tensor) -> torch.Tensor:
+def last_hidden(model: Any, ids_BT: Tensor) -> Tensor:
     """Last hidden states [B, T, D] of a plain forward pass."""
-    hidden_BTD: torch.Tensor = (
-        without_lora(model).base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-    )
+    hidden_BTD: Tensor = without_lora(model).base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
     return hidden_BTD
 
 
-def head_logits(model: Any, hidden_ED: torch.Tensor) -> torch.Tensor:
+def head_logits(model: Any, hidden_ED: Tensor) -> Tensor:
     """Logits [E, V] of last hidden states."""
-    logits: torch.Tensor = without_lora(model).get_output_embeddings()(hidden_ED)
+    logits: Tensor = without_lora(model).get_output_embeddings()(hidden_ED)
     config = text_config(model)
     # The names of Cohere, Granite and Gemma; what others do is found out by trying.
     logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
@@ -34,7 +33,7 @@ def head_logits(model: Any, hidden_ED: torch.Tensor) -> torch.Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def off_by(model: Any, found: torch.Tensor, plain: torch.Tensor) -> str | None:
+def off_by(model: Any, found: Tensor, plain: Tensor) -> str | None:
     """By how much of the largest logit `found` is off, if that is more than rounding; None if not."""
     difference = float((plain.float() - found.float()).abs().max() / plain.abs().max())
     within = difference <= _TOLERANCES.get(next(model.parameters()).dtype, _ROUGHLY)
@@ -59,17 +58,13 @@ _LOGITS = 1 << 24
 _LOGITS_ON_GPU = 1 << 27
 """Half a gigabyte in float32. Each chunk reads the head's weights again, and adds to their gradient."""
 
-Head = Callable[[torch.Tensor], torch.Tensor]
+Head = Callable[[Tensor], Tensor]
 """Hidden states [E, D] to logits [E, V]."""
 
 
 def selective_logprobs(
-    head: Head,
-    hidden_ED: torch.Tensor,
-    targets_E: torch.Tensor,
-    temperatures_E: torch.Tensor,
-    vocabulary: int,
-) -> torch.Tensor:
+    head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor, vocabulary: int
+) -> Tensor:
     """Logprobs [E] of `targets_E` after `hidden_ED`.
 
     What does not fit into one chunk is computed again for the gradient, chunk by chunk.
@@ -78,19 +73,13 @@ def selective_logprobs(
 
 
 def logprobs_and_entropies(
-    head: Head,
-    hidden_ED: torch.Tensor,
-    targets_E: torch.Tensor,
-    temperatures_E: torch.Tensor,
-    vocabulary: int,
-) -> torch.Tensor:
+    head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor, vocabulary: int
+) -> Tensor:
     """Two rows [2, E]: those logprobs, and the entropies in nats of the distributions that they are of."""
     return _by_chunks(_with_entropies, head, (hidden_ED, targets_E, temperatures_E), vocabulary)
 
 
-def _by_chunks(
-    of: Callable[..., torch.Tensor], head: Head, fields: tuple[torch.Tensor, ...], vocabulary: int
-) -> torch.Tensor:
+def _by_chunks(of: Callable[..., Tensor], head: Head, fields: tuple[Tensor, ...], vocabulary: int) -> Tensor:
     """`of(head, *fields)`, with as many logits at a time as may be held, joined along the last dimension."""
     held = _LOGITS_ON_GPU if fields[0].is_cuda else _LOGITS
     size = max(1, held // vocabulary)
@@ -101,21 +90,17 @@ def _by_chunks(
     return torch.cat(made, dim=-1)
 
 
-def _logprobs(
-    head: Head, hidden_ED: torch.Tensor, targets_E: torch.Tensor, temperatures_E: torch.Tensor
-) -> torch.Tensor:
+def _logprobs(head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor) -> Tensor:
     return -F.cross_entropy(_logits(head, hidden_ED, temperatures_E), targets_E, reduction="none")
 
 
-def _with_entropies(
-    head: Head, hidden_ED: torch.Tensor, targets_E: torch.Tensor, temperatures_E: torch.Tensor
-) -> torch.Tensor:
+def _with_entropies(head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor) -> Tensor:
     logprobs_EV = F.log_softmax(_logits(head, hidden_ED, temperatures_E), dim=-1)
     chosen_E = logprobs_EV.gather(1, targets_E[:, None]).squeeze(1)
     # A token that cannot be sampled adds nothing, and not zero times minus infinity.
     return torch.stack([chosen_E, -(logprobs_EV.exp() * logprobs_EV.clamp(min=-1e4)).sum(dim=-1)])
 
 
-def _logits(head: Head, hidden_ED: torch.Tensor, temperatures_E: torch.Tensor) -> torch.Tensor:
+def _logits(head: Head, hidden_ED: Tensor, temperatures_E: Tensor) -> Tensor:
     logits_EV = head(hidden_ED).float()
     return logits_EV / temperatures_E[:, None] if bool((temperatures_E != 1).any()) else logits_EV

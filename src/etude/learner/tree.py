@@ -1,4 +1,6 @@
-"""Token trees: sequences that begin alike, with every token that they share once."""
+"""Token trees: sequences that begin alike, with every token that they share once; and who attends to whom
+when such a tree goes through a model as one row.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,17 @@ from etude.learner.flex import block_mask, filled
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """Indices of a tree's tokens."""
+
+_OWN = 96
+"""Queries of a block with a mask at most: fewer cost more calls, more compute more of what is masked."""
+_BACK = 1024
+"""Queries of a block without."""
+_KEPT_SCORES = 1 << 22
+"""Masks of so many scores in all are kept from layer to layer; larger ones are made anew."""
+
+Kernel: TypeAlias = Literal["blocks", "flex", "plain flex"]
+"""What attends: a call for each block, which the CPU is good at; FlexAttention; or that as it is defined, for
+tests, in memory for all pairs of tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,18 +85,6 @@ def common_prefix(one: Places, other: Places) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-_OWN = 96
-"""Queries of a block with a mask at most: fewer cost more calls, more compute more of what is masked."""
-_BACK = 1024
-"""Queries of a block without."""
-_KEPT_SCORES = 1 << 22
-"""Masks of so many scores in all are kept from layer to layer; larger ones are made anew."""
-
-Kernel: TypeAlias = Literal["blocks", "flex", "plain flex"]
-"""What attends: a call for each block, which the CPU is good at; FlexAttention; or that as it is defined, for
-tests, in memory for all pairs of tokens."""
-
-
 @dataclass(frozen=True, slots=True)
 class Block:
     """Queries from `start` to `stop`, and keys at the places from `low` to `high`."""
@@ -97,7 +98,7 @@ class Block:
 
     @property
     def queries(self) -> slice:
-        """Which of the lookers."""
+        """Their places among the queries."""
         return slice(self.start, self.stop)
 
     @property
@@ -117,8 +118,8 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lookers:
-    """Some of a tree's tokens, and what they look at, block by block.
+class Queries:
+    """Some of a tree's tokens, and the keys that they attend to, block by block.
 
     All that goes on from a token is in one piece. So the tokens after a span without branches, which see
     all of it, are one block with it: it needs no mask, and its keys no copy. What is left are the spans
@@ -136,12 +137,12 @@ class Lookers:
     """How many scores the blocks have, all together."""
 
     @classmethod
-    def of(cls, tree: TokenTree, places: Places, device: torch.device, most: int | None) -> Lookers:
+    def of(cls, tree: TokenTree, places: Places, device: torch.device, most: int | None) -> Queries:
         """Those at `places`, in rising order; `most` of them in a block with a mask, None for no blocks."""
         blocks = [] if most is None else list(_blocks(tree, places, most))
-        own = tuple(one for one in blocks if one.high > places[one.start])
-        back = tuple(one for one in blocks if one.high <= places[one.start])
-        scores = (sum(one.scores for one in part) for part in (own, back))
+        own = tuple(block for block in blocks if block.high > places[block.start])
+        back = tuple(block for block in blocks if block.high <= places[block.start])
+        scores = (sum(block.scores for block in part) for part in (own, back))
         return cls(torch.from_numpy(places).to(device), own, back, *scores)
 
 
@@ -157,8 +158,8 @@ class TreeLayout:
     depth: int
     """The greatest of them."""
     kernel: Kernel
-    all: Lookers
-    last: Lookers
+    all: Queries
+    last: Queries
     """Those of the last layer, where only tokens matter that something is chosen after."""
     windows: list[int | None] = field(default_factory=list)
     """The sliding window of each attention that was computed."""
@@ -179,12 +180,12 @@ class TreeLayout:
         """
         kernel = kernel or ("flex" if device.type == "cuda" else "blocks")
         size, cut = len(tree), kernel == "blocks"
-        # What it is filled up with looks at itself.
+        # Padding attends to itself.
         more = 0 if cut else filled(size) - size
         depths = torch.from_numpy(np.pad(tree.depths, (0, more))).to(device)
         ends = torch.from_numpy(np.concatenate([tree.ends, np.arange(size, size + more) + 1])).to(device)
-        every = Lookers.of(tree, np.arange(size), device, most if cut else None)
-        last = every if len(needed) == size else Lookers.of(tree, needed, device, most if cut else None)
+        every = Queries.of(tree, np.arange(size), device, most if cut else None)
+        last = every if len(needed) == size else Queries.of(tree, needed, device, most if cut else None)
         return cls(depths, ends, int(tree.depths.max()), kernel, every, last)
 
     def binding(self, sliding_window: int | None) -> int | None:
@@ -192,20 +193,20 @@ class TreeLayout:
         binds = sliding_window is not None and self.depth >= sliding_window
         return sliding_window if binds else None
 
-    def sees(self, query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Whether the tokens at `query` look at those at `key`; the two broadcast."""
+    def attends(self, query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Whether the tokens at `query` attend to those at `key`; the two broadcast."""
         seen = (key <= query) & (query < self.ends_N[key])
         return seen if window is None else seen & (self.depths_N[query] - self.depths_N[key] < window)
 
-    def mask(self, lookers: Lookers, block: Block, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """What is added to the scores of a block, [queries, keys]: 0, or minus infinity."""
-        name = lookers is self.last, block, window, dtype
+    def mask(self, queries: Queries, block: Block, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor to add to the scores of a block, [queries, keys]: 0, or minus infinity."""
+        name = queries is self.last, block, window, dtype
         if name in self._masks:
             return self._masks[name]  # type: ignore[no-any-return]
-        queries, known = lookers.places_Q[block.queries, None], 0 if window else block.known
+        query_Q1, known = queries.places_Q[block.queries, None], 0 if window else block.known
         keys = torch.arange(block.low + known, block.high, device=self.ends_N.device)
         mask = torch.zeros(block.stop - block.start, block.high - block.low, device=keys.device, dtype=dtype)
-        mask[:, known:] = torch.where(self.sees(queries, keys, window), 0.0, float("-inf"))
+        mask[:, known:] = torch.where(self.attends(query_Q1, keys, window), 0.0, float("-inf"))
         if self.all.own_scores + (self.all.back_scores if window else 0) <= _KEPT_SCORES:
             self._masks[name] = mask
         return mask

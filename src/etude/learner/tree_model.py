@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from etude.inference.fused_weights import can_fuse
 from etude.learner.head import head_logits, off_by
-from etude.learner.tree import Kernel, Lookers, TreeLayout, token_tree
-from etude.learner.tree_attention import Sight, attend, tree_attention
+from etude.learner.tree import Kernel, Queries, TreeLayout, token_tree
+from etude.learner.tree_attention import AttentionSpec, attend, tree_attention
 from etude.models.architecture import FULL, SLIDING, layer_kinds, logits_after, text_config, without_lora
 
 
@@ -89,28 +89,28 @@ def lean_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Te
     for layer, kind in zip(body.layers, layer_kinds(model), strict=True):
         window = model.config.sliding_window if kind == SLIDING else None
         layout.windows.append(window)
-        lookers = layout.last if layer is body.layers[-1] else layout.all
-        sight = Sight(layout, lookers, layout.binding(window), layer.self_attn.scaling)
-        x_NE = _layer(layer, x_NE, turn_N1C, sight)
+        queries = layout.last if layer is body.layers[-1] else layout.all
+        spec = AttentionSpec(layout, queries, layout.binding(window), layer.self_attn.scaling)
+        x_NE = _layer(layer, x_NE, turn_N1C, spec)
     return _normed(body.norm, x_NE)
 
 
-def _layer(layer: Any, x_NE: torch.Tensor, turn_N1C: torch.Tensor, sight: Sight) -> torch.Tensor:
+def _layer(layer: Any, x_NE: torch.Tensor, turn_N1C: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
     """What a layer makes of all tokens, for those that are looking."""
-    attention, lookers = layer.self_attn, sight.lookers
+    attention, queries = layer.self_attn, spec.queries
     normed_NE = _normed(layer.input_layernorm, x_NE)
     key = _turned(_heads(attention, "k", normed_NE), turn_N1C)
     value = _heads(attention, "v", normed_NE)
-    if len(lookers.places_Q) < len(x_NE):
-        x_NE, normed_NE, turn_N1C = (_of(lookers, values) for values in (x_NE, normed_NE, turn_N1C))
+    if len(queries.places_Q) < len(x_NE):
+        x_NE, normed_NE, turn_N1C = (_of(queries, values) for values in (x_NE, normed_NE, turn_N1C))
     query = _turned(_heads(attention, "q", normed_NE), turn_N1C)
-    found = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), sight)
+    found = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), spec)
     x_QE = x_NE + attention.o_proj(found.flatten(1))
     return x_QE + layer.mlp(_normed(layer.post_attention_layernorm, x_QE))  # type: ignore[no-any-return]
 
 
-def _of(lookers: Lookers, values: torch.Tensor) -> torch.Tensor:
-    return values.index_select(0, lookers.places_Q)
+def _of(queries: Queries, values: torch.Tensor) -> torch.Tensor:
+    return values.index_select(0, queries.places_Q)
 
 
 def _heads(attention: Any, name: str, x_NE: torch.Tensor) -> torch.Tensor:

@@ -104,11 +104,7 @@ class Dialect(ABC):
 
 def usage_object(prompt: int, completion: int) -> dict[str, int]:
     """OpenAI's `usage`, from numbers of tokens."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def require_honoured(
