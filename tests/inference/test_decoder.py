@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from etude.core.call import Sampling
-from etude.inference.decoder import make_decoder
-from etude.inference.recompute_decoder import RecomputeDecoder
-from etude.inference.row import Row
-from etude.inference.sampler import uniforms
+from etude.inference.decoder import RecomputeDecoder, make_decoder
+from etude.inference.sampler import Row, uniforms
 from etude.inference.slot_decoder import SlotDecoder
 from tests.models.tiny_models import family, policy, true_logprobs
 

@@ -15,7 +15,7 @@ from etude.core.errors import EpisodeError, EtudeError, RequestError, StoreError
 from etude.core.interfaces import Engine
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
-from etude.inference.retries import counting_retries
+from etude.inference.engine import counting_retries
 from etude.store.encode import encode_call, shared_messages
 from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Journal, Json

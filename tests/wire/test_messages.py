@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from etude.core.errors import EngineError
 from etude.wire.endpoint import Endpoint, EndpointServer
-from tests.inference.dialects import ASK, CALLING, TOOL_CALL, Scripted, completion
+from tests.wire.dialects import ASK, CALLING, TOOL_CALL, Scripted, completion
 
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 

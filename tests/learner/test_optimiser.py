@@ -44,7 +44,7 @@ def test_steps_far_below_the_resolution_move_the_model_as_in_float32():
     learners = [Learner(of, options, seed=0) for of in (half, full)]
     losses = [learner.train(job(units=6), Sft())["loss"] for learner in learners]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
-    masters, wanted = learners[0]._masters.by_name, full.trainable()
+    masters, wanted = learners[0].optimiser.masters, full.trainable()
     ways = [
         torch.cat([(now[name] - start[name]).detach().flatten() for name in start])
         for now in (masters, wanted)
@@ -78,7 +78,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, lora):
         train(whole, seed)
         train(after, seed)
     assert after.policy.digest() == whole.policy.digest()
-    mine, theirs = (learner._optimiser_tensors() for learner in (after, whole))
+    mine, theirs = (learner.optimiser.tensors() for learner in (after, whole))
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert all(tensor.dtype == torch.float32 for tensor in mine.values())
@@ -91,7 +91,7 @@ def test_gradients_of_many_passes_are_summed_up_in_float32(packing):
     for name, weight in of.trainable().items():
         weight.register_post_accumulate_grad_hook(lambda weight, name=name: parts[name].append(weight.grad))
     learner.add_gradient(job(units=40).units, Grpo())
-    for name, master in learner._masters.by_name.items():
+    for name, master in learner.optimiser.masters.items():
         assert len(parts[name]) > 3
         assert {part.dtype for part in parts[name]} == {torch.bfloat16}
         assert torch.equal(master.grad, sum(part.float() for part in parts[name]))
@@ -102,7 +102,7 @@ def test_lora_weights_on_a_bfloat16_model_are_their_own_masters():
     of = half_policy(lora=True)
     learner = Learner(of, OPTIONS, seed=0)
     assert all(weight.dtype == torch.float32 for weight in of.trainable().values())
-    assert all(learner._masters.by_name[name] is weight for name, weight in of.trainable().items())
+    assert all(learner.optimiser.masters[name] is weight for name, weight in of.trainable().items())
     learner.train(job(), Sft())
     assert {value.dtype for name, value in of.model.named_parameters() if "lora_" not in name} == {
         torch.bfloat16
@@ -112,8 +112,8 @@ def test_lora_weights_on_a_bfloat16_model_are_their_own_masters():
 def test_in_float32_there_is_nothing_beside_the_weights():
     learner = Learner(fresh_policy(), OPTIONS, seed=0)
     learner.train(job(), Sft())
-    assert learner._masters.copies() == {}
-    assert {name.rpartition("/")[2] for name in learner._optimiser_tensors()} == {
+    assert learner.optimiser.copies() == {}
+    assert {name.rpartition("/")[2] for name in learner.optimiser.tensors()} == {
         "step",
         "exp_avg",
         "exp_avg_sq",
@@ -130,7 +130,7 @@ def test_weights_that_others_load_are_trained_from():
     fresh = Learner(half_policy(), OPTIONS, seed=0)
     fresh.train(job(1), Sft())
     assert all(
-        torch.equal(mine, fresh._masters.by_name[name]) for name, mine in learner._masters.by_name.items()
+        torch.equal(mine, fresh.optimiser.masters[name]) for name, mine in learner.optimiser.masters.items()
     )
 
 
@@ -144,7 +144,7 @@ def test_a_training_in_one_precision_is_gone_on_with_in_another(tmp_path):
         other.policy.adopt(version)
         other.restore(tmp_path / name)
         assert other.step == learner.step
-        assert {value.dtype for value in other._optimiser_tensors().values()} == {torch.float32}
+        assert {value.dtype for value in other.optimiser.tensors().values()} == {torch.float32}
         other.train(job(1), Sft())
 
 
@@ -153,11 +153,11 @@ def test_what_training_holds_is_eighteen_bytes_a_weight():
     learner = Learner(of, OPTIONS, seed=0)
     count = sum(weight.numel() for weight in of.trainable().values())
     learner.add_gradient(job().units, Sft())
-    masters = learner._masters.by_name.values()
-    learner._optimiser.step()
+    masters = learner.optimiser.masters.values()
+    learner.optimiser.adam.step()
     moments = [
         value
-        for parts in learner._optimiser.state.values()
+        for parts in learner.optimiser.adam.state.values()
         for name, value in parts.items()
         if name != "step"
     ]

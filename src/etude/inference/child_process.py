@@ -1,4 +1,4 @@
-"""A note of a child process, by which the next parent ends it when this one is killed."""
+"""Child processes: a note by which the next parent ends an orphan, and the end of a log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def forget_process(path: Path) -> None:
 def marked_process(path: Path) -> int | None:
     """The number of the noted process, if it still runs.
 
-    A number that another process has got since is told by the time at which that one started.
+    A number that another process has got since is recognised by the time at which that one started.
     """
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
@@ -42,10 +42,25 @@ def kill_marked(path: Path) -> None:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks; None where that is not told."""
+    """When a process started, in the kernel's ticks; None where that is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
         return None
     # The name in brackets may hold blanks; what follows it does not.
     return stat.rpartition(")")[2].split()[19]
+
+
+_BYTES = 4096
+
+
+def last_lines(path: Path, count: int = 12) -> str:
+    """The last lines of a file of any size; nothing of one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[-count:])

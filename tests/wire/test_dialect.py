@@ -9,11 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.message import Message
-from etude.wire.dialect import ChatBody, Dialect, RecordedCompletion
-from etude.wire.messages_dialect import MessagesDialect
-from etude.wire.responses_dialect import ResponsesDialect
-from etude.wire.said import Said, arguments_object, arguments_text
-from tests.inference.dialects import ASK, completion
+from etude.wire.dialect import (
+    AnswerMemory,
+    ChatBody,
+    Dialect,
+    RecordedCompletion,
+    arguments_object,
+    arguments_text,
+)
+from etude.wire.messages import MessagesDialect
+from etude.wire.responses import ResponsesDialect
+from tests.wire.dialects import ASK, completion
 
 arguments = st.one_of(
     st.text(max_size=8),
@@ -47,7 +53,7 @@ DIALECTS = [(ResponsesDialect, responses_request), (MessagesDialect, messages_re
 @pytest.mark.parametrize(("dialect_type", "request_with"), DIALECTS)
 @given(said=messages())
 def test_an_answer_that_is_sent_back_is_the_one_that_was_recorded(dialect_type, request_with, said):
-    dialect: Dialect = dialect_type(Said())
+    dialect: Dialect = dialect_type(AnswerMemory())
     recorded = RecordedCompletion("chatcmpl-1", "policy", completion(said))
     wire = dialect.reply(recorded, ChatBody("m", tuple(ASK)), {}, 1)
     assert dialect.parse(request_with(wire)).messages == (*ASK, said, *ASK)

@@ -9,8 +9,10 @@ from pydantic import TypeAdapter
 
 from etude.core.call import Completion
 from etude.core.errors import EngineError
+from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
 from etude.wire.recording import recording_client
-from tests.inference.dialects import ASK, CALLING, Scripted, completion
+from etude.wire.responses import ResponsesDialect
+from tests.wire.dialects import ASK, CALLING, Scripted, completion
 
 ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 
@@ -144,9 +146,6 @@ async def test_thoughts_that_come_back_are_left_out():
 
 
 def test_a_completion_without_usage_or_text_is_a_response_too():
-    from etude.wire.dialect import ChatBody, RecordedCompletion
-    from etude.wire.responses_wire import response_object
-
     recorded = RecordedCompletion("chatcmpl-1", "m", Completion({"role": "assistant", "content": None}))
-    wire = response_object(recorded, ChatBody("m", ()), {}, 1)
+    wire = ResponsesDialect(AnswerMemory()).reply(recorded, ChatBody("m", ()), {}, 1)
     assert Response.model_validate(wire).output_text == ""

@@ -16,7 +16,7 @@ import pytest
 from etude.core.call import Completion
 from etude.core.errors import EngineError, RequestError
 from etude.wire.dialect import ChatBody, RecordedCompletion
-from etude.wire.endpoint import Endpoint, EndpointServer
+from etude.wire.endpoint import Endpoint, EndpointServer, listen
 
 ASK = [{"role": "user", "content": "hi"}]
 
@@ -172,3 +172,16 @@ async def test_the_signal_handlers_of_the_program_stay(server: EndpointServer) -
     before = signal.getsignal(signal.SIGINT)
     assert await ask(server.open(saying("x"))) == "x"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_answers_in_two_writes_do_not_wait_for_an_acknowledgement():
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        listening.setblocking(True)
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_port_in_use_is_a_wrong_request():
+    with listen("127.0.0.1", 0) as first, pytest.raises(RequestError, match="is in use by another program"):
+        listen("127.0.0.1", first.getsockname()[1])

@@ -11,11 +11,16 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 
 from etude.core.call import Completion, Usage
 from etude.core.errors import RequestError
-from etude.wire.dialect import ChatBody, RecordedCompletion
-from etude.wire.openai_format import completion_to_chunks, completion_to_wire, parse_chat_body, plain_messages
+from etude.wire.chat import (
+    ChatDialect,
+    plain_messages,
+)
+from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
 from tests.support import tool_call
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+CHAT = ChatDialect(AnswerMemory())
 
 texts = st.text(max_size=10)
 wire_calls = st.builds(
@@ -56,9 +61,7 @@ bodies = st.builds(
 
 @given(completions(), bodies)
 def test_answers_are_what_the_sdk_says_they_are(completion: Completion, body: ChatBody) -> None:
-    wire = json.loads(
-        json.dumps(completion_to_wire(RecordedCompletion("id", "m", completion), body, created=1))
-    )
+    wire = json.loads(json.dumps(CHAT.reply(RecordedCompletion("id", "m", completion), body, {}, created=1)))
     answer = ChatCompletion.model_validate(wire, strict=True)
     [choice] = answer.choices
     assert choice.message.content == completion.message["content"]
@@ -75,8 +78,9 @@ def test_answers_are_what_the_sdk_says_they_are(completion: Completion, body: Ch
 
 @given(completions(), bodies)
 def test_a_stream_says_the_same_in_pieces(completion: Completion, body: ChatBody) -> None:
-    recorded = RecordedCompletion("id", "m", completion)
-    wire = json.loads(json.dumps(list(completion_to_chunks(recorded, body, created=1))))
+    reply = CHAT.reply(RecordedCompletion("id", "m", completion), body, {}, created=1)
+    *wire, end = json.loads(json.dumps([data for _, data in CHAT.events(reply, body)]))
+    assert end == "[DONE]"
     chunks = [ChatCompletionChunk.model_validate(chunk, strict=True) for chunk in wire]
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == (completion.message["content"] or "")
@@ -85,7 +89,7 @@ def test_a_stream_says_the_same_in_pieces(completion: Completion, body: ChatBody
     assert [(call.index, call.id) for call in calls] == [(i, wire["id"]) for i, wire in enumerate(expected)]
     reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
     assert reasons == [completion.finish_reason]
-    whole = completion_to_wire(recorded, body, created=1)["choices"][0]["logprobs"]
+    whole = reply["choices"][0]["logprobs"]
     streamed = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs]
     assert [piece.model_dump() for piece in streamed] == ([whole] if whole else [])
     assert (chunks[-1].usage is not None) == body.include_usage
@@ -96,7 +100,7 @@ def test_tokens_are_named_by_their_ids() -> None:
         {"content": "x"}, completion_ids=(5, 6), logprobs=(-0.5, -math.inf), prompt_ids=(1,)
     )
     body = ChatBody("m", (), logprobs=True, return_token_ids=True)
-    wire = completion_to_wire(RecordedCompletion("id", "m", completion), body, created=1)
+    wire = CHAT.reply(RecordedCompletion("id", "m", completion), body, {}, created=1)
     content = wire["choices"][0]["logprobs"]["content"]
     assert [(token["token"], token["logprob"]) for token in content] == [
         ("token_id:5", -0.5),
@@ -107,7 +111,7 @@ def test_tokens_are_named_by_their_ids() -> None:
 
 
 def test_a_request_is_taken_apart() -> None:
-    body = parse_chat_body(
+    body = CHAT.parse(
         {
             **ASK,
             "tools": [{"type": "function", "function": {"name": "add"}}],
@@ -149,12 +153,12 @@ def test_a_request_is_taken_apart() -> None:
 )
 def test_what_cannot_be_honoured_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        parse_chat_body({**ASK, **change})
+        CHAT.parse({**ASK, **change})
 
 
 def test_a_request_must_be_an_object() -> None:
     with pytest.raises(RequestError, match="must be a JSON object"):
-        parse_chat_body([1])
+        CHAT.parse([1])
 
 
 def test_sdk_messages_become_the_dicts_that_were_sent() -> None:
