@@ -105,8 +105,8 @@ def evaluate_in(
 def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
     """The scores as a table, or as a JSON object."""
     from etude.loop.evaluation_result import item_rows
-    from etude.loop.warnings import cut_off_in
     from etude.report.figure_lines import shown_bounds
+    from etude.store.summary import cut_off_in
 
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # The rooms above, whose objects this one hands out.
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.trainer_adapter import TrainerAdapter
     from etude.inference.engine import Engine
-    from etude.loop.trainer import Trainer
+    from etude.loop.interface import Trainer
     from etude.rewards.evaluator import Evaluator
     from etude.rollout.workflow import Workflow
     from etude.store.run_folder import RunFolder

@@ -13,11 +13,11 @@ from etude.config.schema import Config
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.example import Example
+from etude.core.numbers import finite
 from etude.core.progress import Progress
 from etude.inference.engine import Engine
 from etude.inference.local import LocalLlmConfig
 from etude.loop.evaluation_result import Evaluation, Usage, item_rows
-from etude.loop.metrics import finite
 from etude.loop.wished_model import replaced_model
 from etude.runtime import Runtime, open_runtime
 from etude.store.files import write_atomically

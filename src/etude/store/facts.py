@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from etude.core.errors import EtudeError
 from etude.core.history import History
-from etude.loop.summary import summary_in
 from etude.store.lock import locked_by
 from etude.store.log import EpochLog, histories
 from etude.store.request import RESULT, evaluated_model, read_request
 from etude.store.run_folder import LOCK, RunFolder
 from etude.store.stored_config import CONFIG, stored_data, trained_parts
+from etude.store.summary import summary_in
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
 
@@ -45,7 +45,7 @@ class RunFacts:
     model: str | None = None
     """Of an evaluation: the model that was evaluated, a version of a run as `run:v3`."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Of a training run: see `etude.loop.summary.summary_in`."""
+    """Of a training run: see `etude.store.summary.summary_in`."""
     result: Mapping[str, Any] | None = None
     """Of a finished evaluation: see `etude.loop.evaluation_result.Evaluation`."""
 
