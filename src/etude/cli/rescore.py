@@ -25,7 +25,7 @@ def rescore_run(
 ) -> None:
     """Score the stored episodes of a run with the evaluators of a config, by default its own."""
     from etude.config.load import load_config
-    from etude.loop.rescoring import rescore_run as rescore
+    from etude.loop.evaluation import rescore_run as rescore
     from etude.report.progress import progress_for
     from etude.store.find import find_run
     from etude.store.run_folder import RunFolder

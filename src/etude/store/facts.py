@@ -47,7 +47,7 @@ class RunFacts:
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Of a training run: see `etude.store.summary.summary_in`."""
     result: Mapping[str, Any] | None = None
-    """Of a finished evaluation: see `etude.loop.evaluation_result.Evaluation`."""
+    """Of a finished evaluation: see `etude.loop.evaluation.Evaluation`."""
 
     def as_json(self) -> dict[str, Any]:
         """The facts as JSON."""

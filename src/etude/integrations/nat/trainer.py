@@ -16,7 +16,6 @@ from nat.data_models.finetuning import (
 from nat.finetuning import Trainer
 from nat.runtime.loader import load_config
 
-from etude import trainer
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
 from etude.core.skipped import Skipped
@@ -33,6 +32,7 @@ from etude.integrations.nat.values import (
     status_to_toolkit,
     to_toolkit,
 )
+from etude.loop import interface as trainer
 from etude.loop.targets import assemble_trainer
 from etude.report.run_report import RunReport
 from etude.runtime import open_runtime
