@@ -21,8 +21,7 @@ from etude.core.errors import (
 )
 from etude.core.job import TrainingStatusEnum
 from etude.core.skipped import Skipped
-from etude.loop.config import EpochTrainerConfig
-from etude.loop.epoch_trainer import EpochTrainer
+from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.run_report import RunReport
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine

@@ -17,8 +17,7 @@ from etude.core.call import ChatRequest
 from etude.core.example import Example
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Silent
-from etude.loop.config import EpochTrainerConfig
-from etude.loop.epoch_trainer import EpochTrainer
+from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.files import write_metrics_files
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rewards.evaluator import FunctionEvaluator

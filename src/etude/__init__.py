@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     )
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
-    from etude.loop.trainer import Trainer
+    from etude.loop.interface import Trainer
     from etude.rewards.evaluator import evaluator
     from etude.rollout.blocking import SyncEpisode
     from etude.rollout.episode import Episode
@@ -131,7 +131,7 @@ _HOMES = {
     "etude.rollout.episode": ("Episode", "Reply"),
     "etude.rollout.reply": ("ToolCall",),
     "etude.rollout.workflow": ("function", "workflow"),
-    "etude.loop.trainer": ("Trainer",),
+    "etude.loop.interface": ("Trainer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -36,8 +36,8 @@ def after_training(run: Path) -> Hint:
 
     Raises StoreError when the run cannot be read.
     """
-    from etude.loop.versions import best_version, last_version
     from etude.store.facts import histories_of
+    from etude.store.figures import best_version, last_version
     from etude.store.stored_config import is_local
     from etude.store.versions import is_hosted
 

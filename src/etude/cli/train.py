@@ -40,7 +40,7 @@ def train(
     Ctrl-C stops it at any time, and `etude resume` goes on.
     """
     from etude.config.load import load_config
-    from etude.loop.new_run import new_run
+    from etude.loop.lifecycle import new_run
 
     overrides: list[Override] = [*(override or ())]
     overrides += run_configuration(

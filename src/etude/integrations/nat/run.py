@@ -12,8 +12,7 @@ import yaml
 
 from etude.config.load import resolved_yaml
 from etude.config.schema import Config
-from etude.loop.new_run import new_run
-from etude.loop.resuming import note_changes, without_changeable
+from etude.loop.lifecycle import new_run, note_changes, without_changeable
 from etude.report.lines import LineProgress
 from etude.store.facts import facts_of, list_runs
 from etude.store.run_folder import RunFolder

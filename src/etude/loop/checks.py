@@ -1,4 +1,4 @@
-"""Provenance: whether training data was sampled from the weights that it is said to come from."""
+"""Checks of training data: that the right weights sampled it, and that any call of the agent is meant."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from etude.algorithms.branches import is_targeted
+from etude.config.nearest import nearest
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import TrainingError
+from etude.core.errors import RequestError, TrainingError
 from etude.core.job import ModelVersion
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, TrajectoryCollection
-from etude.loop.staleness import age_of
+from etude.core.progress import Progress
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
 _REMEMBERED = 100_000
 """Answers whose weights are remembered, the latest: 10 MB or so."""
@@ -83,7 +85,7 @@ class Provenance:
 
     def _sources(self, collection: TrajectoryCollection) -> Iterator[int]:
         """The versions of the answers that are trained on, as far as they are known."""
-        for trajectory in (one for group in collection.trajectories for one in group):
+        for trajectory in (each for group in collection.trajectories for each in group):
             for item in trajectory.episode:
                 if isinstance(item, EpisodeItem) and item.role is EpisodeItemRole.ASSISTANT:
                     version = self._versions.get(_fingerprint(item.logprobs) or 0)
@@ -106,3 +108,78 @@ def _advice(versions: Collection[int], made: Sequence[int]) -> str:
     if any(number in (0, *made) for number in versions):
         return "; were they collected with 'finetuning.collect_ahead'? Then go on with it"
     return ""
+
+
+def age_of(number: int, made: Sequence[int]) -> int:
+    """How many updates old version `number` is: the versions in `made` that are younger."""
+    return sum(other > number for other in made)
+
+
+def without_stale(
+    collection: TrajectoryCollection, made: Sequence[int], bound: int
+) -> tuple[TrajectoryCollection, int]:
+    """The trajectories that were sampled at most `bound` of the versions `made` ago, and how many were not.
+
+    A trajectory is as old as the oldest of its answers. One that does not tell the version of an answer is
+    too old, because nothing bounds its age.
+    """
+    groups = [[each for each in group if _age(each, made) <= bound] for group in collection.trajectories]
+    kept = collection.model_copy(update={"trajectories": [group for group in groups if group]})
+    return kept, len(collection) - len(kept)
+
+
+def _age(trajectory: Trajectory, made: Sequence[int]) -> float:
+    versions = [
+        (item.metadata or {}).get("model_version")
+        for item in trajectory.episode
+        if isinstance(item, EpisodeItem)
+        and item.role is EpisodeItemRole.ASSISTANT
+        and not (item.metadata or {}).get("given")
+    ]
+    ages = (float("inf") if version is None else age_of(int(version), made) for version in versions)
+    return max(ages, default=0.0)
+
+
+_PATIENCE = 8
+"""Episodes with calls, none of them targeted, after which it is said."""
+
+
+class TargetWatch:
+    """Looks at the first episodes for calls by the target functions to the trained model."""
+
+    def __init__(self, functions: Collection[str], model: str, progress: Progress) -> None:
+        self._functions = functions
+        self._model = model
+        self._progress = progress
+        self._callers: Counter[str] = Counter()
+        self._episodes = 0
+        self._done = False
+
+    def saw(self, episode: EpisodeRecord) -> None:
+        """Look at an episode.
+
+        Raises RequestError when the first ones have no call that is targeted, and a target function is
+        called almost like one that calls the model; a warning is given when there is no such name.
+        """
+        if self._done or not any(call.completion is not None for call in episode.calls):
+            return
+        if any(is_targeted(call, self._functions, self._model) for call in episode.calls):
+            self._done = True
+            return
+        self._episodes += 1
+        self._callers.update({call.function for call in episode.calls if call.model == self._model})
+        if self._episodes >= _PATIENCE:
+            self._done = True
+            self._complain()
+
+    def _complain(self) -> None:
+        callers = ", ".join(f"'{name}'" for name in sorted(self._callers)) or "none"
+        text = (
+            f"none of the first {self._episodes} episodes has a call to '{self._model}' by a target function "
+            f"({', '.join(self._functions)}); functions that called it: {callers}"
+        )
+        for name in self._functions:
+            meant = nearest(name, self._callers)
+            if meant is not None:
+                raise RequestError(f"{text}. Did you mean 'finetuning.target_functions: [{meant}]'?")
+        self._progress.message(f"{text}. Nothing is trained on unless one of them does", warning=True)

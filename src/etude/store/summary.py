@@ -1,4 +1,4 @@
-"""When a person should be warned about how a run goes: pure functions of its history."""
+"""The summary of a run and its warnings, as pure functions of its history."""
 
 from __future__ import annotations
 
@@ -7,12 +7,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etude.core.evaluation import without_numbers
 from etude.core.history import History, ValidationEntry
-from etude.core.progress import Progress
 from etude.core.stats import shown_mean
-from etude.loop.figures import Entry, measured, version_of, with_rewards
-from etude.loop.metrics import failed_counts
-from etude.rewards.failures import without_numbers
+from etude.store.figures import (
+    TRAINING,
+    VALIDATION,
+    Entry,
+    before_and_after,
+    best_version,
+    failed_counts,
+    first_and_last_epoch,
+    is_measured,
+    last_version,
+    measured,
+    version_of,
+    with_rewards,
+)
+from etude.store.journal import Journal
+from etude.store.log import EpochLog, histories
 
 CUT_OFF_SHARE = 0.2
 """Of all answers: more that were cut off at the limit of tokens are worth a warning."""
@@ -22,10 +35,65 @@ SHOWN_CAUSES = 3
 """Causes of failures in a warning."""
 
 
-def warn(entries: Sequence[Entry], run: Path, progress: Progress) -> None:
-    """Tell what is new in the last of the entries; `run` is the folder that its episodes are in."""
-    for text in new_warnings(entries, run):
-        progress.message(text, warning=True)
+def summary_of(history: History) -> dict[str, Any]:
+    """The run in numbers, as JSON.
+
+    `before` and `after` are the validations before training and after it, on the same examples; None
+    where there was none. `first_epoch` and `last_epoch` are what the episodes of training got, which are
+    sampled before the epoch's update; `last_epoch` is None where there is one epoch. Each is as
+    `etude.store.figures.figure_of` makes it and says on what it was measured, with which version.
+    `is_measured` says whether the last weights were measured after they were trained; `best_version` is
+    the best of those that were, None where none was. `warnings` are sentences.
+    """
+    best, last = best_version(history), last_version(history)
+    before, after = before_and_after(history)
+    first_epoch, last_epoch = first_and_last_epoch(history)
+    return {
+        "run_id": history.run_id,
+        "epochs_trained": len(history.trained),
+        "epochs_skipped": len(history.skipped),
+        "skip_reasons": sorted({entry.skipped for entry in history.skipped if entry.skipped is not None}),
+        "measured_on": VALIDATION if history.validations else TRAINING,
+        "before": before,
+        "after": after,
+        "first_epoch": first_epoch,
+        "last_epoch": last_epoch,
+        "is_measured": is_measured(history),
+        "best_version": None if best is None else best.model_dump(mode="json"),
+        "last_version": None if last is None else last.model_dump(mode="json"),
+        "warnings": warnings_of(history),
+    }
+
+
+def summary_in(journal: Journal, run_id: str) -> dict[str, Any]:
+    """The run that a journal is of, in numbers: `summary_of`, or of several targets `summary_of_targets`."""
+    targets = histories(journal, run_id)
+    return summary_of_targets(run_id, targets) if targets else summary_of(EpochLog(journal).history(run_id))
+
+
+def summary_of_targets(run_id: str, histories: Mapping[str, History]) -> dict[str, Any]:
+    """A run of several targets in numbers, as JSON: each one's `summary_of` under `targets`.
+
+    An epoch counts as trained when any of them was trained in it. Figures and versions are each target's
+    own.
+    """
+    trained = {entry.epoch for history in histories.values() for entry in history.trained}
+    skipped = {entry.epoch for history in histories.values() for entry in history.epochs} - trained
+    reasons = {entry.skipped for history in histories.values() for entry in history.skipped if entry.skipped}
+    validated = any(history.validations for history in histories.values())
+    return {
+        "run_id": run_id,
+        "epochs_trained": len(trained),
+        "epochs_skipped": len(skipped),
+        "skip_reasons": sorted(reasons),
+        "measured_on": VALIDATION if validated else TRAINING,
+        **dict.fromkeys(("before", "after", "first_epoch", "last_epoch", "best_version", "last_version")),
+        "is_measured": all(is_measured(history) for history in histories.values()),
+        "warnings": [
+            f"{name}: {text}" for name, history in histories.items() for text in warnings_of(history)
+        ],
+        "targets": {name: summary_of(history) for name, history in histories.items()},
+    }
 
 
 def new_warnings(entries: Sequence[Entry], run: Path) -> list[str]:

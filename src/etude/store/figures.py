@@ -1,11 +1,13 @@
-"""What was measured, on what, with which version: the figures of validations and of training episodes."""
+"""The figures of a run as pure functions of its history: what was measured, and with which version."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from etude.core.history import EpochEntry, History, ValidationEntry
+from etude.core.job import ModelVersion
 
 Entry: TypeAlias = EpochEntry | ValidationEntry
 
@@ -84,3 +86,60 @@ def is_measured(history: History) -> bool:
         entry.epoch >= trained[-1].epoch and entry.metrics.get("avg_reward") is not None
         for entry in history.validations
     )
+
+
+def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
+    """How many episodes failed, and how many scores of episodes that did not."""
+    failures: Mapping[str, int] = metrics.get("failures") or {}
+    scores = sum(count for kind, count in failures.items() if kind.startswith("score:"))
+    return sum(failures.values()) - scores, scores
+
+
+def drift_of(history: History) -> Counter[str]:
+    """Branches of all epochs that began because a template wrote something differently, by what that was."""
+    return sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
+
+
+def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
+    """Versions and their rewards, oldest first.
+
+    By validation where there was any, else by the rewards of the episodes sampled from the version.
+    """
+    if history.validations:
+        rewards = [(entry.version, entry.metrics.get("avg_reward")) for entry in history.validations]
+    else:
+        rewards = [(entry.sampled_from, entry.metrics.get("avg_reward")) for entry in history.epochs]
+    return [
+        (version, float(reward)) for version, reward in rewards if version is not None and reward is not None
+    ]
+
+
+def last_version(history: History) -> ModelVersion | None:
+    """The weights after the last epoch."""
+    return next((entry.version for entry in reversed(history.epochs) if entry.version is not None), None)
+
+
+def best_version(history: History) -> ModelVersion | None:
+    """The version with the highest validation reward, the latest of equals; the base model may be it.
+
+    None where no version was measured after it was trained: nobody knows which is best then.
+    """
+    measured = measured_versions(history) if history.validations else []
+    if all(version.number == 0 for version, _ in measured):
+        return None
+    return max(measured, key=lambda pair: (pair[1], pair[0].number))[0]
+
+
+def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
+    """The `count` best versions and the last one, from which a run is resumed; oldest first."""
+    ranked = sorted(measured_versions(history), key=lambda pair: (-pair[1], -pair[0].number))
+    chosen = {version.number: version for version, _ in ranked}
+    best = list(chosen.values())[:count]
+    last = last_version(history)
+    kept = {version.number: version for version in [*best, *([last] if last is not None else [])]}
+    return [kept[number] for number in sorted(kept)]
+
+
+def versions_made(history: History) -> list[int]:
+    """The numbers of the versions that the epochs made, oldest first."""
+    return [entry.version.number for entry in history.trained if entry.version is not None]

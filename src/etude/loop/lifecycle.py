@@ -1,8 +1,12 @@
-"""What may be changed about a run when it goes on: how it is carried out, and what it must not keep."""
+"""Beginning a run, and going on with it: which settings may change, and which failures are forgotten."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +20,40 @@ from etude.config.nearest import nearest
 from etude.config.schema import Config
 from etude.config.slots import Slot
 from etude.core.errors import RequestError
+from etude.core.history import History
+from etude.rewards.rescore import forget_failures
 from etude.store.facts import SUMMARY
 from etude.store.log import EpochLog, histories
-from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, stored_data
+from etude.store.run_folder import RunFolder, new_run_name
+from etude.store.stored_config import CONFIG, RESULT, EvaluationRequest, stored_data, write_request
+
+_EPOCH = re.compile(r"(train|validation)/(\d+)(?!\w)")
+
+
+@contextmanager
+def new_run(
+    config: Config, name: str | None = None, request: EvaluationRequest | None = None
+) -> Iterator[RunFolder]:
+    """An open run folder in the config's output folder; with `request` it is one of an evaluation.
+
+    When the block raises RequestError and nothing was journalled, the folder is deleted: it would only
+    be in the way of the next try. Raises RequestError when the run exists, StoreError when its folder
+    cannot be made.
+    """
+    root = config.finetuning.output_dir.absolute()
+    if name is None and request is not None:
+        name = f"evaluation-{new_run_name(root)}"
+    yaml, seed = resolved_yaml(config), config.finetuning.seed
+    with RunFolder.create(root, name, config_yaml=yaml, seed=seed) as run:
+        if request is not None:
+            write_request(run.path, request)
+        try:
+            yield run
+        except RequestError:
+            if next(run.journal.scan(), None) is None:
+                shutil.rmtree(run.path, ignore_errors=True)
+            raise
+
 
 _NUM_EPOCHS: KeyPath = ("finetuning", "num_epochs")
 
@@ -101,3 +135,35 @@ def without_changeable(data: dict[str, Any], config: Config) -> dict[str, Any]:
         return {key: item for key, item in inside.items() if dotted((*path, key)) not in changeable}
 
     return dict(kept(data, ()))
+
+
+async def retry_failed(run: RunFolder) -> Counter[str] | None:
+    """Forget the failures in unfinished epochs that were not the agent's own, by kind.
+
+    None when the run is finished, and there is nothing to be tried again. Raises StoreError.
+    """
+    if run.read_json(SUMMARY) is not None or run.read_json(RESULT) is not None:
+        return None
+    return await forget_failures(run.journal, _is_open(run))
+
+
+def _is_open(run: RunFolder) -> Callable[[str], bool]:
+    """Whether the epoch or validation of an episode is not recorded yet, by the episode's id."""
+    targets: list[str | None] = [*histories(run.journal, run.name)] or [None]
+    logs = [EpochLog(run.journal, target) for target in targets]
+    pasts: list[History] = [log.history(run.name) for log in logs]
+    recorded = {
+        # A model that rested in an epoch was not trained on its episodes.
+        "train": {entry.epoch for past in pasts for entry in past.epochs if entry.resting is None},
+        "validation": {entry.epoch for past in pasts for entry in past.validations},
+    }
+
+    def is_open(episode_id: str) -> bool:
+        match = _EPOCH.match(episode_id)
+        if match is None:
+            return True
+        phase, epoch = match[1], int(match[2])
+        submitted = phase == "train" and any(log.submission(epoch - 1) is not None for log in logs)
+        return epoch not in recorded[phase] and not submitted
+
+    return is_open
