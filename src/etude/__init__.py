@@ -73,15 +73,20 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.backends.capabilities": ("Capabilities",),
     "etude.backends.job_content": ("JobNameTakenError",),
     "etude.backends.lm_client": ("LanguageModelClient",),
     "etude.backends.lm_errors": ("LanguageModelClientError",),
     "etude.backends.openai_errors": ("TrainingJobNotFoundClientError",),
     "etude.backends.trainer_adapter": ("TrainerAdapter",),
-    "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.config.builder": ("Builder",),
-    "etude.config.component": ("DatasetConfig", "EvaluatorConfig", "LlmConfig", "WorkflowConfig"),
+    "etude.config.component": (
+        "DatasetConfig",
+        "EvaluatorConfig",
+        "LlmConfig",
+        "WorkflowConfig",
+    ),
     "etude.config.finetuning": (
         "CurriculumLearningConfig",
         "FinetuneConfig",
@@ -92,7 +97,10 @@ _HOMES = {
         "TrainerConfig",
         "TrajectoryBuilderConfig",
     ),
-    "etude.config.load": ("load_config", "parse_config"),
+    "etude.config.load": (
+        "load_config",
+        "parse_config",
+    ),
     "etude.config.registry": (
         "register_dataset",
         "register_evaluator",
@@ -103,8 +111,16 @@ _HOMES = {
         "register_workflow",
     ),
     "etude.config.schema": ("Config",),
-    "etude.core.call": ("ChatRequest", "Completion"),
-    "etude.core.errors": ("BackendError", "ConfigError", "EtudeError", "RequestError"),
+    "etude.core.call": (
+        "ChatRequest",
+        "Completion",
+    ),
+    "etude.core.errors": (
+        "BackendError",
+        "ConfigError",
+        "EtudeError",
+        "RequestError",
+    ),
     "etude.core.evaluation": (
         "EvalInput",
         "EvalInputItem",
@@ -113,9 +129,22 @@ _HOMES = {
         "EvaluationRunOutput",
     ),
     "etude.core.example": ("Example",),
-    "etude.core.job": ("ModelVersion", "TrainingJobRef", "TrainingJobStatus", "TrainingStatusEnum"),
+    "etude.core.interfaces": (
+        "Engine",
+        "Evaluator",
+    ),
+    "etude.core.job": (
+        "ModelVersion",
+        "TrainingJobRef",
+        "TrainingJobStatus",
+        "TrainingStatusEnum",
+    ),
     "etude.core.message": ("OpenAIMessage",),
-    "etude.core.skipped": ("DryRun", "Frozen", "Skipped"),
+    "etude.core.skipped": (
+        "DryRun",
+        "Frozen",
+        "Skipped",
+    ),
     "etude.core.trajectory": (
         "DPOItem",
         "EpisodeItem",
@@ -125,13 +154,16 @@ _HOMES = {
     ),
     "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
     "etude.groups.shared": ("SharedModelGroup",),
-    "etude.core.interfaces": ("Engine", "Evaluator"),
+    "etude.loop.interface": ("Trainer",),
     "etude.rewards.evaluator": ("evaluator",),
     "etude.rollout.blocking": ("SyncEpisode",),
-    "etude.rollout.episode": ("Episode", "Reply"),
-    "etude.rollout.reply": ("ToolCall",),
-    "etude.rollout.workflow": ("function", "workflow"),
-    "etude.loop.interface": ("Trainer",),
+    "etude.rollout.episode": ("Episode",),
+    "etude.rollout.function": ("function",),
+    "etude.rollout.reply": (
+        "Reply",
+        "ToolCall",
+    ),
+    "etude.rollout.workflow": ("workflow",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

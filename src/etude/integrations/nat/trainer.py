@@ -30,7 +30,6 @@ from etude.integrations.nat.values import (
     to_toolkit,
 )
 from etude.loop import interface as trainer
-from etude.loop import trainer
 from etude.loop.targets import assemble_trainer
 from etude.report.run_report import RunReport
 from etude.runtime import open_runtime
