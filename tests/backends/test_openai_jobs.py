@@ -12,7 +12,7 @@ from etude.algorithms.branches import branches_of
 from etude.algorithms.transcript import trajectory_of
 from etude.backends.openai_adapter import OpenAiAdapter
 from etude.backends.openai_config import OpenAiAdapterConfig
-from etude.backends.openai_jobs import TrainingJobNotFoundClientError
+from etude.backends.openai_errors import TrainingJobNotFoundClientError
 from etude.backends.openai_prices import price_of
 from etude.backends.openai_rows import dpo_row, supervised_row
 from etude.backends.pauses import pauses

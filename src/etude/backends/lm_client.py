@@ -19,7 +19,7 @@ from etude.backends.lm_errors import (
     LanguageModelClientError,
     ServerVersionError,
 )
-from etude.wire.openai_failures import error_text
+from etude.wire.client import error_text
 
 if TYPE_CHECKING:
     import httpx

@@ -71,8 +71,8 @@ def export(
 
 
 def _export_model(run: Path, version: str, out: Path | None, lora: bool, as_json: bool) -> None:
-    from etude.loop.warnings import collapse_in
     from etude.store.facts import histories_of
+    from etude.store.summary import collapse_in
     from etude.store.versions import choose_version
 
     wanted = choose_version(run, version)

@@ -20,8 +20,8 @@ from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
     from etude.core.history import History
-    from etude.loop.figures import Entry
     from etude.store.facts import RunFacts
+    from etude.store.figures import Entry
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -112,8 +112,8 @@ def compare(
 
 
 def _show_facts(facts: RunFacts) -> None:
-    from etude.loop.warnings import cut_off_in
     from etude.report.figure_lines import shown_score
+    from etude.store.summary import cut_off_in
 
     say(f"run             {path_shown(facts.path)}")
     say(f"state           {_state(facts)}")
@@ -149,8 +149,8 @@ def _show_summary(target: str | None, summary: Mapping[str, Any]) -> None:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
-    from etude.loop.metrics import drift_of, failed_counts
-    from etude.loop.warnings import causes_in
+    from etude.store.figures import drift_of, failed_counts
+    from etude.store.summary import causes_in
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])

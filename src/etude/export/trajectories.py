@@ -52,7 +52,7 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
         finetuning = config.finetuning
         async with Builder(config, run) as builder:
             name = next(iter(config.trajectory_builders))
-            trajectory_builder = await builder.get_trajectory_builder(name)
+            trajectory_builder: TrajectoryBuilder = await builder.get_trajectory_builder(name)
             for number, (epoch, phases) in enumerate(_by_epoch(run)):
                 # Another method's builder takes all that was collected, however often that was.
                 called = epoch if method is None else None

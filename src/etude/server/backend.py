@@ -7,7 +7,7 @@ import gc
 from typing import Any, Protocol
 
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.sampled import TokenEngine
+from etude.inference.engine import TokenEngine
 from etude.models.policy import Policy
 from etude.server.models import ServedModel
 from etude.server.settings import ServerSettings

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from etude.core.errors import EngineError
 from etude.core.keys import fold
-from etude.inference.sampled import Sampled, SampledToken, TokenEngine, TokenRequest
+from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequest
 from etude.server.errors import ApiError
 
 T = TypeVar("T")

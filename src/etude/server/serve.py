@@ -17,7 +17,7 @@ from etude.server.protocol import patient_protocol
 from etude.server.settings import ServerSettings, require_safe
 from etude.server.vllm_backend import VllmBackend
 from etude.store.lock import RunLock
-from etude.wire.listening import listen
+from etude.wire.endpoint import listen
 
 
 class ServeError(EtudeError):

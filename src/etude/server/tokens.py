@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from etude.inference.sampled import SampledToken
+from etude.inference.engine import SampledToken
 
 _LOWEST = -9999.0
 """What the API says in place of minus infinity, which JSON does not have."""

@@ -8,7 +8,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 
-from etude.learner.launch import launch_command
+from etude.learner.team import launch_command
 from etude.server.job_folder import JobFolder
 from etude.server.worker import WorkerOrder
 

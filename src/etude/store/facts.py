@@ -11,7 +11,6 @@ from typing import Any, Literal
 from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
 from etude.core.history import History
-from etude.loop.summary import summary_in
 from etude.store.lock import locked_by
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import DATABASE, LOCK, RunFolder
@@ -23,6 +22,7 @@ from etude.store.stored_config import (
     stored_data,
     trained_parts,
 )
+from etude.store.summary import summary_in
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
 
@@ -55,9 +55,9 @@ class RunFacts:
     model: str | None = None
     """Of an evaluation: the model that was evaluated, a version of a run as `run:v3`."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Of a training run: see `etude.loop.summary.summary_in`."""
+    """Of a training run: see `etude.store.summary.summary_in`."""
     result: Mapping[str, Any] | None = None
-    """Of a finished evaluation: see `etude.loop.evaluation_result.Evaluation`."""
+    """Of a finished evaluation: see `etude.loop.evaluation.Evaluation`."""
 
     def as_json(self) -> dict[str, Any]:
         """The facts as JSON."""

@@ -11,10 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from etude.config.document import copied
+from etude.config.document import copied, read_document
 from etude.config.load import MASK, parse_config
 from etude.config.schema import Config
-from etude.config.yaml_file import read_document
 from etude.core.errors import RequestError, StoreError
 from etude.store.files import write_atomically
 
