@@ -16,7 +16,7 @@ _CAUSES = 5
 _LONGEST = 200
 """Characters of a cause."""
 _VARYING = re.compile(r"[0-9a-f]{8,}|[0-9]+", re.IGNORECASE)
-"""What differs from message to message of one cause: numbers, ids, digests."""
+"""The parts that differ between messages of one cause: numbers, ids, digests."""
 
 
 @dataclass(slots=True)
