@@ -44,7 +44,7 @@ class DatasetStructure(BaseModel):
 
 
 class RowsConfig(DatasetConfig):
-    """What all dataset types can say: which columns become what, and how many rows are used."""
+    """Options of all dataset types: which columns become what, and how many rows are used."""
 
     id_key: str = Field(default="id", description="The column that holds each row's id.")
     ids: Literal["column", "from_row"] = Field(
@@ -66,7 +66,7 @@ class RowsConfig(DatasetConfig):
 
     @property
     def source(self) -> str:
-        """What the rows are read from, for errors."""
+        """The origin of the rows, for errors."""
         return f"the {self.type_name} dataset"
 
     def read(self) -> Iterator[Row]:
