@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -52,6 +53,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
+@functools.cache
 def _packages() -> dict[str, str]:
     found = importlib.metadata.distributions()
     versions = {found_one.metadata["Name"]: found_one.version for found_one in found}
