@@ -28,6 +28,7 @@ ROOMS = [
     "scenarios",
     "runtime",
     "algorithms",
+    "jobs",
     "backends",
     "groups",
     "loop",
@@ -50,7 +51,7 @@ MAX_FUNCTION_LINES = 60
 HEAVY = {"torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "numpy"}
 """The packages of the extra `local`: nothing else may need them before a local model is built."""
 
-TORCH_ROOMS = {"models", "learner", "inference", "adapters", "preflight", "server"}
+TORCH_ROOMS = {"models", "learner", "inference", "jobs", "backends", "preflight", "server"}
 """Rooms with modules that run or train a model here, and may have torch at their top."""
 
 SLOW_TO_IMPORT = HEAVY | {

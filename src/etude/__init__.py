@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
-    from etude.backends.job_content import JobNameTakenError
     from etude.backends.lm_client import LanguageModelClient
     from etude.backends.lm_errors import LanguageModelClientError
     from etude.backends.openai_errors import TrainingJobNotFoundClientError
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
     from etude.inference.engine import Engine
+    from etude.jobs.content import JobNameTakenError
     from etude.loop.trainer import Trainer
     from etude.rewards.evaluator import Evaluator
     from etude.rewards.function_evaluator import evaluator
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "etude.backends.capabilities": ("Capabilities",),
-    "etude.backends.job_content": ("JobNameTakenError",),
+    "etude.jobs.content": ("JobNameTakenError",),
     "etude.backends.lm_client": ("LanguageModelClient",),
     "etude.backends.lm_errors": ("LanguageModelClientError",),
     "etude.backends.openai_errors": ("TrainingJobNotFoundClientError",),

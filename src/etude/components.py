@@ -16,6 +16,7 @@ import etude.backends.openai_adapter
 import etude.inference.local
 import etude.inference.openai_compatible
 import etude.integrations.art.openpipe_art
+import etude.integrations.art.serving
 import etude.integrations.nat.components
 import etude.loop.epoch_trainer
 import etude.protocols.config

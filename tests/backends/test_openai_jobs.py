@@ -15,7 +15,7 @@ from etude.backends.openai_config import OpenAiAdapterConfig
 from etude.backends.openai_jobs import TrainingJobNotFoundClientError
 from etude.backends.openai_prices import price_of
 from etude.backends.openai_rows import dpo_row, supervised_row
-from etude.backends.pauses import pauses
+from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
 from etude.core.example import Example

@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from etude.backends.job_content import JobNameTakenError
 from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter
 from etude.backends.lm_server_config import LmServerAdapterConfig
@@ -29,6 +28,7 @@ from etude.groups import (
 )
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
+from etude.jobs.content import JobNameTakenError
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal

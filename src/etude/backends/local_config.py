@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from etude.backends.hyperparameters import JobHyperparameters
 from etude.config.changeable import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
+from etude.core.trajectory import Method
 from etude.learner.variants import DEFAULT_VARIANT, Variant, with_variant
 
 
@@ -152,3 +154,28 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     lora: LoraConfig | None = Field(default=None, description="Train LoRA weights; left out: all weights.")
     grpo: GrpoConfig = Field(default_factory=GrpoConfig, description="Options of the method `grpo`.")
     dpo: DpoConfig = Field(default_factory=DpoConfig, description="Options of the method `dpo`.")
+
+    def lora_with(self, given: JobHyperparameters) -> LoraConfig | None:
+        """The LoRA weights that are trained; None for all weights."""
+        rank, alpha = given.lora_rank, given.lora_alpha
+        if rank is None:
+            return self.lora
+        if not rank:
+            return None
+        changes = {"r": rank} if alpha is None else {"r": rank, "alpha": alpha}
+        return (self.lora or LoraConfig()).model_copy(update=changes)
+
+    def for_job(self, method: Method, given: JobHyperparameters) -> LocalAdapterConfig:
+        """The config for a job of the method, with what its maker gave in place of its own."""
+        changes: dict[str, Any] = {"lora": self.lora_with(given)}
+        if given.num_epochs is not None:
+            changes["passes"] = given.num_epochs
+        if given.rl_learning_rate is not None and method != "supervised":
+            changes["learning_rate"] = given.rl_learning_rate
+        if given.dpo_beta is not None:
+            changes["dpo"] = self.dpo.model_copy(update={"beta": given.dpo_beta})
+        return self.model_copy(update=changes)
+
+    def options_of(self, method: Method) -> dict[str, Any]:
+        """The options of a method."""
+        return {"grpo": self.grpo.model_dump(), "dpo": self.dpo.model_dump(), "supervised": {}}[method]

@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from itertools import islice
 
-from etude.backends.pauses import pauses
-from etude.backends.trainer_adapter import TrainerAdapter
+from etude.backends.trainer_adapter import TrainerAdapter, pauses
 from etude.core.errors import JobStillRunning, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from etude.backends.capabilities import check_from_base, check_way_back
 from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.job_content import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -19,6 +18,7 @@ from etude.groups.following import FOR_RUNS, Advice, require_completed, version_
 from etude.groups.lineage import JobData, LineageEntry, LineageLog
 from etude.groups.liveness import check_adopted, check_changed
 from etude.inference.engine import Engine
+from etude.jobs.content import JobNameTakenError
 from etude.store.journal import Journal
 
 Warn = Callable[[str], None]

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.job_content import data_hash
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
+from etude.jobs.content import data_hash
 from etude.store.journal import Journal
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from etude.backends.job_content import data_hash
 from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter
 from etude.backends.openai_jobs import OpenAiJobs, TrainingJobNotFoundClientError
@@ -29,6 +28,7 @@ from etude.groups.shared import (
     SharedModelGroup,
     SharedModelGroupState,
 )
+from etude.jobs.content import data_hash
 from etude.protocols.protocol import Protocol
 
 if TYPE_CHECKING:

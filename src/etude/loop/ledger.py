@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.backends.job_content import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig, TargetConfig
 from etude.core.around import entered
@@ -18,6 +17,7 @@ from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
+from etude.jobs.content import JobNameTakenError
 from etude.loop.jobs import job_name, renamed
 from etude.loop.metrics import collection_metrics, finite, selection_metrics
 from etude.loop.provenance import Provenance

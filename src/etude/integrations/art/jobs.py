@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from etude.backends.job_content import JobContent
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion, TrainingStatusEnum
+from etude.jobs.content import JobContent
 from etude.store.files import write_atomically
 
 
