@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
-    from etude.backends.lm_client import LanguageModelClient
-    from etude.backends.lm_errors import LanguageModelClientError
-    from etude.backends.openai_errors import TrainingJobNotFoundClientError
+    from etude.backends.lm_client import LanguageModelClient, LanguageModelClientError
+    from etude.backends.openai_api import TrainingJobNotFoundClientError
     from etude.backends.trainer_adapter import TrainerAdapter
     from etude.config.builder import Builder
     from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
@@ -75,9 +74,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "etude.backends.capabilities": ("Capabilities",),
     "etude.jobs.content": ("JobNameTakenError",),
-    "etude.backends.lm_client": ("LanguageModelClient",),
-    "etude.backends.lm_errors": ("LanguageModelClientError",),
-    "etude.backends.openai_errors": ("TrainingJobNotFoundClientError",),
+    "etude.backends.lm_client": ("LanguageModelClient", "LanguageModelClientError"),
+    "etude.backends.openai_api": ("TrainingJobNotFoundClientError",),
     "etude.backends.trainer_adapter": ("TrainerAdapter",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.config.builder": ("Builder",),

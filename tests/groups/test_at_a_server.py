@@ -13,9 +13,8 @@ import pytest
 pytest.importorskip("torch")
 
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter
-from etude.backends.lm_server_config import LmServerAdapterConfig
-from etude.backends.openai_connection import connect
+from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.openai_api import connect
 from etude.core.errors import BackendError, RequestError
 from etude.groups import (
     DryRun,

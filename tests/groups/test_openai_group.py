@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from etude.backends.lm_errors import ServerVersionError
-from etude.backends.lm_server_config import LmServerAdapterConfig
+from etude.backends.lm_client import ServerVersionError
+from etude.backends.lm_server import LmServerAdapterConfig
 from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.backends.openai_adapter import OpenAiAdapter
 from etude.backends.openai_config import OpenAiAdapterConfig

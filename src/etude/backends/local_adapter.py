@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities
-from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.capabilities import ALL_METHODS, Capabilities, JobHyperparameters
 from etude.backends.job_log import JobLog
 from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.backends.trainer_adapter import TrainerAdapter, job_status

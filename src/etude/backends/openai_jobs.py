@@ -10,13 +10,18 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from etude.backends.capabilities import Capabilities, check_method
-from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
 from etude.backends.job_log import JobLog
+from etude.backends.openai_api import (
+    TrainingJobNotFoundClientError,
+    api_errors,
+    create_once,
+    error_repr,
+    metrics_of,
+    progress_of,
+    suffix_of,
+)
 from etude.backends.openai_config import JobsConfig
-from etude.backends.openai_create import create_once, suffix_of
-from etude.backends.openai_errors import TrainingJobNotFoundClientError, api_errors, error_repr
-from etude.backends.openai_events import metrics_of, progress_of
 from etude.backends.openai_rows import jsonl, rows_of
 from etude.backends.trainer_adapter import TrainerAdapter, job_status, pauses
 from etude.core.errors import BackendError

@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Protocol
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities, check_method
-from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.capabilities import ALL_METHODS, Capabilities, JobHyperparameters, check_method
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.around import is_entered, wrap_implementations
 from etude.core.errors import TrainingError

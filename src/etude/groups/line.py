@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from etude.backends.capabilities import check_from_base, check_way_back
-from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.capabilities import JobHyperparameters, check_from_base, check_way_back
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.capabilities import JobHyperparameters
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
