@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
-    from etude.backends.job_content import JobNameTakenError
-    from etude.backends.lm_client import LanguageModelClient
-    from etude.backends.lm_errors import LanguageModelClientError
-    from etude.backends.openai_errors import TrainingJobNotFoundClientError
+    from etude.backends.lm_client import LanguageModelClient, LanguageModelClientError
+    from etude.backends.openai_api import TrainingJobNotFoundClientError
     from etude.backends.trainer_adapter import TrainerAdapter
     from etude.config.builder import Builder
     from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
@@ -62,6 +60,7 @@ if TYPE_CHECKING:
     )
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
+    from etude.jobs.content import JobNameTakenError
     from etude.loop.interface import Trainer
     from etude.rewards.evaluator import evaluator
     from etude.rollout.blocking import SyncEpisode
@@ -75,10 +74,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.backends.capabilities": ("Capabilities",),
-    "etude.backends.job_content": ("JobNameTakenError",),
-    "etude.backends.lm_client": ("LanguageModelClient",),
-    "etude.backends.lm_errors": ("LanguageModelClientError",),
-    "etude.backends.openai_errors": ("TrainingJobNotFoundClientError",),
+    "etude.backends.lm_client": (
+        "LanguageModelClient",
+        "LanguageModelClientError",
+    ),
+    "etude.backends.openai_api": ("TrainingJobNotFoundClientError",),
     "etude.backends.trainer_adapter": ("TrainerAdapter",),
     "etude.config.builder": ("Builder",),
     "etude.config.component": (
@@ -131,6 +131,8 @@ _HOMES = {
     "etude.core.example": ("Example",),
     "etude.core.interfaces": (
         "Engine",
+        "Engine",
+        "Evaluator",
         "Evaluator",
     ),
     "etude.core.job": (
@@ -154,8 +156,15 @@ _HOMES = {
     ),
     "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
     "etude.groups.shared": ("SharedModelGroup",),
-    "etude.loop.interface": ("Trainer",),
-    "etude.rewards.evaluator": ("evaluator",),
+    "etude.jobs.content": ("JobNameTakenError",),
+    "etude.loop.interface": (
+        "Trainer",
+        "Trainer",
+    ),
+    "etude.rewards.evaluator": (
+        "evaluator",
+        "evaluator",
+    ),
     "etude.rollout.blocking": ("SyncEpisode",),
     "etude.rollout.episode": ("Episode",),
     "etude.rollout.function": ("function",),
