@@ -17,6 +17,7 @@ import etude.inference.local
 import etude.inference.openai_compatible
 import etude.integrations.art.openpipe_art
 import etude.integrations.nat.components
+import etude.loop.live
 import etude.loop.trainer
 import etude.protocols.config
 import etude.rewards.components

@@ -72,6 +72,13 @@ class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
     revision: str | None = Field(default=None, description="Version on the hub.")
 
 
+class LiveRowsConfig(RowsConfig, name="live"):
+    """Rows that a program gave to `etude.train` or `etude.evaluate` as a Python object."""
+
+    name: str = Field(description="A word for them.")
+    value: Any = Field(default=None, exclude=True, repr=False, description="Not written in a file.")
+
+
 class PythonDatasetConfig(RowsConfig, name="python"):
     """Rows from a Python function, or from any iterable of dicts or Examples."""
 

@@ -19,6 +19,7 @@ from etude.rollout.dataset_config import (
     HuggingFaceDatasetConfig,
     JsonDatasetConfig,
     JsonlDatasetConfig,
+    LiveRowsConfig,
     ParquetDatasetConfig,
     PythonDatasetConfig,
     RowsConfig,
@@ -45,6 +46,8 @@ def read_rows(config: RowsConfig) -> Iterator[Row]:
             yield from _read_file(config)
         case HuggingFaceDatasetConfig():
             yield from _number(config.path, _huggingface(config))
+        case LiveRowsConfig():
+            yield from _number(config.name, config.value)
         case PythonDatasetConfig():
             yield from _number(config.function, _python(config))
         case _:

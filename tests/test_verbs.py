@@ -14,10 +14,9 @@ from etude.config.load import parse_config
 from etude.config.registry import register_llm, register_trainer_adapter
 from etude.core.call import Sampling
 from etude.core.errors import CapabilityError, RequestError, TrainingError
-from etude.core.job import TrainingStatusEnum
-from etude.finetune import finetune
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
+from etude.verbs import train_in
 from tests.careless_trainer import CarelessTrainerConfig
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, learning_engine
@@ -90,8 +89,8 @@ def config(**changes):
 
 async def test_a_config_becomes_a_trained_run(project):
     with RunFolder.create(project, "run") as run:
-        outcome = await finetune(config(), run)
-    assert [status.status for status in outcome.statuses] == [TrainingStatusEnum.COMPLETED] * 2
+        outcome = await train_in(config(), run)
+    assert [job.status for job in outcome.jobs] == ["completed"] * 2
     assert outcome.summary["measured_on"] == "validation"
     assert json.loads((project / "run" / "summary.json").read_text()) == outcome.summary
     assert (project / "run" / "reward_plot.png").exists()
@@ -99,9 +98,9 @@ async def test_a_config_becomes_a_trained_run(project):
 
 async def test_a_run_folder_is_gone_on_with(project):
     with RunFolder.create(project, "run") as run:
-        first = await finetune(config(), run)
+        first = await train_in(config(), run)
     with RunFolder.open(project / "run") as run:
-        assert (await finetune(config(), run)).summary == first.summary
+        assert (await train_in(config(), run)).summary == first.summary
 
 
 async def test_the_runtime_has_examples_models_and_their_sampling(project):
@@ -127,7 +126,7 @@ async def test_what_the_backend_cannot_do_is_refused_before_anything_is_sampled(
     engine = learning_engine()
     changes = {"trainer_adapters": {"backend": {"_type": "test_backend", "methods": ["supervised"]}}}
     with RunFolder.create(project, "run") as run, pytest.raises(CapabilityError, match="supervised"):
-        await finetune(config(**changes), run, engines={"policy": engine})
+        await train_in(config(**changes), run, engines={"policy": engine})
     assert engine.requests == []
 
 
@@ -136,7 +135,7 @@ async def test_finetuning_must_be_enabled(project):
         RunFolder.create(project, "run") as run,
         pytest.raises(RequestError, match=r"finetuning.enabled: true"),
     ):
-        await finetune(config(finetuning={"enabled": False}), run)
+        await train_in(config(finetuning={"enabled": False}), run)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +145,11 @@ async def test_finetuning_must_be_enabled(project):
 async def test_a_trainer_that_returns_failures_fails(project, status, error):
     changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": status}}}
     with RunFolder.create(project, "run") as run, pytest.raises(TrainingError, match=error):
-        await finetune(config(**changes), run)
+        await train_in(config(**changes), run)
 
 
 async def test_a_trainer_that_somebody_else_wrote_may_succeed(project):
     changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": "completed"}}}
     with RunFolder.create(project, "run") as run:
-        outcome = await finetune(config(**changes), run)
-    assert len(outcome.statuses) == 1
+        outcome = await train_in(config(**changes), run)
+    assert outcome.facts.state == "finished"
