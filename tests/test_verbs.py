@@ -1,11 +1,18 @@
-"""Whole runs from a config: the builder, the registry and every room below in one."""
+"""Whole runs by the verbs: from a config, and from the live functions of a program."""
 
+import importlib
 import json
+import sys
 from collections.abc import AsyncIterator
 
+import datasets
+import pandas
 import pytest
+import yaml
 from pydantic import Field
 
+import etude
+from etude.algorithms.grpo import GrpoBuilderConfig
 from etude.backends.trainer_adapter import Capabilities
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
@@ -13,7 +20,8 @@ from etude.config.finetuning import TrainerAdapterConfig
 from etude.config.load import parse_config
 from etude.config.registry import register_llm, register_trainer_adapter
 from etude.core.call import Sampling
-from etude.core.errors import CapabilityError, RequestError, TrainingError
+from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
+from etude.core.example import Example
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
@@ -68,23 +76,25 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
+DATA = {
+    "llms": {"policy": {"_type": "test_learner"}},
+    "workflow": "tests_finetune_agent:play",
+    "eval": {
+        "general": {"dataset": "train.json"},
+        "evaluators": {"correct": "tests_finetune_agent:correct"},
+    },
+    "trajectory_builders": {"groups": {"_type": "grpo", "num_generations": 4}},
+    "trainer_adapters": {"backend": {"_type": "test_backend"}},
+    "finetuning": {
+        "enabled": True,
+        "num_epochs": 2,
+        "run_configuration": {"validation_dataset": "held_out.json"},
+    },
+}
+
+
 def config(**changes):
-    data = {
-        "llms": {"policy": {"_type": "test_learner"}},
-        "workflow": "tests_finetune_agent:play",
-        "eval": {
-            "general": {"dataset": "train.json"},
-            "evaluators": {"correct": "tests_finetune_agent:correct"},
-        },
-        "trajectory_builders": {"groups": {"_type": "grpo", "num_generations": 4}},
-        "trainer_adapters": {"backend": {"_type": "test_backend"}},
-        "finetuning": {
-            "enabled": True,
-            "num_epochs": 2,
-            "run_configuration": {"validation_dataset": "held_out.json"},
-        },
-    }
-    return parse_config(data | changes)
+    return parse_config(DATA | changes)
 
 
 async def test_a_config_becomes_a_trained_run(project):
@@ -153,3 +163,186 @@ async def test_a_trainer_that_somebody_else_wrote_may_succeed(project):
     with RunFolder.create(project, "run") as run:
         outcome = await train_in(config(**changes), run)
     assert outcome.facts.state == "finished"
+
+
+ROWS = [{"id": f"t{n}", "question": f"t{n}?", "answer": "yes"} for n in range(4)]
+HELD_OUT = [Example(f"v{n}", {"question": f"v{n}?"}, "yes") for n in range(4)]
+MODEL = {"_type": "test_learner"}
+EVALUATED = {"examples": ROWS, "model": MODEL, "progress": False}
+PARTS = {"examples": ROWS, "model": MODEL, "backend": "test_backend", "progress": False}
+
+
+def own_parts():
+    """Functions that no config can name."""
+
+    async def play(example, episode):
+        reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+        return reply.text
+
+    def correct(example, output):
+        return float(output == "yes")
+
+    return play, correct
+
+
+def test_live_functions_become_a_run_with_all_that_one_asks_of_it(project):
+    play, correct = own_parts()
+    algorithm = GrpoBuilderConfig(num_generations=4)
+    run = etude.train(
+        play, reward=correct, validation=HELD_OUT, algorithm=algorithm, epochs=2, seed=3, name="mine", **PARTS
+    )
+    assert (run.name, run.folder) == ("mine", project / "runs" / "mine")
+    assert run.summary["epochs_trained"] == 2
+    assert run.summary == json.loads((run.folder / "summary.json").read_text())
+    assert [job.status for job in run.jobs] == ["completed"] * 2
+    assert len(list(run.episodes)) == 2 * 4 * 4 + 2 * 4
+    assert {episode.output for episode in run.episodes.of("train/1")} == {"yes", "no"}
+    table = run.metrics
+    assert list(table["kind"]) == ["validation", "epoch", "epoch", "validation"]
+    assert table["avg_reward"].notna().all()
+    assert run.model.version in (1, 2)
+    assert str(run.version("last")) == "mine:v2"
+    assert run.scores["correct"]["n"] == 4
+    stored = yaml.safe_load((run.folder / "config.yml").read_text())
+    assert stored["workflow"] == {"_type": "live", "name": "play"}
+    assert stored["finetuning"]["seed"] == 3
+    assert etude.load_run("mine").summary == run.summary
+
+
+def test_metrics_are_a_list_where_there_is_no_pandas(project, monkeypatch):
+    play, correct = own_parts()
+    run = etude.train(play, reward=correct, **PARTS)
+    monkeypatch.setattr("etude.run.find_spec", lambda name: None)
+    assert [row["kind"] for row in run.metrics] == ["epoch"]
+
+
+def test_a_run_of_live_functions_goes_on_with_the_same_functions(project):
+    play, correct = own_parts()
+    run = etude.train(play, reward=correct, **PARTS)
+    with pytest.raises(RequestError, match=r"its own agent, 'play'.*etude\.resume\('.*', agent=…\)"):
+        etude.resume(run, epochs=2, progress=False)
+    again = etude.resume(run, agent=play, reward=correct, examples=ROWS, epochs=2, progress=False)
+    assert again.folder == run.folder
+    assert again.summary["epochs_trained"] == 2
+
+
+def test_functions_of_a_module_are_named_in_the_config_and_need_not_be_given_again(project, monkeypatch):
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.delitem(sys.modules, "tests_finetune_agent", raising=False)
+    agent = importlib.import_module("tests_finetune_agent")
+    run = etude.train(agent.play, reward=agent.correct, **PARTS | {"examples": "train.json"})
+    stored = yaml.safe_load((run.folder / "config.yml").read_text())
+    assert stored["workflow"]["function"] == "tests_finetune_agent:play"
+    assert etude.resume(run.name, epochs=2, progress=False).summary["epochs_trained"] == 2
+    assert etude.resume(run, agent=agent.play, epochs=3, progress=False).summary["epochs_trained"] == 3
+    with pytest.raises(RequestError, match="agent: the run has another one in its config"):
+        etude.resume(run, agent=own_parts()[0], progress=False)
+
+
+def test_a_whole_config_takes_the_place_of_the_parts(project):
+    path = project / "config.yml"
+    path.write_text(yaml.safe_dump(DATA), encoding="utf-8")
+    run = etude.train("config.yml", epochs=1, progress=False, overrides=["finetuning.seed=5"])
+    assert run.summary["epochs_trained"] == 1
+    assert yaml.safe_load((run.folder / "config.yml").read_text())["finetuning"]["seed"] == 5
+    assert etude.train(DATA, epochs=1, progress=False).summary["epochs_trained"] == 1
+    assert etude.train(config(), progress=False).summary["epochs_trained"] == 2
+    with pytest.raises(RequestError, match="reward: a whole config has its own"):
+        etude.train("config.yml", reward=own_parts()[1])
+
+
+def test_an_evaluation_returns_scores_and_a_row_for_each_episode(project):
+    play, correct = own_parts()
+    run = etude.evaluate(
+        play, reward={"correct": correct, "short": lambda example, output: 1.0}, repeat=2, **EVALUATED
+    )
+    assert run.facts.kind == "evaluate"
+    assert run.summary["reward"] == "correct"
+    assert run.scores["correct"]["n"] == 4 and run.scores["correct"]["scored"] == 8
+    assert run.scores["short"]["mean"] == 1.0
+    assert list(run.metrics["generation"]) == [0, 1] * 4
+    assert list(run.metrics["score.short"]) == [1.0] * 8
+
+
+def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
+    play, correct = own_parts()
+    trained = etude.train(play, reward=correct, epochs=2, name="trained", **PARTS)
+    run = etude.evaluate(play, reward=correct, examples=HELD_OUT, model=trained.version("v2"), progress=False)
+    assert run.summary["model"] == "trained:v2"
+    again = etude.evaluate(play, reward=correct, examples=HELD_OUT, model="trained:last", progress=False)
+    assert again.scores == run.scores
+
+
+async def test_verbs_work_inside_a_running_event_loop(project):
+    play, correct = own_parts()
+    run = etude.train(play, reward=correct, **PARTS)
+    awaited = await etude.train_async(play, reward=correct, **PARTS)
+    assert run.summary["first_epoch"] == awaited.summary["first_epoch"]
+
+
+async def test_an_error_in_a_running_event_loop_is_raised_to_who_asked(project):
+    with pytest.raises(RequestError, match="there is no setting 'epoch'; did you mean 'epochs'"):
+        etude.train(own_parts()[0], reward=own_parts()[1], epoch=1, **PARTS)
+
+
+def test_progress_goes_to_standard_output_line_by_line_where_that_is_no_terminal(project, capsys):
+    play, correct = own_parts()
+    etude.train(play, reward=correct, **PARTS | {"progress": True})
+    assert "epoch 1/1: reward" in capsys.readouterr().out
+
+
+def test_several_models_are_trained_by_what_each_of_them_earns(project):
+    async def debate(example, episode):
+        claim = await episode.chat([{"role": "user", "content": "claim"}], model="prover")
+        return (await episode.chat([{"role": "user", "content": claim.text}], model="verifier")).text
+
+    rewards = {"convinced": own_parts()[1], "sceptical": lambda example, output: float(output == "no")}
+    run = etude.train(
+        debate,
+        reward=rewards,
+        models={"prover": MODEL, "verifier": MODEL},
+        targets={
+            "prover": {"reward": "convinced"},
+            "verifier": {"reward": "sceptical", "backend": "test_backend"},
+        },
+        backend={"_type": "test_backend"},
+        examples=ROWS,
+        progress=False,
+    )
+    assert {name: model.version for name, model in run.models.items()} == {"prover": 1, "verifier": 1}
+    with pytest.raises(RequestError, match="trains several models"):
+        _ = run.model
+    assert set(run.metrics["target"]) == {"prover", "verifier"}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pandas.DataFrame([{"question": f"q{n}?", "answer": "yes"} for n in range(3)]),
+        datasets.Dataset.from_list([{"question": f"q{n}?", "answer": "yes"} for n in range(3)]),
+        ({"question": f"q{n}?", "answer": "yes"} for n in range(3)),
+    ],
+    ids=["data frame", "datasets", "generator"],
+)
+def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project, rows):
+    play, correct = own_parts()
+    run = etude.evaluate(play, reward=correct, **EVALUATED | {"examples": rows})
+    assert run.scores["correct"]["n"] == 3
+    assert len({episode.example.id for episode in run.episodes}) == 3
+    assert {episode.example.expected for episode in run.episodes} == {"yes"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"examples": 3}, "a list of dicts or Examples"),
+        ({"reward": 3}, "is not an evaluator"),
+        ({"model": 3}, "a model is a name, a folder"),
+        ({"algorithm": "grop"}, "grop.*did you mean 'grpo'"),
+    ],
+)
+def test_what_is_no_such_part_is_refused_before_there_is_a_folder(project, changes, error):
+    play, correct = own_parts()
+    with pytest.raises((RequestError, ConfigError), match=error):
+        etude.train(play, **{"reward": correct, **PARTS, **changes})
+    assert not (project / "runs").exists()

@@ -153,7 +153,7 @@ def _metric_rows(folder: Path) -> list[dict[str, Any]]:
     rows = []
     for target, history in histories_of(folder).items():
         whose: Mapping[str, Any] = {} if target is None else {"target": target}
-        entries: list[Entry] = [*history.validations, *history.epochs]
+        entries: list[Entry] = [*history.epochs, *history.validations]
         for entry in sorted(entries, key=lambda entry: entry.epoch):
             kind = "epoch" if isinstance(entry, EpochEntry) else "validation"
             rows.append({**entry.metrics, **whose, "kind": kind, "epoch": entry.epoch})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from etude.config.component import DatasetConfig, EvaluatorConfig, WorkflowConfig
+from etude.config.import_path import where_defined
 from etude.config.registry import register_dataset, register_evaluator, register_workflow
 from etude.config.schema import Config
 from etude.core.errors import RequestError
@@ -24,7 +25,7 @@ from etude.rollout.workflow import Workflow, as_workflow
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
-_VALUE: Any = Field(default=None, exclude=True, repr=False, description="Not written in a file.")
+_VALUE: Any = Field(default=None, exclude=True, repr=False)
 
 
 class LiveWorkflowConfig(WorkflowConfig, name="live"):
@@ -172,8 +173,15 @@ def _again(argument: str, stored: Any, value: Any, live: Callable[[Any], Any]) -
 
 def _import_path(value: Any) -> str | None:
     """`module:name` of what is defined at the top of a module that another process can import."""
-    code: Callable[..., Any] = value.fn if isinstance(value, Workflow) else value
+    code = _code_of(value)
     module, name = getattr(code, "__module__", None), getattr(code, "__qualname__", "")
     if module in (None, "__main__") or not name.isidentifier():
         return None
-    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is value else None
+    public = getattr(sys.modules.get(str(module)), name, None)
+    # By place, because a module that was imported again has other objects.
+    is_public = type(public) is type(value) and where_defined(_code_of(public)) == where_defined(code)
+    return f"{module}:{name}" if is_public else None
+
+
+def _code_of(value: Any) -> Any:
+    return value.fn if isinstance(value, Workflow) else value

@@ -76,7 +76,7 @@ class LiveRowsConfig(RowsConfig, name="live"):
     """Rows that a program gave to `etude.train` or `etude.evaluate` as a Python object."""
 
     name: str = Field(description="A word for them.")
-    value: Any = Field(default=None, exclude=True, repr=False, description="Not written in a file.")
+    value: Any = Field(default=None, exclude=True, repr=False)
 
 
 class PythonDatasetConfig(RowsConfig, name="python"):
