@@ -18,6 +18,7 @@ import etude.inference.openai_compatible
 import etude.integrations.art.openpipe_art
 import etude.integrations.art.serving
 import etude.integrations.nat.components
+import etude.loop.live
 import etude.loop.trainer
 import etude.protocols.config
 import etude.rewards.evaluator
