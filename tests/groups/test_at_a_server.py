@@ -15,11 +15,9 @@ pytest.importorskip("torch")
 
 from openai.types.fine_tuning import FineTuningJob
 
-from etude.backends.job_content import JobNameTakenError
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter
-from etude.backends.lm_server_config import LmServerAdapterConfig
-from etude.backends.openai_connection import connect
+from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.openai_api import connect
 from etude.core.errors import BackendError, RequestError
 from etude.groups import (
     DryRun,
@@ -32,6 +30,7 @@ from etude.groups import (
 )
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
+from etude.jobs.content import JobNameTakenError
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal

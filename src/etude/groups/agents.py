@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.lm_server_config import LmServerAdapterConfig
+from etude.backends.capabilities import JobHyperparameters
+from etude.backends.lm_server import LmServerAdapterConfig
 from etude.backends.local_config import LocalAdapterConfig
 from etude.backends.openai_config import JobsConfig
 from etude.config.finetuning import TrainerAdapterConfig

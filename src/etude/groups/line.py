@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from etude.backends.capabilities import check_from_base, check_way_back
-from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.job_content import JobNameTakenError
-from etude.backends.pauses import pauses
-from etude.backends.trainer_adapter import TrainerAdapter
+from etude.backends.capabilities import JobHyperparameters, check_from_base, check_way_back
+from etude.backends.trainer_adapter import TrainerAdapter, pauses
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.skipped import DryRun, Frozen, Skipped
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_adopted, check_changed
+from etude.jobs.content import JobNameTakenError
 from etude.store.journal import Journal
 
 _LOOKS = 12

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.job_content import data_hash
+from etude.backends.capabilities import JobHyperparameters
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
+from etude.jobs.content import data_hash
 from etude.store.journal import Journal
 
 

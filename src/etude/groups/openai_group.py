@@ -7,10 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from etude.backends.job_content import data_hash
 from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter
-from etude.backends.openai_errors import TrainingJobNotFoundClientError
+from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
@@ -29,6 +28,7 @@ from etude.groups.shared import (
     SharedModelGroup,
 )
 from etude.groups.state import HostedState, SharedModelGroupState, by_own_names, read_state
+from etude.jobs.content import data_hash
 from etude.protocols.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from etude.core.errors import StoreError, TrainingError
-from etude.core.keys import generator
 from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.cutter import Cutter, Packing
 from etude.learner.objective import Objective, Pass
 from etude.learner.optimiser import Optimiser
 from etude.learner.padding import Unit, token_share
+from etude.learner.plan import plan_steps
 from etude.learner.schedule import Schedule
 from etude.learner.team import Team, idle
 from etude.models.policy import Policy
@@ -108,31 +108,50 @@ class Learner:
         on_step: Callable[[StepReport], None] = lambda report: None,
         canceled: threading.Event | None = None,
     ) -> dict[str, float]:
-        """Learn from a batch; returns the mean of the steps' metrics.
+        """Take all steps of a training on a batch; returns the mean of their metrics.
 
         The weights in memory change as it goes; after an error they are between two versions, and the
         caller restores one. Raises TrainingError when there is nothing to learn from or a step is not
         finite, TrainingCanceled when `canceled` is set.
         """
         units = [unit for unit in batch.units if any(any(sequence.weights) for sequence in unit)]
-        if not any(_has_gradient(unit) for unit in units):
+        if not any(map(has_gradient, units)):
             raise TrainingError("there is nothing to learn from: no token has both a weight and an advantage")
-        steps = self._plan(units, objective)
-        reports: list[StepReport] = []
+        live = [not objective.skips_idle or has_gradient(unit) for unit in units]
+        options, history = self.options, list[dict[str, float]]()
+        for step in plan_steps(live, options.passes, options.batch_size, self._seed, "pass", self.step):
+            try:
+                metrics = self.take_step([units[row] for row in step.rows], objective, step.part, canceled)
+            except TrainingCanceled as error:
+                raise TrainingCanceled(f"canceled after {len(history)} of {step.of} steps") from error
+            history.append(metrics)
+            on_step(StepReport(self.step, step.of, metrics))
+        self.end_training()
+        return mean_metrics(history)
+
+    def take_step(
+        self,
+        units: Sequence[Unit],
+        objective: Objective,
+        part: float = 0.0,
+        canceled: threading.Event | None = None,
+    ) -> dict[str, float]:
+        """Take one optimiser step on all of `units`; its metrics.
+
+        `part` is the share of the training that is done before it, in [0, 1), which the learning rate goes
+        by. Raises TrainingError when the gradient is not finite, TrainingCanceled when `canceled` is set.
+        """
+        self._part = part
         with self.policy.lock:
             self.optimiser.follow()
             try:
-                for number, step_units in enumerate(steps):
-                    self._part = number / len(steps)
-                    metrics = self._optimise(step_units, objective, canceled or threading.Event())
-                    reports.append(StepReport(self.step, len(steps), metrics))
-                    on_step(reports[-1])
-            except TrainingCanceled as error:
-                raise TrainingCanceled(f"canceled after {len(reports)} of {len(steps)} steps") from error
+                return self._optimise(units, objective, canceled or threading.Event())
             finally:
                 self.optimiser.drop_gradient()
+
+    def end_training(self) -> None:
+        """Note that all steps of a training have been taken: the next one begins at its start."""
         self.trained += 1
-        return _summary([report.metrics for report in reports])
 
     def evaluate(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
         """The loss and metrics that a step on all of `batch` would have; nothing changes."""
@@ -162,20 +181,8 @@ class Learner:
         totals = self.team.sum({str(number): value for number, value in enumerate(found)})
         return [totals[str(number)] for number in range(len(found))]
 
-    def _plan(self, units: Sequence[Unit], objective: Objective) -> list[list[Unit]]:
-        """The units of every optimiser step, shuffled anew for every pass."""
-        size = self.options.batch_size or len(units)
-        steps = []
-        for number in range(self.options.passes):
-            order = list(range(len(units)))
-            if size < len(units):
-                generator(self._seed, "pass", self.step, number).shuffle(order)
-            steps += [[units[i] for i in order[at : at + size]] for at in range(0, len(order), size)]
-        # A step with nothing to learn from would still move weights by the optimiser's momentum.
-        return [step for step in steps if not objective.skips_idle or any(map(_has_gradient, step))]
-
     def _optimise(
-        self, units: list[Unit], objective: Objective, canceled: threading.Event
+        self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
     ) -> dict[str, float]:
         start = time.perf_counter()
         self.optimiser.drop_gradient()
@@ -234,7 +241,7 @@ class Learner:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""
         factors, share = objective.normalised(units), 1.0 / len(units)
         if objective.skips_idle:
-            live = [index for index, unit in enumerate(units) if _has_gradient(unit)]
+            live = [index for index, unit in enumerate(units) if has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
         passes = self.team.in_step(self._cutter.passes(units, factors, (share, token_share(units))))
         if not objective.needs_reference:
@@ -299,8 +306,8 @@ class Learner:
         return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self.optimiser.tensors()))
 
 
-def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of the steps' metrics.
+def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of the metrics of a training's steps.
 
     `mismatch_kl` is `sampled_kl` before anything was changed: of the learner from the engine, where that
     sampled from the same weights.
@@ -311,5 +318,6 @@ def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     return means if first is None else {**means, "mismatch_kl": first}
 
 
-def _has_gradient(unit: Unit) -> bool:
+def has_gradient(unit: Unit) -> bool:
+    """Whether there is something to learn from a unit."""
     return any(sequence.has_gradient for sequence in unit)
