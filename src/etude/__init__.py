@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
-    from etude.backends.job_content import JobNameTakenError
-    from etude.backends.lm_client import LanguageModelClient
-    from etude.backends.lm_errors import LanguageModelClientError
-    from etude.backends.openai_errors import TrainingJobNotFoundClientError
+    from etude.backends.lm_client import LanguageModelClient, LanguageModelClientError
+    from etude.backends.openai_api import TrainingJobNotFoundClientError
     from etude.backends.trainer_adapter import TrainerAdapter
     from etude.config.builder import Builder
     from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
         EvaluationRunOutput,
     )
     from etude.core.example import Example
+    from etude.core.interfaces import Engine, Evaluator
     from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
     from etude.core.message import OpenAIMessage
     from etude.core.skipped import DryRun, Frozen, Skipped
@@ -61,26 +60,33 @@ if TYPE_CHECKING:
     )
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
-    from etude.inference.engine import Engine
-    from etude.loop.trainer import Trainer
-    from etude.rewards.evaluator import Evaluator, evaluator
+    from etude.jobs.content import JobNameTakenError
+    from etude.loop.interface import Trainer
+    from etude.rewards.evaluator import evaluator
     from etude.rollout.blocking import SyncEpisode
-    from etude.rollout.episode import Episode, Reply
-    from etude.rollout.reply import ToolCall
-    from etude.rollout.workflow import function, workflow
+    from etude.rollout.episode import Episode
+    from etude.rollout.function import function
+    from etude.rollout.reply import Reply, ToolCall
+    from etude.rollout.workflow import workflow
 
     __version__: str
 
 _HOMES = {
-    "etude.backends.capabilities": ("Capabilities",),
-    "etude.backends.job_content": ("JobNameTakenError",),
-    "etude.backends.lm_client": ("LanguageModelClient",),
-    "etude.backends.lm_errors": ("LanguageModelClientError",),
-    "etude.backends.openai_errors": ("TrainingJobNotFoundClientError",),
-    "etude.backends.trainer_adapter": ("TrainerAdapter",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
+    "etude.backends.capabilities": ("Capabilities",),
+    "etude.backends.lm_client": (
+        "LanguageModelClient",
+        "LanguageModelClientError",
+    ),
+    "etude.backends.openai_api": ("TrainingJobNotFoundClientError",),
+    "etude.backends.trainer_adapter": ("TrainerAdapter",),
     "etude.config.builder": ("Builder",),
-    "etude.config.component": ("DatasetConfig", "EvaluatorConfig", "LlmConfig", "WorkflowConfig"),
+    "etude.config.component": (
+        "DatasetConfig",
+        "EvaluatorConfig",
+        "LlmConfig",
+        "WorkflowConfig",
+    ),
     "etude.config.finetuning": (
         "CurriculumLearningConfig",
         "FinetuneConfig",
@@ -91,7 +97,10 @@ _HOMES = {
         "TrainerConfig",
         "TrajectoryBuilderConfig",
     ),
-    "etude.config.load": ("load_config", "parse_config"),
+    "etude.config.load": (
+        "load_config",
+        "parse_config",
+    ),
     "etude.config.registry": (
         "register_dataset",
         "register_evaluator",
@@ -102,8 +111,16 @@ _HOMES = {
         "register_workflow",
     ),
     "etude.config.schema": ("Config",),
-    "etude.core.call": ("ChatRequest", "Completion"),
-    "etude.core.errors": ("BackendError", "ConfigError", "EtudeError", "RequestError"),
+    "etude.core.call": (
+        "ChatRequest",
+        "Completion",
+    ),
+    "etude.core.errors": (
+        "BackendError",
+        "ConfigError",
+        "EtudeError",
+        "RequestError",
+    ),
     "etude.core.evaluation": (
         "EvalInput",
         "EvalInputItem",
@@ -112,9 +129,24 @@ _HOMES = {
         "EvaluationRunOutput",
     ),
     "etude.core.example": ("Example",),
-    "etude.core.job": ("ModelVersion", "TrainingJobRef", "TrainingJobStatus", "TrainingStatusEnum"),
+    "etude.core.interfaces": (
+        "Engine",
+        "Engine",
+        "Evaluator",
+        "Evaluator",
+    ),
+    "etude.core.job": (
+        "ModelVersion",
+        "TrainingJobRef",
+        "TrainingJobStatus",
+        "TrainingStatusEnum",
+    ),
     "etude.core.message": ("OpenAIMessage",),
-    "etude.core.skipped": ("DryRun", "Frozen", "Skipped"),
+    "etude.core.skipped": (
+        "DryRun",
+        "Frozen",
+        "Skipped",
+    ),
     "etude.core.trajectory": (
         "DPOItem",
         "EpisodeItem",
@@ -124,13 +156,23 @@ _HOMES = {
     ),
     "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
     "etude.groups.shared": ("SharedModelGroup",),
-    "etude.inference.engine": ("Engine",),
-    "etude.rewards.evaluator": ("Evaluator", "evaluator"),
+    "etude.jobs.content": ("JobNameTakenError",),
+    "etude.loop.interface": (
+        "Trainer",
+        "Trainer",
+    ),
+    "etude.rewards.evaluator": (
+        "evaluator",
+        "evaluator",
+    ),
     "etude.rollout.blocking": ("SyncEpisode",),
-    "etude.rollout.episode": ("Episode", "Reply"),
-    "etude.rollout.reply": ("ToolCall",),
-    "etude.rollout.workflow": ("function", "workflow"),
-    "etude.loop.trainer": ("Trainer",),
+    "etude.rollout.episode": ("Episode",),
+    "etude.rollout.function": ("function",),
+    "etude.rollout.reply": (
+        "Reply",
+        "ToolCall",
+    ),
+    "etude.rollout.workflow": ("workflow",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

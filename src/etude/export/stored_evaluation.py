@@ -12,7 +12,7 @@ from etude.rewards.collections import numbered, phase_name
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, item_of, summary_of
 from etude.rewards.evaluator import unscored
 from etude.rewards.scorer import read_score
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 
 

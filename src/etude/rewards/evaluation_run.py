@@ -15,8 +15,8 @@ from etude.core.episode import EpisodeRecord, call_counts
 from etude.core.errors import ErrorBudgetExceeded, RequestError
 from etude.core.evaluation import EvalInput, EvalInputItem, EvaluationRunOutput
 from etude.core.example import Example
+from etude.core.interfaces import Engine, Evaluator
 from etude.core.stats import Estimate, estimate
-from etude.inference.engine import Engine
 from etude.rewards.evaluation import (
     Evaluation,
     EvaluationRequest,
@@ -25,12 +25,12 @@ from etude.rewards.evaluation import (
     item_of,
     summary_of,
 )
-from etude.rewards.evaluator import Evaluator, as_evaluator, unscored
+from etude.rewards.evaluator import as_evaluator, unscored
 from etude.rewards.failures import ErrorBudget
 from etude.rewards.scorer import Scorer, Scores
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow
-from etude.store.archive import read_episode
+from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 
 

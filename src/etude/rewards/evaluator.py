@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
 from pydantic import Field, FiniteFloat
-from pydantic_core import from_json, to_json
 
 from etude.config.changeable import CHANGEABLE
 from etude.config.component import EvaluatorConfig
@@ -23,9 +21,10 @@ from etude.config.registry import register_evaluator
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
+from etude.core.interfaces import Evaluator
 from etude.core.numbers import kind_of, number
 from etude.rollout.threads import call_in_thread
-from etude.store.plain import plain
+from etude.store.plain import jsonable
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -34,26 +33,6 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _MARK = "__etude_evaluator__"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class Evaluator(ABC):
-    """Scores episodes. Subclasses that compare the episodes of an example override `evaluate_group` too."""
-
-    timeout: float | None = None
-    """Seconds that one evaluation may take; None leaves it to the evaluation run."""
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether a score depends on the example's other episodes, so that they must be scored together."""
-        return type(self).evaluate_group is not Evaluator.evaluate_group
-
-    @abstractmethod
-    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        """Score one episode. An evaluator that cannot gives an item with an error, or raises."""
-
-    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
-        """Score all episodes of one example, in their order."""
-        return list(await asyncio.gather(*(self.evaluate_item(item) for item in items)))
 
 
 def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
@@ -82,25 +61,6 @@ def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
 def unscored(item: EvalInputItem, reason: str, reasoning: Any = None) -> EvalOutputItem:
     """The output for an episode that has no score, and why."""
     return EvalOutputItem(id=item.id, generation=item.generation, error=reason, reasoning=jsonable(reasoning))
-
-
-def jsonable(value: Any) -> Any:
-    """A reasoning as JSON keeps it, so that a resumed run sees what the first one saw."""
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        return from_json(to_json(value, fallback=_plain_or_text, inf_nan_mode="strings"))
-    except ValueError:
-        # Bytes that are no text, or a structure that holds itself.
-        return str(value)
-
-
-def _plain_or_text(value: Any) -> Any:
-    """Numbers and arrays of other libraries as they are; what has no JSON as its text."""
-    try:
-        return plain(value)
-    except TypeError:
-        return str(value)
 
 
 @overload

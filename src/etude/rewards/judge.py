@@ -21,10 +21,10 @@ from etude.core.call import Call, ChatRequest, Sampling
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
 from etude.core.message import Message
-from etude.inference.engine import Engine
-from etude.rewards.evaluator import Evaluator, scored
+from etude.rewards.evaluator import scored
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

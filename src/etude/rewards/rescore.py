@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import ErrorBudgetExceeded, RequestError
 from etude.core.evaluation import EvaluationRunOutput
+from etude.core.interfaces import Evaluator
 from etude.rewards.evaluation import OnScore
 from etude.rewards.evaluation_run import Gathering, gather
-from etude.rewards.evaluator import Evaluator
 from etude.rewards.failures import ErrorBudget
 from etude.rewards.scorer import Scorer
-from etude.store.archive import read_episode
-from etude.store.encode import is_episode
+from etude.store.episodes import is_episode, read_episode
 from etude.store.journal import Journal
 
 

@@ -12,8 +12,9 @@ from etude.config.import_path import where_raised
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.interfaces import Evaluator
 from etude.core.numbers import kind_of
-from etude.rewards.evaluator import Evaluator, WeightedEvaluator, as_evaluator, scored, unscored
+from etude.rewards.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
 from etude.store.journal import Journal
 
 T = TypeVar("T")

@@ -13,13 +13,13 @@ from etude.core.call import Sampling
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.example import Example
-from etude.inference.engine import Engine
+from etude.core.interfaces import Engine
 from etude.rollout.episode import Episode
 from etude.rollout.recorder import Models, Recorder
 from etude.rollout.run_workflow import run_workflow, watch_workflows
 from etude.rollout.workflow import Workflow
-from etude.store.archive import read_episode
 from etude.store.encode import encode_episode
+from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 from etude.wire.endpoint import EndpointServer
 from etude.wire.sampling import change_sampling

@@ -12,12 +12,12 @@ from typing import Any
 
 from etude.core.call import Call, ChatRequest, Sampling
 from etude.core.errors import EpisodeError, EtudeError, RequestError, StoreError
+from etude.core.interfaces import Engine
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
-from etude.inference.engine import Engine
-from etude.inference.retries import counting_retries
-from etude.store.archive import CallReader, call_key
+from etude.inference.engine import counting_retries
 from etude.store.encode import encode_call, shared_messages
+from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Journal, Json
 from etude.wire.sampling import change_sampling
 

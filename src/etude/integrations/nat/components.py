@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr
 from etude.config.component import DatasetConfig, EvaluatorConfig, WorkflowConfig
 from etude.config.registry import register_dataset, register_evaluator, register_workflow
 from etude.core.errors import MissingExtraError, RequestError
-from etude.rewards.evaluator import Evaluator
+from etude.core.interfaces import Evaluator
 from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from pydantic_core import to_jsonable_python
 from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
+from etude.core.interfaces import Evaluator
 from etude.core.keys import content_hash
 from etude.integrations.nat.agent import NatAgent
-from etude.rewards.evaluator import Evaluator
 
 _BY_ENDING: dict[str, type[EvalDatasetBaseConfig]] = {
     ".json": EvalDatasetJsonConfig,

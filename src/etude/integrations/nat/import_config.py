@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from etude.config import registry
+from etude.config.document import dump, read_document
 from etude.config.registry import Kind
-from etude.config.yaml_file import dump, read_document
 from etude.core.errors import RequestError
 from etude.integrations.nat.import_blocks import adapter_of, builder_of, eval_of, finetuning_of, trainer_of
 from etude.integrations.nat.import_notes import Note, Notes
 from etude.integrations.nat.llms import llms_of, run_here, serve_by_art
-from etude.store.new_files import write_new_files
+from etude.store.files import write_new_files
 
 Json = dict[str, Any]
 

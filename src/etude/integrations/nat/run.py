@@ -12,12 +12,10 @@ import yaml
 
 from etude.config.load import resolved_yaml
 from etude.config.schema import Config
-from etude.loop.new_run import new_run
-from etude.loop.resuming import note_changes, without_changeable
+from etude.loop.lifecycle import new_run, note_changes, without_changeable
 from etude.report.lines import LineProgress
-from etude.store.facts import facts_of
+from etude.store.facts import facts_of, list_runs
 from etude.store.run_folder import RunFolder
-from etude.store.run_list import list_runs
 from etude.store.stored_config import CONFIG, stored_data
 
 
@@ -39,9 +37,9 @@ def unfinished_run(config: Config) -> Path | None:
     """The run of this config that was changed last and is neither finished nor in use."""
     wanted = without_changeable(yaml.safe_load(resolved_yaml(config)), config)
     for run in list_runs(config.finetuning.output_dir):
-        is_its = (run.path / CONFIG).is_file() and without_changeable(stored_data(run.path), config) == wanted
-        if is_its and facts_of(run.path).state == "unfinished":
-            return run.path
+        is_its = (run / CONFIG).is_file() and without_changeable(stored_data(run), config) == wanted
+        if is_its and facts_of(run).state == "unfinished":
+            return run
     return None
 
 

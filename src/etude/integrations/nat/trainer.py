@@ -29,8 +29,8 @@ from etude.integrations.nat.values import (
     status_to_toolkit,
     to_toolkit,
 )
-from etude.loop import trainer
-from etude.loop.assembly import assemble_trainer
+from etude.loop import interface as trainer
+from etude.loop.targets import assemble_trainer
 from etude.report.run_report import RunReport
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
