@@ -34,6 +34,7 @@ ROOMS = [
     "loop",
     "report",
     "finetune",
+    "verbs",
     "export",
     "preflight",
     "demo",
@@ -44,6 +45,21 @@ ROOMS = [
     "__main__",
 ]
 """From the ground up: a room imports only from rooms before it. A module in `src/etude` is a room too."""
+
+KNOWN: set[tuple[str, str]] = {
+    ("etude.learner.sharding", "etude.learner.team"),
+    ("etude.store.conversation", "etude.rewards.evaluator"),
+    ("etude.store.facts", "etude.loop.summary"),
+    ("etude.store.versions", "etude.loop.versions"),
+    ("etude.server.models", "etude.integrations.art.serving.names"),
+    ("etude.server.app", "etude.integrations.art.serving.log"),
+    ("etude.server.app", "etude.integrations.art.serving.models"),
+    ("etude.server.app", "etude.integrations.art.serving.preview"),
+    ("etude.server.app", "etude.integrations.art.serving.routes"),
+    ("etude.server.app", "etude.integrations.art.serving.trainings"),
+    ("etude.integrations.nat.trainer", "etude"),
+}
+"""Imports against the order that are still to be mended; nothing is to be added."""
 
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -87,10 +103,10 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def imports(node: ast.AST, *, top_level: bool = False) -> Iterator[tuple[str, int]]:
-    """Imported modules and their lines; without those for type checkers, and on demand those in functions."""
+def imports(node: ast.AST, *, top_level: bool = False, typing: bool = False) -> Iterator[tuple[str, int]]:
+    """Imported modules and their lines; on demand without those in functions, or with type checkers'."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        if not typing and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
         if top_level and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -101,7 +117,7 @@ def imports(node: ast.AST, *, top_level: bool = False) -> Iterator[tuple[str, in
             names = [f"{child.module}.{alias.name}" for alias in child.names]
             inside = [name for name in names if name in modules()]
             yield from ((name, child.lineno) for name in inside or [str(child.module)])
-        yield from imports(child, top_level=top_level)
+        yield from imports(child, top_level=top_level, typing=typing)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -114,28 +130,29 @@ def test_every_room_is_on_the_plan():
 
 
 def test_rooms_import_only_from_rooms_below_them():
+    """Imports for type checkers included: whoever reads a room can read those below it first."""
     found = [
         f"{module}:{line} imports {imported}"
         for module, tree in modules().items()
-        for imported, line in imports(tree)
-        if room_of(module) and imported.startswith("etude.")
+        for imported, line in imports(tree, typing=True)
+        if room_of(module) and imported.startswith("etude.") and (module, imported) not in KNOWN
         if ROOMS.index(room_of(imported)) > ROOMS.index(room_of(module))
     ]
     assert not found, "\n".join(found)
 
 
-def test_the_modules_of_the_protocols_import_each_other_in_no_circle():
-    """Imports for type checkers included: whoever reads one can read those below it first."""
-    room = {name: tree for name, tree in modules().items() if name.startswith("etude.protocols.")}
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports for type checkers included."""
     graph = {
-        name: {
-            str(node.module)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("etude.protocols.")
+        module: {
+            imported
+            for imported, _ in imports(tree, typing=True)
+            if imported in modules() and imported != "etude" and (module, imported) not in KNOWN
         }
-        for name, tree in room.items()
+        for module, tree in modules().items()
+        if module != "etude"
     }
-    assert set(TopologicalSorter(graph).static_order()) == set(room)
+    TopologicalSorter(graph).prepare()  # Raises CycleError with the modules of a circle.
 
 
 def test_nothing_imports_the_public_package():
@@ -144,7 +161,7 @@ def test_nothing_imports_the_public_package():
         f"{module}:{line}"
         for module, tree in modules().items()
         for name, line in imports(tree)
-        if name == "etude"
+        if name == "etude" and (module, name) not in KNOWN
     ]
     assert not found, "\n".join(found)
 
@@ -178,8 +195,7 @@ def test_only_what_runs_or_trains_models_here_imports_torch_at_its_top():
 
 @pytest.mark.parametrize("statement", ["import etude", "import etude; etude.Example; etude.workflow"])
 def test_importing_etude_is_light(statement: str):
-    loaded = _loaded_after(statement)
-    assert not loaded & SLOW_TO_IMPORT - ({"sqlalchemy"} if ";" in statement else set())
+    assert not _loaded_after(statement) & SLOW_TO_IMPORT
 
 
 def test_nothing_needs_torch_before_a_model_is_loaded_here():
@@ -188,6 +204,7 @@ def test_nothing_needs_torch_before_a_model_is_loaded_here():
         name
         for name, tree in modules().items()
         if room_of(name) not in TORCH_ROOMS | {"__main__"} and not _imports_toolkit(tree)
+        if not name.startswith("etude.integrations.art.serving")  # A part of the server.
     )
     assert "etude.components" in others and "etude.cli.app" in others
     assert not _loaded_after(f"import {', '.join(others)}") & HEAVY
@@ -198,7 +215,7 @@ def test_the_toolkit_is_imported_in_its_room_alone():
         f"{module}:{line}"
         for module, tree in modules().items()
         for name, line in imports(tree)
-        if name.partition(".")[0] == TOOLKIT and room_of(module) != "nat"
+        if name.partition(".")[0] == TOOLKIT and not module.startswith("etude.integrations.nat.")
     ]
     assert not found, "\n".join(found)
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from pydantic import Field
 
-from etude.backends.trainer_adapter import Capabilities
+from etude.backends.capabilities import Capabilities
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
 from etude.config.finetuning import TrainerAdapterConfig

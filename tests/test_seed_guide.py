@@ -21,7 +21,7 @@ from etude.cli.app import app
 from etude.config.load import load_config
 from etude.core.errors import TrainingError
 from etude.finetune import Outcome, finetune
-from etude.loop.new_run import new_run
+from etude.loop.lifecycle import new_run
 from tests.support import ScriptedEngine
 
 EPOCHS, GENERATIONS, EXAMPLES = 3, 4, 10

@@ -6,7 +6,7 @@ import pytest
 
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
-from etude.loop.assembly import assemble_trainer
+from etude.loop.targets import assemble_trainer
 from etude.runtime import open_runtime
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder

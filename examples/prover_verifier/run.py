@@ -22,8 +22,8 @@ from etude.config.import_path import make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
 from etude.finetune import finetune
-from etude.loop.evaluate import engine_of, measure
-from etude.loop.new_run import new_run
+from etude.loop.evaluation import engine_of, measure
+from etude.loop.lifecycle import new_run
 from etude.runtime import open_runtime
 from etude.store.versions import BASE, LAST, choose_version
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         EvaluationRunOutput,
     )
     from etude.core.example import Example
+    from etude.core.interfaces import Engine, Evaluator
     from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
     from etude.core.message import OpenAIMessage
     from etude.core.skipped import DryRun, Frozen, Skipped
@@ -59,15 +60,14 @@ if TYPE_CHECKING:
     )
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
-    from etude.inference.engine import Engine
     from etude.jobs.content import JobNameTakenError
-    from etude.loop.trainer import Trainer
-    from etude.rewards.evaluator import Evaluator
-    from etude.rewards.function_evaluator import evaluator
+    from etude.loop.interface import Trainer
+    from etude.rewards.evaluator import evaluator
     from etude.rollout.blocking import SyncEpisode
-    from etude.rollout.episode import Episode, Reply
-    from etude.rollout.reply import ToolCall
-    from etude.rollout.workflow import function, workflow
+    from etude.rollout.episode import Episode
+    from etude.rollout.function import function
+    from etude.rollout.reply import Reply, ToolCall
+    from etude.rollout.workflow import workflow
 
     __version__: str
 
@@ -123,14 +123,13 @@ _HOMES = {
     ),
     "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
     "etude.groups.shared": ("SharedModelGroup",),
-    "etude.inference.engine": ("Engine",),
-    "etude.rewards.evaluator": ("Evaluator",),
-    "etude.rewards.function_evaluator": ("evaluator",),
+    "etude.core.interfaces": ("Engine", "Evaluator"),
+    "etude.rewards.evaluator": ("evaluator",),
     "etude.rollout.blocking": ("SyncEpisode",),
     "etude.rollout.episode": ("Episode", "Reply"),
     "etude.rollout.reply": ("ToolCall",),
     "etude.rollout.workflow": ("function", "workflow"),
-    "etude.loop.trainer": ("Trainer",),
+    "etude.loop.interface": ("Trainer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

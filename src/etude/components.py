@@ -18,9 +18,10 @@ import etude.inference.openai_compatible
 import etude.integrations.art.openpipe_art
 import etude.integrations.art.serving
 import etude.integrations.nat.components
-import etude.loop.epoch_trainer
+import etude.loop.trainer
 import etude.protocols.config
-import etude.rewards.components
+import etude.rewards.evaluator
+import etude.rewards.judge
 import etude.rollout.datasets
 import etude.rollout.workflow
 import etude.scenarios.components

@@ -8,14 +8,14 @@ from typing import Any
 
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
+from etude.core.interfaces import Engine
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Progress
-from etude.inference.engine import Engine
-from etude.loop.assembly import assemble_trainer
-from etude.loop.summary import summary_in
+from etude.loop.targets import assemble_trainer
 from etude.report.run_report import RunReport
 from etude.runtime import Report, open_runtime
 from etude.store.run_folder import RunFolder
+from etude.store.summary import summary_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Outcome:
     statuses: list[TrainingJobStatus]
     """Of its training jobs, in order."""
     summary: dict[str, Any]
-    """See `etude.loop.summary.summary_in`; also in the run folder as `summary.json`."""
+    """See `etude.store.summary.summary_in`; also in the run folder as `summary.json`."""
 
 
 async def finetune(

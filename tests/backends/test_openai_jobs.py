@@ -11,8 +11,8 @@ from openai import AsyncOpenAI
 from etude.algorithms.branches import branches_of
 from etude.algorithms.transcript import trajectory_of
 from etude.backends.openai_adapter import OpenAiAdapter, price_of
+from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_config import OpenAiAdapterConfig
-from etude.backends.openai_jobs import TrainingJobNotFoundClientError
 from etude.backends.openai_rows import dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from etude.cli.hints import HINTS, Hint
+from etude.cli.console import Hint
+from etude.cli.hints import HINTS
 from tests.cli.projects import ROOT, change, etude, local_project, rows, scripted_project
 from tests.cli.test_dataset import apps, buggify, endpoint  # noqa: F401
 from tests.cli.test_demo import small_example  # noqa: F401
@@ -82,7 +83,7 @@ def test_there_is_one_place_where_hints_are_made():
     source = ROOT / "src" / "etude"
     texts = {path.relative_to(source): path.read_text(encoding="utf-8") for path in source.rglob("*.py")}
     assert [str(path) for path, text in texts.items() if re.search(r"""["']\\?n?next: """, text)] == [
-        "cli/hints.py"
+        "cli/console.py"
     ]
 
 
@@ -344,7 +345,7 @@ def test_a_run_whose_name_would_break_a_line_is_refused(project):
 
 
 def test_what_a_taken_over_config_lacks_is_named_before_the_check(tmp_path, monkeypatch):
-    from tests.integrations.nat_import.test_nat import RL
+    from tests.integrations.nat.test_import_nat import RL
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NVIDIA_API_KEY", raising=False)

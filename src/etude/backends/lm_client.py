@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from etude.core.errors import BackendError
-from etude.wire.openai_failures import error_text
+from etude.wire.client import error_text
 
 if TYPE_CHECKING:
     import httpx

@@ -15,7 +15,7 @@ from etude.cli.options import AsJson, ConfigFile, Overrides
 from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
-    from etude.config.overrides import Override
+    from etude.config.document import Override
     from etude.config.schema import Config
     from etude.store.run_folder import RunFolder
 
@@ -40,7 +40,7 @@ def train(
     Ctrl-C stops it at any time, and `etude resume` goes on.
     """
     from etude.config.load import load_config
-    from etude.loop.new_run import new_run
+    from etude.loop.lifecycle import new_run
 
     overrides: list[Override] = [*(override or ())]
     overrides += run_configuration(

@@ -22,9 +22,8 @@ from etude.demo.tasks import TASKS, Task
 from etude.export.model import export_model
 from etude.finetune import finetune
 from etude.inference.local import require_local_extra
-from etude.loop.evaluate import engine_of, measure
-from etude.loop.evaluation_result import Evaluation
-from etude.loop.new_run import new_run
+from etude.loop.evaluation import Evaluation, engine_of, measure
+from etude.loop.lifecycle import new_run
 from etude.report.run_report import PLOT
 from etude.runtime import Runtime, open_runtime
 from etude.store.log import EpochLog

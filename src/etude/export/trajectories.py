@@ -16,7 +16,7 @@ from etude.core.errors import RequestError
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.export.stored_evaluation import StoredEvaluation
 from etude.runtime import Runtime
-from etude.store.phases import epoch_of, phases_of
+from etude.store.episodes import epoch_of, phases_of
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data, without_secrets
 
@@ -52,7 +52,7 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
         finetuning = config.finetuning
         async with Builder(config, run) as builder:
             name = next(iter(config.trajectory_builders))
-            trajectory_builder = await builder.get_trajectory_builder(name)
+            trajectory_builder: TrajectoryBuilder = await builder.get_trajectory_builder(name)
             for number, (epoch, phases) in enumerate(_by_epoch(run)):
                 # Another method's builder takes all that was collected, however often that was.
                 called = epoch if method is None else None

@@ -9,7 +9,8 @@ from etude.groups.data import Step
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.lineage import LineageEntry
 from etude.groups.openai_group import OpenAiSharedModelGroup, OpenAiSharedModelGroupState
-from etude.groups.shared import JobResult, JobStatus, SharedModelGroup, SharedModelGroupState
+from etude.groups.shared import JobResult, JobStatus, SharedModelGroup
+from etude.groups.state import SharedModelGroupState
 from etude.jobs.content import JobNameTakenError
 
 __all__ = [

@@ -6,7 +6,6 @@ import json
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,20 +17,17 @@ from etude.core.errors import StoreError, TrainingError
 from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.cutter import Cutter, Packing
-from etude.learner.masters import Masters
 from etude.learner.objective import Objective, Pass
+from etude.learner.optimiser import Optimiser
 from etude.learner.padding import Unit, token_share
 from etude.learner.plan import plan_steps
 from etude.learner.schedule import Schedule
-from etude.learner.sharding import idle
-from etude.learner.team import Team
+from etude.learner.team import Team, idle
 from etude.models.policy import Policy
-from etude.models.weights import load_tensors, part_like, save_tensors, whole
+from etude.models.weights import load_tensors, save_tensors
 
 OPTIMISER_FILE = "optimiser.safetensors"
 STATE_FILE = "learner.json"
-_MASTER = "master"
-"""Beside the names of AdamW's own tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +94,7 @@ class Learner:
         self._part = 0.0
         self._run = self.team.hold(policy)
         self._cutter = Cutter(self._run, self.team, policy.device, options.packing, options.token_budget)
-        self._masters = Masters(policy.trainable())
-        self._optimiser = torch.optim.AdamW(
-            list(self._masters.by_name.values()),
-            lr=options.learning_rate,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
-        )
+        self.optimiser = Optimiser(policy.trainable(), betas=options.betas, weight_decay=options.weight_decay)
 
     @property
     def note(self) -> str | None:
@@ -153,11 +143,11 @@ class Learner:
         """
         self._part = part
         with self.policy.lock:
-            self._masters.follow()
+            self.optimiser.follow()
             try:
                 return self._optimise(units, objective, canceled or threading.Event())
             finally:
-                self.drop_gradient()
+                self.optimiser.drop_gradient()
 
     def end_training(self) -> None:
         """Note that all steps of a training have been taken: the next one begins at its start."""
@@ -195,7 +185,7 @@ class Learner:
         self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
     ) -> dict[str, float]:
         start = time.perf_counter()
-        self.drop_gradient()
+        self.optimiser.drop_gradient()
         metrics, tokens = self._gradient(units, objective, canceled)
         norm = self._apply_gradient()
         seconds = max(time.perf_counter() - start, 1e-9)
@@ -213,7 +203,7 @@ class Learner:
         totals = self.team.sum(metrics | told)
         if totals.pop("canceled"):
             raise TrainingCanceled("canceled")
-        self.team.sum_gradients(list(self._masters.by_name.values()))
+        self.team.sum_gradients(self.optimiser.gradients)
         tokens = int(totals.pop("tokens"))
         return totals, tokens
 
@@ -230,16 +220,12 @@ class Learner:
             if self.team.halts(canceled is not None and canceled.is_set()):
                 raise TrainingCanceled("canceled")
             loss, metrics = self._loss(one, objective)
-            with self._masters.gathering():
+            with self.optimiser.gathering():
                 self.team.backward(loss)
             tokens += 0 if one is None else int((one.micro.weights_BT != 0).sum())
             for name, value in {"loss": float(loss.detach()), **metrics}.items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals, tokens
-
-    def drop_gradient(self) -> None:
-        """Forget what `add_gradient` added up."""
-        self._optimiser.zero_grad(set_to_none=True)
 
     def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
         twice = self.options.gradient_checkpointing and torch.is_grad_enabled()
@@ -270,17 +256,13 @@ class Learner:
         return replace(one, micro=replace(one.micro, reference_BT=self._run(one.logprobs)))
 
     def _apply_gradient(self) -> float:
-        masters = list(self._masters.by_name.values())
-        norm = float(whole(torch.nn.utils.clip_grad_norm_(masters, self.options.max_grad_norm)))
+        norm = self.optimiser.clip(self.options.max_grad_norm)
         if not math.isfinite(norm):
             raise TrainingError(
                 f"the gradient of step {self.step + 1} is not finite; lower learning_rate, or use float32"
             )
         self.step += 1
-        for group in self._optimiser.param_groups:
-            group["lr"] = self._rate()
-        self._optimiser.step()
-        self._masters.write()
+        self.optimiser.step(self._rate())
         return norm
 
     def _rate(self) -> float:
@@ -291,7 +273,7 @@ class Learner:
 
         `optimiser` is that state, where this process holds only a part of it.
         """
-        save_tensors(self._optimiser_tensors() if optimiser is None else optimiser, folder / OPTIMISER_FILE)
+        save_tensors(self.optimiser.tensors() if optimiser is None else optimiser, folder / OPTIMISER_FILE)
         position = {"step": self.step, "trained": self.trained}
         try:
             (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
@@ -308,45 +290,20 @@ class Learner:
             step, trained = int(position["step"]), int(position["trained"])
         except (OSError, ValueError, KeyError) as error:
             raise StoreError(f"cannot read {folder / STATE_FILE}: {error}") from error
-        state: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-        for key, value in load_tensors(folder / OPTIMISER_FILE).items():
-            name, _, part = key.rpartition("/")
-            state[name][part] = value
-        masters = self._masters.by_name
-        odd = sorted(state.keys() - masters.keys())
-        if odd:
-            raise StoreError(
-                f"the optimiser's state in {folder} belongs to other weights ({odd[0]}); was the model or "
-                "the LoRA setting changed?"
-            )
+        try:
+            self.optimiser.restore(load_tensors(folder / OPTIMISER_FILE))
+        except StoreError as error:
+            raise StoreError(f"cannot go on from {folder}: {error}") from error
         self.step, self.trained = step, trained
-        self._optimiser.state.clear()
-        self._masters.read({name: parts.pop(_MASTER) for name, parts in state.items() if _MASTER in parts})
-        for name, parts in state.items():
-            master = masters[name]
-            # AdamW counts steps on the CPU, wherever the weights are.
-            self._optimiser.state[master] = {
-                part: value if part == "step" else part_like(value.to(master.dtype), master)
-                for part, value in parts.items()
-            }
 
     def reset(self) -> None:
         """Forget all steps: the state that goes with the base model."""
         self.step = self.trained = 0
-        self._optimiser.state.clear()
-        self._masters.read({})
+        self.optimiser.restore({})
 
     def snapshot(self) -> Snapshot:
         """What a checkpoint needs, for the leader to write; others get nothing. All must call it together."""
-        return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self._optimiser_tensors()))
-
-    def _optimiser_tensors(self) -> dict[str, torch.Tensor]:
-        moments = {
-            f"{name}/{key}": value
-            for name, master in self._masters.by_name.items()
-            for key, value in self._optimiser.state.get(master, {}).items()
-        }
-        return moments | {f"{name}/{_MASTER}": value for name, value in self._masters.copies().items()}
+        return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self.optimiser.tensors()))
 
 
 def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:

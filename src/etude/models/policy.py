@@ -15,12 +15,10 @@ from safetensors import SafetensorError
 
 from etude.core.errors import EngineError, StoreError
 from etude.core.job import ModelVersion
-from etude.models.architecture import max_context
+from etude.models.architecture import max_context, undo_mask_patch
 from etude.models.device import choose_device, choose_dtype, limit_threads
-from etude.models.masks import undo_mask_patch
 from etude.models.source import locate, not_loaded
-from etude.models.speech import Speech
-from etude.models.stops import stop_ids
+from etude.models.speech import Speech, stop_ids
 from etude.models.template import ChatTemplate
 from etude.models.weights import digest, load_tensors, part_like, save_tensors
 

@@ -6,9 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from etude.core.errors import RequestError
 from etude.models.source import locate, not_loaded
-from etude.models.stops import stop_ids
 from etude.models.template import ChatTemplate
+
+
+def stop_ids(tokenizer: Any, *sources: Any) -> frozenset[int]:
+    """Those that the model's own files name: its configs `sources`, and its tokenizer.
+
+    Raises RequestError when none of them names any.
+    """
+    found: set[int] = set()
+    for source in (*sources, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    if not found:
+        raise RequestError(
+            f"the model '{tokenizer.name_or_path}' names no end-of-turn token (eos_token_id); set it in its "
+            "generation_config.json"
+        )
+    return frozenset(found)
+
 
 _UNKNOWN_CONTEXT = 4096
 

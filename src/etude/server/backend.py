@@ -12,14 +12,13 @@ from typing import Any, Protocol
 
 from etude.core.errors import EngineError
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.sampled import TokenEngine
+from etude.inference.engine import TokenEngine
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmOptions, VllmProcess
 from etude.models.device import choose_device, choose_dtype
-from etude.models.lora_folder import write_lora_folder
 from etude.models.policy import Policy
 from etude.models.speech import Speech
-from etude.models.weights import load_tensors
+from etude.models.weights import load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
 

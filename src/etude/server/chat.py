@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError
 from etude.core.message import Message
-from etude.inference.sampled import Sampled, SampledToken, TokenEngine, TokenRequest
+from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequest
 from etude.models.template import ChatTemplate
 from etude.server.bodies import ChatBody
 from etude.server.engines import EnginePool, require_room

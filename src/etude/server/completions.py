@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from etude.inference.sampled import Sampled, SampledToken, TokenEngine, TokenRequest
+from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequest
 from etude.server.bodies import CompletionBody, TokenizeBody
 from etude.server.chat import chat_prompt, tokens_of, usage
 from etude.server.engines import EnginePool, require_room

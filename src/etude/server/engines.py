@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from etude.core.errors import EtudeError
-from etude.inference.sampled import TokenEngine
+from etude.inference.engine import TokenEngine
 from etude.models.speech import Speech
 from etude.server.errors import ApiError
 from etude.server.models import ModelStore, ServedModel

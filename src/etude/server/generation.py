@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from etude.core.errors import EngineError, EtudeError
 from etude.core.keys import fold
-from etude.inference.sampled import Sampled, SampledToken, TokenEngine, TokenRequest
+from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequest
 from etude.server.errors import ApiError, error_object
 
 _LOWEST = -9999.0

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from etude.backends.lm_client import FREE_ENGINE
-from etude.learner.launch import launch_command
+from etude.learner.team import launch_command
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
 from etude.server.job_folder import JobFolder, exit_words

@@ -18,7 +18,7 @@ from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
 from etude.server.errors import error_object
 from etude.server.settings import ServerSettings, require_safe, training_processes
 from etude.store.lock import RunLock
-from etude.wire.listening import listen
+from etude.wire.endpoint import listen
 
 _TOLD = "the request did not come in time"
 

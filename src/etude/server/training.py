@@ -15,7 +15,6 @@ from torch import Tensor
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
-from etude.export.draft import draft_of
 from etude.jobs.training import JobData, JobTraining, flat, trained_tokens
 from etude.jobs.training import Row as UnitRow
 from etude.jobs.units import objective_of, units_of_rows
@@ -29,6 +28,7 @@ from etude.server.files import FileStore, read_rows
 from etude.server.job_folder import JobFolder
 from etude.server.jobs import JobStore, model_name
 from etude.server.models import ModelStore, load_policy
+from etude.store.files import draft_of
 
 KEPT_CHECKPOINTS = 3
 """Checkpoints of a job that can be asked as models: those of its last epochs."""

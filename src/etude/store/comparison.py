@@ -10,12 +10,10 @@ from typing import Any
 
 from etude.config.document import KeyPath, dotted
 from etude.core.stats import Estimate, estimate_difference
-from etude.store.encode import is_episode
+from etude.store.episodes import is_episode, phases_of
 from etude.store.journal import Journal
-from etude.store.phases import phases_of
-from etude.store.request import evaluated_model, read_request
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, stored_data, trained_parts
+from etude.store.stored_config import CONFIG, evaluated_model, read_request, stored_data, trained_parts
 
 _PLACES = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
 """Keys that say where things are, and not what is done."""

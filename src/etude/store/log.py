@@ -1,8 +1,12 @@
-"""The epoch log: what the trainer keeps in the run's journal, so that no epoch is done twice."""
+"""The epoch log: what the trainer keeps in the run's journal, so that no epoch is done twice.
+
+Also the run's training jobs, as the log has them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from etude.core.history import EpochEntry, History, ValidationEntry
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.store.journal import Journal
+from etude.store.lock import locked_by
+from etude.store.run_folder import LOCK, RunFolder
 
 _EPOCHS = "trainer/epoch/"
 _VALIDATIONS = "trainer/validation/"
@@ -18,6 +24,9 @@ _ATTEMPTS = "trainer/attempts/"
 _STATUS = "trainer/status/"
 _SAMPLED_FROM = "trainer/sampled_from/"
 _TARGETS = "trainer/targets"
+
+INTERRUPTED = "interrupted"
+"""Submitted, not finished, and no process follows it: it goes on, or is made anew, when the run does."""
 
 
 class Submission(BaseModel):
@@ -65,11 +74,11 @@ class EpochLog:
 
     def submissions(self) -> list[tuple[int, int, Submission]]:
         """The jobs that were submitted, in order: the epoch, which of its jobs it is, what was recorded."""
-        prefix, found = self._prefix + _SUBMITTED, []
+        prefix, submissions = self._prefix + _SUBMITTED, []
         for key, value in self._journal.scan(prefix):
             epoch, _, job = key.removeprefix(prefix).partition(".")
-            found.append((int(epoch), int(job or 1), Submission.model_validate(value)))
-        return found
+            submissions.append((int(epoch), int(job or 1), Submission.model_validate(value)))
+        return submissions
 
     async def add_submission(self, epoch: int, submission: Submission, job: int = 1) -> None:
         """Record that the `job`-th job of the epoch was submitted."""
@@ -125,3 +134,79 @@ async def note_targets(journal: Journal, names: Iterable[str]) -> None:
 def histories(journal: Journal, run_id: str) -> dict[str, History]:
     """The history of each target, in the order of the config; empty for a run that trains one model."""
     return {name: EpochLog(journal, name).history(run_id) for name in journal.get(_TARGETS, [])}
+
+
+class JobFacts(BaseModel):
+    """One training job."""
+
+    model_config = ConfigDict(frozen=True)
+
+    epoch: int
+    """From 0."""
+    name: str
+    backend: str
+    status: str
+    """One of TrainingStatusEnum, or `interrupted`."""
+    message: str | None = None
+    seconds: float | None = None
+    trajectories: int | None = None
+    version: int | None = None
+    """The version that it made."""
+    target: str | None = None
+    """Which of the run's models it trains, where there are several."""
+    metrics: dict[str, Any] = Field(default_factory=dict)
+
+
+def jobs_of(run: Path) -> list[JobFacts]:
+    """The jobs of a run by epoch, those under way last. Raises StoreError."""
+    under_way = locked_by(run / LOCK) is not None
+    with RunFolder.read(run) as folder:
+        targets: list[str | None] = [*histories(folder.journal, folder.name)] or [None]
+        jobs = [job for target in targets for job in _jobs(folder, target, under_way)]
+    return sorted(jobs, key=lambda job: job.epoch)
+
+
+def _jobs(run: RunFolder, target: str | None, under_way: bool) -> Iterator[JobFacts]:
+    log = EpochLog(run.journal, target)
+    entries = {entry.status.run_id: entry for entry in log.history(run.name).trained if entry.status}
+    for epoch, _, submission in log.submissions():
+        ref, entry = submission.ref, entries.pop(submission.ref.run_id, None)
+        status = log.status(ref) if entry is None else entry.status
+        if status is None:
+            waiting = TrainingStatusEnum.RUNNING if under_way else INTERRUPTED
+            yield _facts(epoch + 1, ref, str(waiting), submission.metrics, target)
+        else:
+            yield _ended(epoch + 1, status, submission.metrics if entry is None else entry.metrics, target)
+    for entry in entries.values():
+        if entry.status is not None:
+            yield _ended(entry.epoch, entry.status, entry.metrics, target)
+
+
+def _ended(epoch: int, status: TrainingJobStatus, metrics: dict[str, Any], target: str | None) -> JobFacts:
+    made = status.metadata or {}
+    facts = _facts(epoch, status, str(status.status), metrics, target)
+    return facts.model_copy(
+        update={
+            "message": status.message,
+            "seconds": metrics.get("training_seconds"),
+            "version": (made.get("model_version") or {}).get("number"),
+            "metrics": made.get("metrics") or {},
+        }
+    )
+
+
+def _facts(
+    epoch: int,
+    job: TrainingJobRef | TrainingJobStatus,
+    status: str,
+    metrics: dict[str, Any],
+    target: str | None,
+) -> JobFacts:
+    return JobFacts(
+        epoch=epoch,
+        name=job.run_id,
+        backend=job.backend,
+        status=status,
+        trajectories=metrics.get("filtered_trajectories"),
+        target=target,
+    )

@@ -14,14 +14,13 @@ from etude.backends.job_log import JobLog
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
+from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.trajectory import TrajectoryCollection
-from etude.inference.engine import Engine
 from etude.integrations.art.client import ArtClient, ArtError, ArtInference
 from etude.integrations.art.config import ArtAdapterConfig
-from etude.integrations.art.jobs import ArtJob, ArtJobs
-from etude.integrations.art.progress import ArtProgress
+from etude.integrations.art.jobs import ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.wire import groups_of
 from etude.jobs.content import JobContent, data_hash
 

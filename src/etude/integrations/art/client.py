@@ -15,8 +15,7 @@ from etude.core.call import Completion
 from etude.core.errors import TrainingError
 from etude.integrations.art.config import ArtAdapterConfig
 from etude.integrations.art.wire import Json, model_of
-from etude.wire.openai_failures import Disturbed, Refused, error_text
-from etude.wire.openai_wire import parse_completion
+from etude.wire.client import Disturbed, Refused, error_text, parse_completion
 
 _RETRIES = 2
 """Of connecting. Nothing that was sent is ever sent again: a second train request trains twice."""
