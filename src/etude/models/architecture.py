@@ -24,7 +24,7 @@ def without_lora(model: Any) -> Any:
 
 
 def layer_kinds(model: Any) -> list[str]:
-    """For each layer what it looks back with: `full_attention`, `sliding_attention`, or something else."""
+    """For each layer its kind of attention: `full_attention`, `sliding_attention`, or something else."""
     config = text_config(model)
     count = config.num_hidden_layers
     if getattr(config, "layer_types", None):
@@ -42,11 +42,6 @@ def takes_key_value_slots(model: Any) -> bool:
     """
     attends = bool(getattr(model, "_supports_attention_backend", False))
     return attends and set(layer_kinds(model)) <= {FULL, SLIDING}
-
-
-def max_context(model: Any) -> int:
-    """Tokens that prompt and completion may have together; a guess where the config has no limit."""
-    return int(getattr(text_config(model), "max_position_embeddings", None) or 4096)
 
 
 def logits_after(model: Any, ids_BT: torch.Tensor, positions_K: torch.Tensor) -> torch.Tensor:
@@ -75,9 +70,9 @@ def undo_mask_patch() -> None:
         masking_utils._preprocess_mask_arguments = original
 
 
-def _take_the_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+def _take_the_same(first: Callable[..., Any], second: Callable[..., Any]) -> bool:
     required = [
-        [name for name, kind in signature(fn).parameters.items() if kind.default is kind.empty]
-        for fn in (one, other)
+        [name for name, kind in signature(function).parameters.items() if kind.default is kind.empty]
+        for function in (first, second)
     ]
     return len(required[0]) == len(required[1])

@@ -31,7 +31,7 @@ class Collected:
     model_versions: Counter[int] = field(default_factory=Counter)
     """Calls of the trained model by the version of the weights that answered them."""
     _outputs: dict[tuple[str, int], EvaluationRunOutput] = field(default_factory=dict)
-    """What each collection gave, by its kind and number, without the episodes."""
+    """The output of each collection, by its kind and number, without the episodes."""
 
     def saw(self, episode: EpisodeRecord, model: str) -> None:
         """Count an episode and its calls of `model`."""
@@ -126,7 +126,7 @@ class Collections(Evaluation):
         return output
 
     def of(self, epoch: int) -> Collected:
-        """What was collected for an epoch so far, from 0."""
+        """Figures of the episodes collected for an epoch (from 0) so far."""
         return self._collected.get(epoch, Collected())
 
     def forget(self, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""Evaluators: what scores an episode. Any function can be one, and a weighted sum of others.
+"""Evaluators, which score episodes. Any function can be one, and a weighted sum of others.
 
 `@etude.evaluator` and `_type: function` make them of plain functions, `_type: weighted` of others.
 """
@@ -36,7 +36,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
-    """What an evaluator returned, as the score of `item`.
+    """The score of `item`, of whatever an evaluator returned.
 
     Takes a number of any kind (see `etude.core.numbers`), a bool, `(score, reasoning)`, or an
     EvalOutputItem. Whatever is not a finite number becomes an error, never a score.

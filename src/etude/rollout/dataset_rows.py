@@ -44,7 +44,7 @@ class DatasetStructure(BaseModel):
 
 
 class RowsConfig(DatasetConfig):
-    """What all dataset types can say: which columns become what, and how many rows are used."""
+    """Options of all dataset types: which columns become what, and how many rows are used."""
 
     id_key: str = Field(default="id", description="The column that holds each row's id.")
     ids: Literal["column", "from_row"] = Field(
@@ -66,7 +66,7 @@ class RowsConfig(DatasetConfig):
 
     @property
     def source(self) -> str:
-        """What the rows are read from, for errors."""
+        """The origin of the rows, for errors."""
         return f"the {self.type_name} dataset"
 
     def read(self) -> Iterator[Row]:
@@ -204,6 +204,22 @@ class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
             raise DatasetError(
                 f"the dataset '{self.path}' (split {self.split}) cannot be loaded: {error}"
             ) from error
+        return rows
+
+
+class LiveRowsConfig(RowsConfig, name="live"):
+    """Rows that a program gave to `etude.train` or `etude.evaluate` as a Python object."""
+
+    name: str = Field(description="A word for them.")
+    value: Any = Field(default=None, exclude=True, repr=False)
+
+    @property
+    def source(self) -> str:
+        """The word for them."""
+        return self.name
+
+    def _contents(self) -> Iterable[Any]:
+        rows: Iterable[Any] = self.value
         return rows
 
 

@@ -182,7 +182,7 @@ def user_line(error: BaseException) -> str | None:
 
 
 class NoOutput(Exception):
-    """What a workflow returned is no output: a sentence that says what came, and what to return."""
+    """A workflow returned something that is no output; the message says what to return instead."""
 
 
 def output_of(returned: Any) -> Any:

@@ -92,9 +92,7 @@ def shared_messages(before: Call, messages: Sequence[Any]) -> int:
     """How many leading messages are those of an earlier call and its answer."""
     earlier = conversation_so_far(before)
     shared = 0
-    for one, other in zip(earlier, messages, strict=False):
-        if one != other:
-            break
+    while shared < min(len(earlier), len(messages)) and earlier[shared] == messages[shared]:
         shared += 1
     return shared
 

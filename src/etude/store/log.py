@@ -61,11 +61,11 @@ class EpochLog:
 
     async def add_epoch(self, entry: EpochEntry) -> None:
         """Record a finished epoch."""
-        await self._journal.put(self._key(_EPOCHS, entry.epoch), entry.model_dump(mode="json"))
+        await self._put(self._key(_EPOCHS, entry.epoch), entry)
 
     async def add_validation(self, entry: ValidationEntry) -> None:
         """Record a finished validation."""
-        await self._journal.put(self._key(_VALIDATIONS, entry.epoch), entry.model_dump(mode="json"))
+        await self._put(self._key(_VALIDATIONS, entry.epoch), entry)
 
     def submission(self, epoch: int, job: int = 1) -> Submission | None:
         """The `job`-th job of an epoch, when it was submitted."""
@@ -82,7 +82,7 @@ class EpochLog:
 
     async def add_submission(self, epoch: int, submission: Submission, job: int = 1) -> None:
         """Record that the `job`-th job of the epoch was submitted."""
-        await self._journal.put(self._job_key(epoch, job), submission.model_dump(mode="json"))
+        await self._put(self._job_key(epoch, job), submission)
 
     def status(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
         """How a job ended, where that was recorded."""
@@ -91,7 +91,7 @@ class EpochLog:
 
     async def add_status(self, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         """Record how a job ended."""
-        await self._journal.put(f"{self._prefix}{_STATUS}{ref.run_id}", status.model_dump(mode="json"))
+        await self._put(f"{self._prefix}{_STATUS}{ref.run_id}", status)
 
     async def retry_last_failure(self) -> None:
         """Have the job that was submitted last submitted anew, when it failed."""
@@ -117,6 +117,9 @@ class EpochLog:
         """The job failed: a resumed run submits the epoch again, as another job."""
         await self._journal.put(self._key(_ATTEMPTS, epoch), self.attempt(epoch) + 1)
         await self._journal.delete(self._job_key(epoch, job))
+
+    async def _put(self, key: str, value: BaseModel) -> None:
+        await self._journal.put(key, value.model_dump(mode="json"))
 
     def _job_key(self, epoch: int, job: int) -> str:
         return self._key(_SUBMITTED, epoch) + ("" if job == 1 else f".{job:04d}")
@@ -170,43 +173,35 @@ def _jobs(run: RunFolder, target: str | None, under_way: bool) -> Iterator[JobFa
     log = EpochLog(run.journal, target)
     entries = {entry.status.run_id: entry for entry in log.history(run.name).trained if entry.status}
     for epoch, _, submission in log.submissions():
-        ref, entry = submission.ref, entries.pop(submission.ref.run_id, None)
-        status = log.status(ref) if entry is None else entry.status
-        if status is None:
-            waiting = TrainingStatusEnum.RUNNING if under_way else INTERRUPTED
-            yield _facts(epoch + 1, ref, str(waiting), submission.metrics, target)
-        else:
-            yield _ended(epoch + 1, status, submission.metrics if entry is None else entry.metrics, target)
+        entry = entries.pop(submission.ref.run_id, None)
+        metrics = submission.metrics if entry is None else entry.metrics
+        ended = log.status(submission.ref) if entry is None else entry.status
+        waiting = str(TrainingStatusEnum.RUNNING) if under_way else INTERRUPTED
+        yield _job(epoch + 1, ended or submission.ref, metrics, target, waiting)
     for entry in entries.values():
         if entry.status is not None:
-            yield _ended(entry.epoch, entry.status, entry.metrics, target)
+            yield _job(entry.epoch, entry.status, entry.metrics, target)
 
 
-def _ended(epoch: int, status: TrainingJobStatus, metrics: dict[str, Any], target: str | None) -> JobFacts:
-    made = status.metadata or {}
-    facts = _facts(epoch, status, str(status.status), metrics, target)
-    return facts.model_copy(
-        update={
-            "message": status.message,
-            "seconds": metrics.get("training_seconds"),
-            "version": (made.get("model_version") or {}).get("number"),
-            "metrics": made.get("metrics") or {},
-        }
-    )
-
-
-def _facts(
+def _job(
     epoch: int,
     job: TrainingJobRef | TrainingJobStatus,
-    status: str,
     metrics: dict[str, Any],
     target: str | None,
+    waiting: str = "",
 ) -> JobFacts:
+    """A job that ended, by its status, or one that is `waiting`, by its reference."""
+    facts: dict[str, Any] = {"status": waiting}
+    if isinstance(job, TrainingJobStatus):
+        result = job.metadata or {}
+        facts = {
+            "status": str(job.status),
+            "message": job.message,
+            "seconds": metrics.get("training_seconds"),
+            "version": (result.get("model_version") or {}).get("number"),
+            "metrics": result.get("metrics") or {},
+        }
+    trajectories = metrics.get("filtered_trajectories")
     return JobFacts(
-        epoch=epoch,
-        name=job.run_id,
-        backend=job.backend,
-        status=status,
-        trajectories=metrics.get("filtered_trajectories"),
-        target=target,
+        epoch=epoch, name=job.run_id, backend=job.backend, target=target, trajectories=trajectories, **facts
     )

@@ -28,14 +28,14 @@ class ArtJob(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     content: JobContent
-    """What it trains on, and how; every job starts from the model's last step."""
+    """Its data and options; every job starts from the model's last step."""
     before: int
     """The model's step when the job was submitted; it is done when the step is higher."""
     status: TrainingStatusEnum = TrainingStatusEnum.RUNNING
     message: str | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
     version: ModelVersion | None = None
-    """What it made, once it is completed."""
+    """The version that it made, once it is completed."""
 
 
 class _Kept(BaseModel):
@@ -64,7 +64,7 @@ class ArtJobs:
 
     @property
     def base(self) -> ModelVersion | None:
-        """What the run began with; None before it did."""
+        """The version that the run began with; None before it did."""
         return self._kept.base
 
     def get(self, name: str) -> ArtJob | None:
@@ -94,7 +94,7 @@ class ArtJobs:
 
 @dataclass(slots=True)
 class ArtProgress:
-    """What has come of a job so far."""
+    """How far a job is, and its metrics."""
 
     given: ArtGroups
     steps: int = 0

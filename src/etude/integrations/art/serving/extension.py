@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import sqlalchemy as sa
 from fastapi import APIRouter
 
 from etude.integrations.art.serving.log import ArtLog
 from etude.integrations.art.serving.models import ArtModels
-from etude.integrations.art.serving.names import art_names, served_under
+from etude.integrations.art.serving.names import ArtNames
 from etude.integrations.art.serving.preview import preview_routes
 from etude.integrations.art.serving.routes import art_routes
 from etude.integrations.art.serving.trainings import ArtTrainings
-from etude.server.extensions import Alias, ServerParts
+from etude.server.extensions import ServerParts
 
 
 class ArtExtension:
@@ -21,6 +20,7 @@ class ArtExtension:
 
     open_paths = frozenset({"/healthcheck"})
     large_paths = frozenset({"/_train_model", "/_log", "/v1/preview/training-jobs"})
+    names = ArtNames()
 
     def __init__(self) -> None:
         self._models: ArtModels | None = None
@@ -35,14 +35,6 @@ class ArtExtension:
             art_routes(settings, parts.pool, parts.models, art, trainings, log),
             preview_routes(parts.pool, parts.models, art, trainings, parts.jobs, log),
         ]
-
-    def aliases(self, connection: sa.Connection) -> Mapping[str, Alias]:
-        """`agent@3` after three steps, and `agent` for the newest."""
-        return {name: Alias(step.served, step.created) for name, step in art_names(connection).items()}
-
-    def served_under(self, connection: sa.Connection, name: str) -> str | None:
-        """The model of a step, by any of ART's names for it."""
-        return served_under(connection, name)
 
     def tells_tokens(self, name: str) -> bool:
         """Whether a name is ART's: its clients learn from tokens and logprobs, and do not ask for them."""
