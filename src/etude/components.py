@@ -11,7 +11,7 @@ import etude.algorithms.expert_iteration
 import etude.algorithms.grpo
 import etude.algorithms.malt
 import etude.backends.lm_server
-import etude.backends.local_config
+import etude.backends.local
 import etude.backends.openai_adapter
 import etude.inference.local
 import etude.inference.openai_compatible

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import sqlalchemy as sa
 from fastapi import APIRouter
 
 from etude.integrations.art.serving.bodies import ArtLog
-from etude.integrations.art.serving.models import ArtModels, art_names, served_under
+from etude.integrations.art.serving.models import ArtModels, ArtNames
 from etude.integrations.art.serving.routes import art_routes, preview_routes
 from etude.integrations.art.serving.trainings import ArtTrainings
-from etude.server.extensions import Alias, ServerParts
+from etude.server.extensions import ServerParts
 
 
 class ArtExtension:
@@ -19,6 +18,7 @@ class ArtExtension:
 
     open_paths = frozenset({"/healthcheck"})
     large_paths = frozenset({"/_train_model", "/_log", "/v1/preview/training-jobs"})
+    names = ArtNames()
 
     def __init__(self) -> None:
         self._models: ArtModels | None = None
@@ -29,14 +29,6 @@ class ArtExtension:
         log = ArtLog(parts.settings.data_dir)
         trainings = ArtTrainings(parts, art, log)
         return [art_routes(parts, art, trainings, log), preview_routes(parts, art, trainings, log)]
-
-    def aliases(self, connection: sa.Connection) -> Mapping[str, Alias]:
-        """`agent@3` after three steps, and `agent` for the newest."""
-        return {name: Alias(step.served, step.created) for name, step in art_names(connection).items()}
-
-    def served_under(self, connection: sa.Connection, name: str) -> str | None:
-        """The model of a step, by any of ART's names for it."""
-        return served_under(connection, name)
 
     def tells_tokens(self, name: str) -> bool:
         """Whether a name is ART's: its clients learn from tokens and logprobs, and do not ask for them."""
