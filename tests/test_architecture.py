@@ -46,16 +46,6 @@ ROOMS = [
 ]
 """From the ground up: a room imports only from rooms before it. A module in `src/etude` is a room too."""
 
-KNOWN: set[tuple[str, str]] = {
-    ("etude.server.models", "etude.integrations.art.serving.names"),
-    ("etude.server.app", "etude.integrations.art.serving.log"),
-    ("etude.server.app", "etude.integrations.art.serving.models"),
-    ("etude.server.app", "etude.integrations.art.serving.preview"),
-    ("etude.server.app", "etude.integrations.art.serving.routes"),
-    ("etude.server.app", "etude.integrations.art.serving.trainings"),
-}
-"""Imports against the order that are still to be mended; nothing is to be added."""
-
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
@@ -130,7 +120,7 @@ def test_rooms_import_only_from_rooms_below_them():
         f"{module}:{line} imports {imported}"
         for module, tree in modules().items()
         for imported, line in imports(tree, typing=True)
-        if room_of(module) and imported.startswith("etude.") and (module, imported) not in KNOWN
+        if room_of(module) and imported.startswith("etude.")
         if ROOMS.index(room_of(imported)) > ROOMS.index(room_of(module))
     ]
     assert not found, "\n".join(found)
@@ -142,7 +132,7 @@ def test_no_modules_import_each_other_in_a_circle():
         module: {
             imported
             for imported, _ in imports(tree, typing=True)
-            if imported in modules() and imported != "etude" and (module, imported) not in KNOWN
+            if imported in modules() and imported != "etude"
         }
         for module, tree in modules().items()
         if module != "etude"
@@ -156,7 +146,7 @@ def test_nothing_imports_the_public_package():
         f"{module}:{line}"
         for module, tree in modules().items()
         for name, line in imports(tree)
-        if name == "etude" and (module, name) not in KNOWN
+        if name == "etude"
     ]
     assert not found, "\n".join(found)
 

@@ -19,6 +19,8 @@ from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.rewards.collections import numbered, phase_name
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, item_of, summary_of
+from etude.rewards.evaluator import unscored
+from etude.rewards.scorer import read_score
 from etude.runtime import Runtime
 from etude.store.episodes import epoch_of, iter_episodes, phases_of
 from etude.store.journal import Journal
@@ -167,12 +169,12 @@ class StoredEvaluation(Evaluation):
 
     def _score(self, record: EpisodeRecord, evaluator: str) -> EvalOutputItem:
         """The stored score; of an episode that has none, an item that says so."""
-        item = {"id": record.example.id, "generation": record.generation}
-        if record.failure is not None:
-            reason = f"{record.failure.kind}: {record.failure.reason}"
-            return EvalOutputItem(**item, error=reason)
-        stored = self._journal.get(f"{record.id}/score/{evaluator}")
-        return EvalOutputItem(**item, **(stored or {"error": "not scored before the run was stopped"}))
+        if record.failure is None:
+            score = read_score(self._journal, record, evaluator)
+            error = "not scored before the run was stopped"
+        else:
+            score, error = None, f"{record.failure.kind}: {record.failure.reason}"
+        return score or unscored(item_of(record), error)
 
 
 def _numbered_anew(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
