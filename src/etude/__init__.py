@@ -9,6 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from etude.algorithms.algorithm import Algorithm, OfGradient
+    from etude.algorithms.dpo import Dpo
+    from etude.algorithms.expert_iteration import ExpertIteration
+    from etude.algorithms.grpo import Grpo
+    from etude.algorithms.malt import Malt
+    from etude.algorithms.supervised import Supervised
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
     from etude.backends.job_content import JobNameTakenError
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
     from etude.core.example import Example
     from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
     from etude.core.message import OpenAIMessage
+    from etude.core.sample import Pair, Sample, Turn
     from etude.core.skipped import DryRun, Frozen, Skipped
     from etude.core.trajectory import (
         DPOItem,
@@ -79,6 +86,12 @@ _HOMES = {
     "etude.backends.lm_errors": ("LanguageModelClientError",),
     "etude.backends.openai_errors": ("TrainingJobNotFoundClientError",),
     "etude.backends.trainer_adapter": ("TrainerAdapter",),
+    "etude.algorithms.algorithm": ("Algorithm", "OfGradient"),
+    "etude.algorithms.dpo": ("Dpo",),
+    "etude.algorithms.expert_iteration": ("ExpertIteration",),
+    "etude.algorithms.grpo": ("Grpo",),
+    "etude.algorithms.malt": ("Malt",),
+    "etude.algorithms.supervised": ("Supervised",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.config.builder": ("Builder",),
     "etude.config.component": ("DatasetConfig", "EvaluatorConfig", "LlmConfig", "WorkflowConfig"),
@@ -115,6 +128,7 @@ _HOMES = {
     "etude.core.example": ("Example",),
     "etude.core.job": ("ModelVersion", "TrainingJobRef", "TrainingJobStatus", "TrainingStatusEnum"),
     "etude.core.message": ("OpenAIMessage",),
+    "etude.core.sample": ("Pair", "Sample", "Turn"),
     "etude.core.skipped": ("DryRun", "Frozen", "Skipped"),
     "etude.core.trajectory": (
         "DPOItem",
@@ -137,6 +151,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Algorithm",
     "BackendError",
     "Builder",
     "Capabilities",
@@ -147,6 +162,7 @@ __all__ = [
     "CurriculumLearningConfig",
     "DPOItem",
     "DatasetConfig",
+    "Dpo",
     "DryRun",
     "Engine",
     "Episode",
@@ -161,21 +177,28 @@ __all__ = [
     "Evaluator",
     "EvaluatorConfig",
     "Example",
+    "ExpertIteration",
     "FinetuneConfig",
     "FinetuneRunConfig",
     "Frozen",
+    "Grpo",
     "JobNameTakenError",
     "LanguageModelClient",
     "LanguageModelClientError",
     "LlmConfig",
+    "Malt",
     "ModelVersion",
+    "OfGradient",
     "OpenAIMessage",
     "OpenAiSharedModelGroup",
+    "Pair",
     "Reply",
     "RequestError",
     "RewardFunctionConfig",
+    "Sample",
     "SharedModelGroup",
     "Skipped",
+    "Supervised",
     "SyncEpisode",
     "TargetConfig",
     "ToolCall",
@@ -191,6 +214,7 @@ __all__ = [
     "TrajectoryBuilder",
     "TrajectoryBuilderConfig",
     "TrajectoryCollection",
+    "Turn",
     "WorkflowConfig",
     "__version__",
     "evaluator",

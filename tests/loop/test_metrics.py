@@ -7,9 +7,9 @@ from etude.loop.summary import reason_for_skip, summary_of
 from tests.report.histories import history
 
 
-def trajectory(reward, **metadata):
+def trajectory(reward, **fields):
     item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=())
-    return Trajectory(episode=[item], reward=reward, metadata=metadata)
+    return Trajectory(episode=[item], reward=reward, **fields)
 
 
 def collection(*groups):

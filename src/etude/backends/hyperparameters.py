@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from etude.algorithms.algorithm import kind_of
 from etude.core.errors import CapabilityError
 from etude.core.trajectory import Method
 
@@ -41,8 +42,8 @@ class JobHyperparameters:
     def for_api(self, method: Method) -> dict[str, Any]:
         """As the fine-tuning API names them, for a job of the method."""
         named = {"n_epochs": self.num_epochs, "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
-        if method != "supervised":
+        if kind_of(method) != "imitation":
             named["learning_rate"] = self.rl_learning_rate
-        if method == "dpo":
+        if kind_of(method) == "pairs":
             named["beta"] = self.dpo_beta
         return {name: value for name, value in named.items() if value is not None}

@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities
+from etude.algorithms.algorithm import Algorithm
+from etude.backends.capabilities import EVERY_KIND, Capabilities
 from etude.backends.hyperparameters import JobHyperparameters
 from etude.backends.job_content import JobContent, data_hash
 from etude.backends.job_log import JobLog
 from etude.backends.job_status import job_status
 from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.backends.local_training import (
-    batch_of,
-    data_at,
-    for_method,
+    algorithm_for,
+    for_algorithm,
     hyperparameters_of,
     learner_options,
     lora_with,
-    objective_of,
+    units_of,
 )
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.backends.versions import FinishedJob, VersionFolders
@@ -30,8 +30,8 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
+from etude.core.sample import Unit
 from etude.core.trajectory import TrajectoryCollection
-from etude.learner.batch import TrainingBatch
 from etude.learner.learner import Learner, StepReport, TrainingCanceled
 from etude.models.policy import LoraOptions, Policy
 
@@ -52,9 +52,10 @@ class _Job:
 class _Order:
     """What a job is to train on, and how."""
 
-    trajectories: TrajectoryCollection
+    name: str
+    algorithm: Algorithm
     config: LocalAdapterConfig
-    batch: TrainingBatch
+    groups: list[list[Unit]]
     content: JobContent
 
 
@@ -100,8 +101,8 @@ class LocalAdapter(TrainerAdapter):
         self._learner = Learner(self._policy, options, self._seed)
 
     def capabilities(self) -> Capabilities:
-        """All methods, on token ids."""
-        return Capabilities(token_ids_for=ALL_METHODS, versions=True, from_base=True)
+        """All algorithms, a user's too, on token ids."""
+        return Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """See `TrainerAdapter.use_hyperparameters`. LoRA weights are put on the model by `initialize`."""
@@ -123,8 +124,9 @@ class LocalAdapter(TrainerAdapter):
         """Start training in a thread. See `TrainerAdapter.submit`."""
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
-        learner, config = self._require_learner(), for_method(trajectories.method, *self._settings)
-        facts = hyperparameters_of(config, learner.options.schedule, self._seed)
+        learner, algorithm = self._require_learner(), algorithm_for(trajectories, self._hyperparameters)
+        config = for_algorithm(algorithm, self.adapter_config, self._hyperparameters)
+        facts = hyperparameters_of(algorithm, config, learner.options.schedule, self._seed)
         content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
         if (running := self._jobs.get(name)) is not None:
             running.content.require(name, content)
@@ -134,8 +136,8 @@ class LocalAdapter(TrainerAdapter):
         if running is not None or finished is not None:
             return ref
         # Made before the job starts, so that data which cannot be trained on is an error here.
-        batch = batch_of(trajectories, config, self._policy.template)
-        order = _Order(trajectories, config, batch, content)
+        groups = units_of(trajectories, algorithm, self._policy.template)
+        order = _Order(name, algorithm, config, groups, content)
         canceled = threading.Event()
         task = asyncio.create_task(asyncio.to_thread(self._train, order, canceled))
         self._jobs[name] = _Job(task, content, canceled)
@@ -219,8 +221,7 @@ class LocalAdapter(TrainerAdapter):
     def _train(self, order: _Order, canceled: threading.Event) -> FinishedJob:
         """In a thread: train, and save the new version. Everything is as it was after any error."""
         learner, policy, config = self._require_learner(), self._policy, order.config
-        name, template = order.trajectories.run_id, policy.template
-        objective = objective_of(order.trajectories.method, config)
+        name, algorithm = order.name, order.algorithm
         with policy.lock:
             start = policy.version
             if self._optimiser_of != start:
@@ -230,9 +231,8 @@ class LocalAdapter(TrainerAdapter):
                 learner.options, learning_rate=config.learning_rate, passes=config.passes
             )
             try:
-                data, facts = data_at(order.trajectories, config, learner)
-                batch = order.batch if data is order.trajectories else batch_of(data, config, template)
-                metrics = learner.train(batch, objective, self._on_step(name), canceled) | facts
+                units, facts = algorithm.units(order.groups, learner.divergences)
+                metrics = learner.train(units, algorithm, self._on_step(name), canceled) | facts
                 content = replace(order.content, start=str(start))
                 finished = self._versions.write(name, number, content, metrics, policy, learner)
             except BaseException as error:
@@ -246,10 +246,6 @@ class LocalAdapter(TrainerAdapter):
             policy.mark_changed(number, finished.version.digest)
             self._newest = self._optimiser_of = number
         return finished
-
-    @property
-    def _settings(self) -> tuple[LocalAdapterConfig, JobHyperparameters]:
-        return self.adapter_config, self._hyperparameters
 
     def _take_optimiser_of(self, number: int) -> None:
         """Put the optimiser to where it was when a version was made."""

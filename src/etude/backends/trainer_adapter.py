@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Protocol
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities, check_method
+from etude.backends.capabilities import Capabilities, check_method
 from etude.backends.hyperparameters import JobHyperparameters
 from etude.backends.pauses import pauses
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
@@ -17,7 +17,7 @@ from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 
-__all__ = ["ALL_METHODS", "Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
+__all__ = ["Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
 
 
 class Jobs(Protocol):

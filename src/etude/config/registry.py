@@ -126,10 +126,10 @@ class Registry:
             sentence = f"there is no {NOUNS[kind]} type '{name}'"
         raise RequestError(sentence + alternatives(name, self.names(kind), otherwise="none is registered"))
 
-    def of_factory(self, kind: Kind, factory: object) -> Registration | None:
-        """The registration of a decorated generator function, or None when it is not one of `kind`."""
+    def of_object(self, kind: Kind, value: object) -> Registration | None:
+        """The registration of a decorated generator function, or of a config class; None without one."""
         for registration in self._registrations.values():
-            if registration.kind == kind and registration.factory is factory:
+            if registration.kind == kind and value in (registration.factory, registration.config_type):
                 return registration
         return None
 
@@ -147,9 +147,9 @@ def names(kind: Kind) -> list[str]:
     return _registry.names(kind)
 
 
-def of_factory(kind: Kind, factory: object) -> Registration | None:
-    """The registration of a decorated generator function, or None when it is not one of `kind`."""
-    return _registry.of_factory(kind, factory)
+def of_object(kind: Kind, value: object) -> Registration | None:
+    """The registration of a decorated generator function, or of a config class; None without one."""
+    return _registry.of_object(kind, value)
 
 
 def load_entry_points() -> None:

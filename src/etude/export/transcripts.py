@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from etude.algorithms.plays import is_play
+from etude.algorithms.episodes import is_play
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.keys import content_hash

@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from etude.algorithms.algorithm import kind_of
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
@@ -64,7 +65,7 @@ class Provenance:
                 f"episodes of epoch {epoch + 1} were not sampled from version {now.number}, which the model "
                 f"was at: {listed} of {sum(calls.values())} calls{_advice(old, made)}"
             )
-        if collection.method != "grpo":
+        if kind_of(collection.method) != "samples":
             return
         if self._latest is not None and self._latest not in young:
             raise TrainingError(

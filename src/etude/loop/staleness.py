@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.core.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
 
 
 def age_of(number: int, made: Sequence[int]) -> int:
@@ -27,10 +27,6 @@ def without_stale(
 
 def _age(trajectory: Trajectory, made: Sequence[int]) -> float:
     sampled = [
-        (item.metadata or {}).get("model_version")
-        for item in trajectory.episode
-        if isinstance(item, EpisodeItem)
-        and item.role is EpisodeItemRole.ASSISTANT
-        and not (item.metadata or {}).get("given")
+        item.model_version for item in trajectory.episode if isinstance(item, EpisodeItem) and item.is_sampled
     ]
-    return max((float("inf") if one is None else age_of(int(one), made) for one in sampled), default=0.0)
+    return max((float("inf") if one is None else age_of(one, made) for one in sampled), default=0.0)

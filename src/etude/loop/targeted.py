@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from etude.algorithms.branches import is_targeted
+from etude.algorithms.samples import is_targeted
 from etude.config.nearest import nearest
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError

@@ -24,7 +24,7 @@ from etude.server.files import FileStore
 from etude.server.files_api import file_routes
 from etude.server.guard import Guard
 from etude.server.jobs import JobStore
-from etude.server.jobs_api import job_routes
+from etude.server.jobs_api import algorithm_routes, job_routes
 from etude.server.metrics import Metrics
 from etude.server.models import ModelStore
 from etude.server.models_api import model_routes
@@ -74,6 +74,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     app.include_router(completion_routes(pool, metrics, settings.name))
     app.include_router(file_routes(files))
     app.include_router(job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake))
+    app.include_router(algorithm_routes())
     app.include_router(engine_routes(pool))
     app.include_router(art_routes(settings, pool, models, art, trainings, log))
     app.include_router(preview_routes(pool, models, art, trainings, jobs, log))

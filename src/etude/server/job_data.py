@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from etude.algorithms.algorithm import Algorithm
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.keys import generator
 from etude.core.message import Message, Tool
+from etude.core.sample import Pair, Sample, Unit
 from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow
-from etude.core.trajectory import Method, TrajectoryCollection
-from etude.learner.batch import TokenSequence, TrainingBatch
-from etude.learner.collate import grpo_batch
-from etude.learner.dpo import Dpo
-from etude.learner.grpo import Grpo
 from etude.learner.learner import LearnerOptions
-from etude.learner.objective import Objective
 from etude.learner.schedule import Schedule
-from etude.learner.sft import Sft
 from etude.models.policy import Policy
 
-Units: TypeAlias = tuple[tuple[TokenSequence, ...], ...]
+Units: TypeAlias = tuple[tuple[Sample, ...], ...]
 """What a row gives: one unit, or for a group of grpo one for each trajectory."""
 
 
@@ -37,28 +32,19 @@ class Step:
 
 
 def units_of(
-    rows: Iterable[SupervisedRow | DpoRow | GrpoRow], policy: Policy, values: Mapping[str, Any]
+    rows: Iterable[SupervisedRow | DpoRow | GrpoRow], policy: Policy, algorithm: Algorithm
 ) -> list[Units]:
     """The units of each row. Raises TrainingError with the number of a row that does not fit the model."""
-    found = []
+    groups: list[list[Unit]] = []
     for number, row in enumerate(rows, start=1):
         try:
-            units = _units(row, policy, values)
+            groups.append([*row.group()] if isinstance(row, GrpoRow) else [_spoken_unit(row, policy)])
         except EtudeError as error:
             raise TrainingError(f"row {number}: {error}") from error
-        for sequence in (one for unit in units for one in unit):
-            _check(sequence, policy, f"row {number}")
-        found.append(units)
-    return found
-
-
-def objective_of(method: Method, values: Mapping[str, Any]) -> Objective:
-    """The objective of a job, with its hyperparameters. DPO's reference is the model it starts from."""
-    if method == "supervised":
-        return Sft()
-    if method == "dpo":
-        return Dpo(values["beta"], values["label_smoothing"], values["loss"], "base")
-    return Grpo(**{field.name: values[field.name] for field in fields(Grpo)})
+        for sample in (sample for unit in groups[-1] for sample in unit.samples):
+            _check(sample, policy, f"row {number}")
+    units = iter(algorithm.units(groups)[0])
+    return [tuple(next(units) for _ in group) for group in groups]
 
 
 def learner_options(values: Mapping[str, Any], steps: int) -> LearnerOptions:
@@ -98,38 +84,34 @@ def has_gradient(units: Units) -> bool:
 
 def trained_tokens(units: Units) -> int:
     """Tokens of a row that count in the loss."""
-    return sum(1 for unit in units for sequence in unit for weight in sequence.weights if weight)
+    return sum(1 for unit in units for sequence in unit for weight in sequence.loss_weights if weight)
 
 
-def batch_of(rows: Iterable[Units]) -> TrainingBatch:
+def batch_of(rows: Iterable[Units]) -> list[tuple[Sample, ...]]:
     """The units of several rows together."""
-    return TrainingBatch(tuple(unit for units in rows for unit in units))
+    return [unit for units in rows for unit in units]
 
 
-def _units(row: SupervisedRow | DpoRow | GrpoRow, policy: Policy, values: Mapping[str, Any]) -> Units:
+def _spoken_unit(row: SupervisedRow | DpoRow, policy: Policy) -> Unit:
     if isinstance(row, SupervisedRow):
-        return ((_spoken(policy, row.messages, row.tools or ()),),)
-    if isinstance(row, DpoRow):
-        # What the prompt's assistant said is context of both answers.
-        prompt = [
-            message.model_copy(update={"weight": 0}) if message.role == "assistant" else message
-            for message in row.input.messages
-        ]
-        tools = row.input.tools or ()
-        chosen = _spoken(policy, [*prompt, *row.preferred_output], tools)
-        return ((chosen, _spoken(policy, [*prompt, *row.non_preferred_output], tools)),)
-    collection = TrajectoryCollection(trajectories=[row.group()], run_id="job", method="grpo")
-    return grpo_batch(collection, values["advantage_scale"]).units
+        return _spoken(policy, row.messages, row.tools or ())
+    # What the prompt's assistant said is context of both answers.
+    prompt = [
+        message.model_copy(update={"weight": 0}) if message.role == "assistant" else message
+        for message in row.input.messages
+    ]
+    tools = row.input.tools or ()
+    chosen = _spoken(policy, [*prompt, *row.preferred_output], tools)
+    return Pair(chosen, _spoken(policy, [*prompt, *row.non_preferred_output], tools))
 
 
-def _spoken(policy: Policy, messages: Sequence[RowMessage], tools: Sequence[Tool]) -> TokenSequence:
+def _spoken(policy: Policy, messages: Sequence[RowMessage], tools: Sequence[Tool]) -> Sample:
     wire: list[Message] = [message.to_wire() for message in messages]
     ids, sampled = policy.template.transcript(wire, tools)
-    weights = tuple(float(one) for one in sampled)
-    return TokenSequence(ids, weights, weights, (0.0,) * len(ids))
+    return Sample(ids, tuple(map(bool, sampled)))
 
 
-def _check(sequence: TokenSequence, policy: Policy, where: str) -> None:
+def _check(sequence: Sample, policy: Policy, where: str) -> None:
     if len(sequence.ids) > policy.max_context:
         raise TrainingError(
             f"{where} has {len(sequence.ids)} tokens, and the model's context ends at {policy.max_context}; "

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from etude.algorithms.algorithm import algorithm_type
 from etude.core.keys import content_hash
 from etude.core.trajectory import Method
-from etude.server.hyperparameters import DpoMethod, GrpoMethod, Hyperparameters, SupervisedMethod
+from etude.server.hyperparameters import Hyperparameters, method_model, server_algorithms
 from etude.server.ids import check_suffix
 
 IDEMPOTENCY_FIELD = "idempotency_key"
@@ -23,27 +24,39 @@ _Value = Annotated[str, Field(max_length=512)]
 
 
 class MethodBody(BaseModel):
-    """`method`: its type, and the hyperparameters under the type's name."""
+    """`method`: its type, an algorithm, and the hyperparameters under the type's name."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     type: Method
-    supervised: SupervisedMethod | None = None
-    dpo: DpoMethod | None = None
-    grpo: GrpoMethod | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _is_known(cls, name: Method) -> Method:
+        known = server_algorithms()
+        if name not in known:
+            raise ValueError(
+                f"there is no algorithm '{name}' here. Allowed: {', '.join(known)}; the server takes others "
+                "that it was started with: --algorithms module:Name"
+            )
+        return name
 
     @model_validator(mode="after")
     def _only_its_own(self) -> MethodBody:
-        others = {"supervised", "dpo", "grpo"} - {self.type}
-        if wrong := sorted(name for name in others if getattr(self, name) is not None):
+        given = self.model_extra or {}
+        if wrong := sorted(given.keys() - {self.type}):
             raise ValueError(f"the method is {self.type}, and there are options of {', '.join(wrong)}")
+        if self.type in given:
+            body = method_model(algorithm_type(self.type)).model_validate({self.type: given[self.type] or {}})
+            self._asked = getattr(body, self.type).hyperparameters
         return self
 
     @property
     def hyperparameters(self) -> Hyperparameters:
         """Those of the method."""
-        options = {"supervised": self.supervised, "dpo": self.dpo, "grpo": self.grpo}[self.type]
-        return Hyperparameters() if options is None else options.hyperparameters
+        return self._asked
+
+    _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
 
 
 class JobBody(BaseModel):

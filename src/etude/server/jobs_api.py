@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 
+from etude.algorithms.algorithm import kind_of
+from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.errors import ApiError
 from etude.server.files import FileStore
-from etude.server.hyperparameters import resolved
+from etude.server.hyperparameters import resolved, server_algorithms
 from etude.server.job_objects import checkpoint_object, event_object, job_object
 from etude.server.job_request import JobBody
 from etude.server.jobs import JobStore, require_same
@@ -79,6 +81,18 @@ def job_routes(
     return router
 
 
+def algorithm_routes() -> APIRouter:
+    """Which algorithms a job can name."""
+    router = APIRouter(prefix="/v1/fine_tuning/algorithms", tags=["fine-tuning"])
+
+    @router.get("", summary="List algorithms")
+    def list_algorithms() -> dict[str, Any]:
+        """Names for the `type` of a job's `method`."""
+        return {"object": "list", "data": sorted(server_algorithms())}
+
+    return router
+
+
 def _values(body: JobBody, files: FileStore, models: ModelStore) -> dict[str, Any]:
     """The columns of a new job. Raises ApiError for what does not fit together."""
     method = body.method.type
@@ -110,7 +124,7 @@ def _file(files: FileStore, name: str, method: Method, param: str) -> Row:
         row = files.get(name)
     except ApiError as error:
         raise ApiError(400, f"there is no file {name!r}", param=param, code="invalid_value") from error
-    if row["method"] != method:
+    if row["method"] != ROW_OF[kind_of(method)]:
         raise ApiError(
             400,
             f"file {name} has rows for {row['method']}, and the method is {method}",

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from etude.core.errors import TrainingError
 from etude.core.keys import fold
+from etude.core.training_rows import ROW_OF
 from etude.export.draft import draft_of
 from etude.learner.learner import Learner, Snapshot
-from etude.learner.objective import Objective
 from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
 from etude.server.files import FileStore
+from etude.server.hyperparameters import job_algorithm
 from etude.server.ids import model_name
 from etude.server.job_data import (
     Step,
@@ -27,7 +28,6 @@ from etude.server.job_data import (
     batch_of,
     has_gradient,
     learner_options,
-    objective_of,
     plan_steps,
     trained_tokens,
     units_of,
@@ -81,7 +81,7 @@ class JobTraining:
         self._files = files
         self._values: Mapping[str, Any] = job["hyperparameters"]
         self._folder = JobFolder(place.data_dir, job["id"])
-        self._objective: Objective = objective_of(job["method"], self._values)
+        self._algorithm = job_algorithm(job["method"], self._values)
         self._policy = self._load(models)
         self._start_digest = self._policy.digest()
         self._rows = self._read(job["training_file"])
@@ -137,22 +137,22 @@ class JobTraining:
             dtype=self._place.dtype,
             lora=lora,
             seed=fold(self._job["seed"], "lora"),
-            keep_base=self._objective.needs_reference and values.get("reference") == "base",
+            keep_base=self._algorithm.needs_reference and values.get("reference") == "base",
         )
-        if self._objective.needs_reference:
+        if self._algorithm.needs_reference:
             # Where nothing else is kept: the model that the job starts from, wherever it resumes.
             policy.keep_base()
         return policy
 
     def _read(self, file: str) -> list[Units]:
-        rows = read_rows(self._files.path(file), self._job["method"])
-        return units_of(rows, self._policy, self._values)
+        rows = read_rows(self._files.path(file), ROW_OF[self._algorithm.kind])
+        return units_of(rows, self._policy, self._algorithm)
 
     def _take(self, step: Step, canceled: Event) -> dict[str, float]:
         batch = batch_of(self._rows[row] for row in step.rows)
-        metrics = self._learner.train(batch, self._objective, canceled=canceled)
+        metrics = self._learner.train(batch, self._algorithm, canceled=canceled)
         if self._validation and step.ends_epoch:
-            metrics["valid_loss"] = self._learner.evaluate(batch_of(self._validation), self._objective)[
+            metrics["valid_loss"] = self._learner.evaluate(batch_of(self._validation), self._algorithm)[
                 "loss"
             ]
         return {name: value for name, value in metrics.items() if math.isfinite(value)}

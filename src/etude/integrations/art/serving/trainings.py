@@ -26,7 +26,7 @@ from etude.integrations.art.serving.rows import ArtRows, rows_of
 from etude.models.speech import Speech
 from etude.server.errors import ApiError
 from etude.server.files import FileStore
-from etude.server.hyperparameters import GrpoHyperparameters, resolved
+from etude.server.hyperparameters import Hyperparameters, resolved
 from etude.server.jobs import JobStore
 from etude.server.models import ModelStore
 from etude.server.settings import ServerSettings
@@ -100,12 +100,12 @@ class ArtTrainings:
     def _read(self, body: TrainBody) -> ArtRows:
         return rows_of(body.trajectory_groups, self._speech)
 
-    def _begin(self, body: TrainBody, asked: GrpoHyperparameters, given: ArtRows) -> Begun:
+    def _begin(self, body: TrainBody, asked: Hyperparameters, given: ArtRows) -> Begun:
         """The job of the next step: a new one, or the one that trains on the same already."""
         lines = "".join(row.model_dump_json(exclude_none=True) + "\n" for row in given.rows)
         told = content_hash([lines, asked.model_dump(mode="json")])
         base = self._art.base_of(body.model)
-        if asked.beta and base != self._models.base.name:
+        if asked.given().get("beta") and base != self._models.base.name:
             raise ApiError(
                 400, f"beta pulls to the server's own model, and '{base}' was made of it", param="beta"
             )
@@ -122,7 +122,7 @@ class ArtTrainings:
         self._jobs.create(values | facts | {"metadata": {"art_model": name, "art_step": str(begun.step)}})
         return begun
 
-    def _values(self, asked: GrpoHyperparameters, begun: Begun, rows: int) -> dict[str, Any]:
+    def _values(self, asked: Hyperparameters, begun: Begun, rows: int) -> dict[str, Any]:
         start = self._models.get(begun.start.served)
         try:
             values = resolved("grpo", asked, rows, start.lora, fine_tuned=start.folder is not None)
@@ -162,7 +162,7 @@ class ArtTrainings:
         self._woken()
 
 
-def _asked(body: TrainBody) -> GrpoHyperparameters:
+def _asked(body: TrainBody) -> Hyperparameters:
     try:
         return hyperparameters(body.model.internal, body.config, body.dev_config)
     except ValueError as error:
