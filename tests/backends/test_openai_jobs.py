@@ -6,7 +6,6 @@ from itertools import islice
 
 import httpx
 import pytest
-from etude.algorithms.transcript import trajectory_of
 from openai import AsyncOpenAI
 
 from etude.algorithms.samples import branches_of, sample_of

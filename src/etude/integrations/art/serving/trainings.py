@@ -37,6 +37,7 @@ from etude.server.errors import ApiError
 from etude.server.extensions import ServerParts
 from etude.server.generation import unless_gone
 from etude.server.hyperparameters import Hyperparameters, resolved
+from etude.server.jobs import JobStore
 
 HUNG_UP = 499
 """The status of a request whose client is gone."""
