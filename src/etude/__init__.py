@@ -9,24 +9,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from etude.algorithms.algorithm import Algorithm, OfGradient
+    from etude.algorithms.dpo import Dpo
+    from etude.algorithms.expert_iteration import ExpertIteration
+    from etude.algorithms.grpo import Grpo
+    from etude.algorithms.malt import Malt
+    from etude.algorithms.supervised import Supervised
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
-    from etude.backends.lm_client import LanguageModelClient, LanguageModelClientError
-    from etude.backends.openai_api import TrainingJobNotFoundClientError
     from etude.backends.trainer_adapter import TrainerAdapter
     from etude.config.builder import Builder
     from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
     from etude.config.finetuning import (
-        CurriculumLearningConfig,
         FinetuneConfig,
-        FinetuneRunConfig,
-        RewardFunctionConfig,
-        TargetConfig,
         TrainerAdapterConfig,
         TrainerConfig,
         TrajectoryBuilderConfig,
     )
-    from etude.config.load import load_config, parse_config
+    from etude.config.load import load_config
     from etude.config.registry import (
         register_dataset,
         register_evaluator,
@@ -38,47 +38,42 @@ if TYPE_CHECKING:
     )
     from etude.config.schema import Config
     from etude.core.call import ChatRequest, Completion
-    from etude.core.errors import BackendError, ConfigError, EtudeError, RequestError
-    from etude.core.evaluation import (
-        EvalInput,
-        EvalInputItem,
-        EvalOutput,
-        EvalOutputItem,
-        EvaluationRunOutput,
-    )
+    from etude.core.errors import ConfigError, EtudeError, RequestError
+    from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
     from etude.core.example import Example
     from etude.core.interfaces import Engine, Evaluator
     from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-    from etude.core.message import OpenAIMessage
-    from etude.core.skipped import DryRun, Frozen, Skipped
-    from etude.core.trajectory import (
-        DPOItem,
-        EpisodeItem,
-        EpisodeItemRole,
-        Trajectory,
-        TrajectoryCollection,
-    )
+    from etude.core.sample import Pair, Sample, Turn
+    from etude.core.skipped import Skipped
+    from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
     from etude.jobs.content import JobNameTakenError
     from etude.loop.interface import Trainer
+    from etude.loop.trainer import EpochTrainer
     from etude.rewards.evaluator import evaluator
     from etude.rollout.blocking import SyncEpisode
     from etude.rollout.episode import Episode
     from etude.rollout.function import function
     from etude.rollout.reply import Reply, ToolCall
     from etude.rollout.workflow import workflow
+    from etude.run import Run, TrainedModel
+    from etude.verbs import evaluate, evaluate_async, load_run, resume, resume_async, train, train_async
 
     __version__: str
 
 _HOMES = {
+    "etude.algorithms.algorithm": (
+        "Algorithm",
+        "OfGradient",
+    ),
+    "etude.algorithms.dpo": ("Dpo",),
+    "etude.algorithms.expert_iteration": ("ExpertIteration",),
+    "etude.algorithms.grpo": ("Grpo",),
+    "etude.algorithms.malt": ("Malt",),
+    "etude.algorithms.supervised": ("Supervised",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.backends.capabilities": ("Capabilities",),
-    "etude.backends.lm_client": (
-        "LanguageModelClient",
-        "LanguageModelClientError",
-    ),
-    "etude.backends.openai_api": ("TrainingJobNotFoundClientError",),
     "etude.backends.trainer_adapter": ("TrainerAdapter",),
     "etude.config.builder": ("Builder",),
     "etude.config.component": (
@@ -88,19 +83,12 @@ _HOMES = {
         "WorkflowConfig",
     ),
     "etude.config.finetuning": (
-        "CurriculumLearningConfig",
         "FinetuneConfig",
-        "FinetuneRunConfig",
-        "RewardFunctionConfig",
-        "TargetConfig",
         "TrainerAdapterConfig",
         "TrainerConfig",
         "TrajectoryBuilderConfig",
     ),
-    "etude.config.load": (
-        "load_config",
-        "parse_config",
-    ),
+    "etude.config.load": ("load_config",),
     "etude.config.registry": (
         "register_dataset",
         "register_evaluator",
@@ -116,13 +104,11 @@ _HOMES = {
         "Completion",
     ),
     "etude.core.errors": (
-        "BackendError",
         "ConfigError",
         "EtudeError",
         "RequestError",
     ),
     "etude.core.evaluation": (
-        "EvalInput",
         "EvalInputItem",
         "EvalOutput",
         "EvalOutputItem",
@@ -131,8 +117,6 @@ _HOMES = {
     "etude.core.example": ("Example",),
     "etude.core.interfaces": (
         "Engine",
-        "Engine",
-        "Evaluator",
         "Evaluator",
     ),
     "etude.core.job": (
@@ -141,12 +125,12 @@ _HOMES = {
         "TrainingJobStatus",
         "TrainingStatusEnum",
     ),
-    "etude.core.message": ("OpenAIMessage",),
-    "etude.core.skipped": (
-        "DryRun",
-        "Frozen",
-        "Skipped",
+    "etude.core.sample": (
+        "Pair",
+        "Sample",
+        "Turn",
     ),
+    "etude.core.skipped": ("Skipped",),
     "etude.core.trajectory": (
         "DPOItem",
         "EpisodeItem",
@@ -157,14 +141,9 @@ _HOMES = {
     "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
     "etude.groups.shared": ("SharedModelGroup",),
     "etude.jobs.content": ("JobNameTakenError",),
-    "etude.loop.interface": (
-        "Trainer",
-        "Trainer",
-    ),
-    "etude.rewards.evaluator": (
-        "evaluator",
-        "evaluator",
-    ),
+    "etude.loop.interface": ("Trainer",),
+    "etude.loop.trainer": ("EpochTrainer",),
+    "etude.rewards.evaluator": ("evaluator",),
     "etude.rollout.blocking": ("SyncEpisode",),
     "etude.rollout.episode": ("Episode",),
     "etude.rollout.function": ("function",),
@@ -173,27 +152,39 @@ _HOMES = {
         "ToolCall",
     ),
     "etude.rollout.workflow": ("workflow",),
+    "etude.run": (
+        "Run",
+        "TrainedModel",
+    ),
+    "etude.verbs": (
+        "evaluate",
+        "evaluate_async",
+        "load_run",
+        "resume",
+        "resume_async",
+        "train",
+        "train_async",
+    ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "BackendError",
+    "Algorithm",
     "Builder",
     "Capabilities",
     "ChatRequest",
     "Completion",
     "Config",
     "ConfigError",
-    "CurriculumLearningConfig",
     "DPOItem",
     "DatasetConfig",
-    "DryRun",
+    "Dpo",
     "Engine",
     "Episode",
     "EpisodeItem",
     "EpisodeItemRole",
+    "EpochTrainer",
     "EtudeError",
-    "EvalInput",
     "EvalInputItem",
     "EvalOutput",
     "EvalOutputItem",
@@ -201,29 +192,30 @@ __all__ = [
     "Evaluator",
     "EvaluatorConfig",
     "Example",
+    "ExpertIteration",
     "FinetuneConfig",
-    "FinetuneRunConfig",
-    "Frozen",
+    "Grpo",
     "JobNameTakenError",
-    "LanguageModelClient",
-    "LanguageModelClientError",
     "LlmConfig",
+    "Malt",
     "ModelVersion",
-    "OpenAIMessage",
+    "OfGradient",
     "OpenAiSharedModelGroup",
+    "Pair",
     "Reply",
     "RequestError",
-    "RewardFunctionConfig",
+    "Run",
+    "Sample",
     "SharedModelGroup",
     "Skipped",
+    "Supervised",
     "SyncEpisode",
-    "TargetConfig",
     "ToolCall",
+    "TrainedModel",
     "Trainer",
     "TrainerAdapter",
     "TrainerAdapterConfig",
     "TrainerConfig",
-    "TrainingJobNotFoundClientError",
     "TrainingJobRef",
     "TrainingJobStatus",
     "TrainingStatusEnum",
@@ -231,12 +223,15 @@ __all__ = [
     "TrajectoryBuilder",
     "TrajectoryBuilderConfig",
     "TrajectoryCollection",
+    "Turn",
     "WorkflowConfig",
     "__version__",
+    "evaluate",
+    "evaluate_async",
     "evaluator",
     "function",
     "load_config",
-    "parse_config",
+    "load_run",
     "register_dataset",
     "register_evaluator",
     "register_llm",
@@ -244,6 +239,10 @@ __all__ = [
     "register_trainer_adapter",
     "register_trajectory_builder",
     "register_workflow",
+    "resume",
+    "resume_async",
+    "train",
+    "train_async",
     "workflow",
 ]
 

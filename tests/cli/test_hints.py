@@ -196,7 +196,7 @@ def where_nothing_is(small_example, printed):  # noqa: F811
 def after_a_demo_that_was_stopped(small_example, printed):  # noqa: F811
     """In a folder of one's own, which is not empty any more."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("etude.demo.demo.finetune", lambda *args, **kwargs: 1 / 0)
+        patch.setattr("etude.demo.demo.train_in", lambda *args, **kwargs: 1 / 0)
         shown = etude("demo", "--out", "here it is", "--method", "dpo", "--seed", "3")
     assert shown.exit_code == 1
     words = shlex.split(last_line(shown))

@@ -96,6 +96,12 @@ class EngineStatus(_Told):
     """Why it does not run, where it should."""
 
 
+class Algorithms(_Told):
+    """`GET /v1/fine_tuning/algorithms`."""
+
+    data: list[str]
+
+
 class LanguageModelClient:
     """Controls the engine of a language-model server. Jobs and completions go through the OpenAI SDK."""
 
@@ -130,6 +136,10 @@ class LanguageModelClient:
     async def get_health(self) -> ServerHealth:
         """Whether the server is up."""
         return await self._ask("GET", "/health", ServerHealth)
+
+    async def algorithms(self) -> list[str]:
+        """The algorithms that jobs can name: those that ship, and what the server was started with."""
+        return (await self._ask("GET", "/v1/fine_tuning/algorithms", Algorithms)).data
 
     async def get_engine_status(self) -> EngineStatus:
         """What the engine does."""

@@ -207,6 +207,22 @@ class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
         return rows
 
 
+class LiveRowsConfig(RowsConfig, name="live"):
+    """Rows that a program gave to `etude.train` or `etude.evaluate` as a Python object."""
+
+    name: str = Field(description="A word for them.")
+    value: Any = Field(default=None, exclude=True, repr=False)
+
+    @property
+    def source(self) -> str:
+        """The word for them."""
+        return self.name
+
+    def _contents(self) -> Iterable[Any]:
+        rows: Iterable[Any] = self.value
+        return rows
+
+
 class PythonDatasetConfig(RowsConfig, name="python"):
     """Rows from a Python function, or from any iterable of dicts or Examples."""
 

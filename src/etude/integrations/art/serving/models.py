@@ -17,7 +17,7 @@ from etude.integrations.art.serving.bodies import ArtModel
 from etude.server.database import JOBS, Row, new_id, table
 from etude.server.errors import ApiError
 from etude.server.jobs import FINAL
-from etude.server.models import ModelStore
+from etude.server.models import Alias, ModelStore
 
 ART_MODELS = table(
     "art_models",
@@ -69,19 +69,6 @@ def steps_of(connection: sa.Connection, model: str | None = None) -> list[ArtSte
     return [ArtStep(*row) for row in connection.execute(query)]
 
 
-def served_under(connection: sa.Connection, name: str) -> str | None:
-    """The model that answers under one of ART's names; None when it is no such name."""
-    artifact = _ARTIFACT.fullmatch(name)
-    if artifact is not None and not _is_of(connection, artifact["name"], artifact["project"]):
-        return None
-    name = plain_name(name)
-    model = name.partition("@")[0]
-    steps = steps_of(connection, model)
-    if name == model:
-        return steps[-1].served if steps else None
-    return next((step.served for step in steps if step.name == name), None)
-
-
 def plain_name(name: str) -> str:
     """`agent@3` or `agent` for any of ART's names; other names as they are."""
     artifact = _ARTIFACT.fullmatch(name)
@@ -90,13 +77,27 @@ def plain_name(name: str) -> str:
     return artifact["name"] if artifact["step"] is None else f"{artifact['name']}@{int(artifact['step'])}"
 
 
-def art_names(connection: sa.Connection) -> dict[str, ArtStep]:
-    """All names, and the steps that they stand for."""
-    names: dict[str, ArtStep] = {}
-    for step in steps_of(connection):
-        names[step.name] = step
-        names[step.model] = step
-    return names
+class ArtNames:
+    """ART's names, as the server looks them up."""
+
+    def aliases(self, connection: sa.Connection) -> dict[str, Alias]:
+        """All names, and the models of the steps that they stand for."""
+        names: dict[str, Alias] = {}
+        for step in steps_of(connection):
+            names[step.name] = names[step.model] = Alias(step.served, step.created)
+        return names
+
+    def served_under(self, connection: sa.Connection, name: str) -> str | None:
+        """The model that answers under one of ART's names; None when it is no such name."""
+        artifact = _ARTIFACT.fullmatch(name)
+        if artifact is not None and not _is_of(connection, artifact["name"], artifact["project"]):
+            return None
+        name = plain_name(name)
+        model = name.partition("@")[0]
+        steps = steps_of(connection, model)
+        if name == model:
+            return steps[-1].served if steps else None
+        return next((step.served for step in steps if step.name == name), None)
 
 
 def _is_of(connection: sa.Connection, model: str, project: str) -> bool:

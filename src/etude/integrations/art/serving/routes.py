@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -31,12 +30,12 @@ from etude.integrations.art.serving.bodies import (
     described,
     parsed,
 )
-from etude.integrations.art.serving.models import ArtModels, art_names, served_under
+from etude.integrations.art.serving.models import ArtModels, ArtNames
 from etude.integrations.art.serving.options import DevConfig, ServerConfig, TrainConfig
 from etude.integrations.art.serving.trainings import ArtTrainings, line_of, steps_of_job
 from etude.server.database import Order, Row, list_object
 from etude.server.errors import ApiError, problems_of
-from etude.server.extensions import Alias, ServerParts
+from etude.server.extensions import ServerParts
 from etude.server.jobs import JobStore
 from etude.server.models import OWNER
 
@@ -274,6 +273,7 @@ class ArtExtension:
 
     open_paths = frozenset({"/healthcheck"})
     large_paths = frozenset({"/_train_model", "/_log", "/v1/preview/training-jobs"})
+    names = ArtNames()
 
     def __init__(self) -> None:
         self._models: ArtModels | None = None
@@ -284,14 +284,6 @@ class ArtExtension:
         log = ArtLog(parts.settings.data_dir)
         trainings = ArtTrainings(parts, art, log)
         return [art_routes(parts, art, trainings, log), preview_routes(parts, art, trainings, log)]
-
-    def aliases(self, connection: sa.Connection) -> Mapping[str, Alias]:
-        """`agent@3` after three steps, and `agent` for the newest."""
-        return {name: Alias(step.served, step.created) for name, step in art_names(connection).items()}
-
-    def served_under(self, connection: sa.Connection, name: str) -> str | None:
-        """The model of a step, by any of ART's names for it."""
-        return served_under(connection, name)
 
     def tells_tokens(self, name: str) -> bool:
         """Whether a name is ART's: its clients learn from tokens and logprobs, and do not ask for them."""
