@@ -7,8 +7,8 @@ import pytest
 
 from etude.core.errors import StoreError
 from etude.core.history import History
+from etude.report.files import RunReport
 from etude.report.plot import render_reward_plot, write_reward_plot
-from etude.report.run_report import RunReport
 from tests.report.histories import epoch, history, validation
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -63,7 +63,7 @@ def test_the_report_draws_now_and_then_and_at_the_end(tmp_path):
 
 
 def test_importing_the_report_does_not_load_matplotlib():
-    code = "import sys, etude.report.run_report, etude.report.progress; print('matplotlib' in sys.modules)"
+    code = "import sys, etude.report.files, etude.report.progress; print('matplotlib' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 

@@ -1,21 +1,27 @@
-"""The metrics files of a run, written anew from its history, so that no line is there twice.
+"""The files of a run, written anew from its history after every epoch, so that no line is there twice.
 
 training_metrics.jsonl   every number of every epoch, a line each
 reward_history.json      the rewards of the epochs' episodes, and what each evaluator gave
 validation_history.json  the same on the validation examples
 curriculum_state.json    the curriculum after the last epoch, when there is one
+reward_plot.png          the rewards, drawn now and then and at the end
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from etude.core.errors import MissingExtraError
 from etude.core.history import EpochEntry, History
 from etude.core.numbers import finite
+from etude.report.plot import write_reward_plot
 from etude.store.files import write_atomically
+
+PLOT = "reward_plot.png"
 
 _REWARDS = (
     "avg_reward",
@@ -26,6 +32,33 @@ _REWARDS = (
     "num_scored",
     "evaluators",
 )
+
+
+class RunReport:
+    """Writes the metrics files each time it is called, and the plot now and then and at the end."""
+
+    def __init__(
+        self,
+        seconds_between_plots: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Drawing takes about a second of CPU; hence not every time. `tell` is told why there is no plot."""
+        self._between = seconds_between_plots
+        self._clock = clock
+        self._tell = tell
+        self._drawn_at = clock()
+
+    def __call__(self, history: History, folder: Path, final: bool = False) -> None:
+        """Write the files of `history` into `folder`. Raises StoreError when one cannot be written."""
+        write_metrics_files(history, folder)
+        if final or self._clock() - self._drawn_at >= self._between:
+            self._drawn_at = self._clock()
+            try:
+                write_reward_plot(history, folder / PLOT)
+            except MissingExtraError as missing:
+                if final:
+                    self._tell(f"there is no {PLOT}: {missing}")
 
 
 def write_metrics_files(history: History, folder: Path) -> None:

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from etude.report.state import RunState, of_target, shown_reward, shown_time, sparkline
+from etude.report.lines import RunState, of_target, shown_reward, shown_time, sparkline
 
 _LEAST, _MOST = 20, 100
 """Columns of the panel."""
