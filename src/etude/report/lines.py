@@ -169,8 +169,8 @@ class LineProgress(RunState):
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         """Name the run and what it works with."""
         super().run_started(run_id, num_epochs, facts)
-        told = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items())
-        self._say(f"run {run_id}: {num_epochs} epochs ({told})")
+        listed = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items())
+        self._say(f"run {run_id}: {num_epochs} epochs ({listed})")
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Name phases that run episodes."""
@@ -214,8 +214,8 @@ class LineProgress(RunState):
         """One line for the validation."""
         super().validated(epoch, metrics)
         when = "before training" if epoch == 0 else f"after epoch {epoch}"
-        told = f"reward {shown_reward(metrics)}, n={metrics.get('num_examples')}"
-        self._say(f"validation {when}{of_target(metrics)}: {told}")
+        reward = f"reward {shown_reward(metrics)}, n={metrics.get('num_examples')}"
+        self._say(f"validation {when}{of_target(metrics)}: {reward}")
 
     def message(self, text: str, *, warning: bool = False) -> None:
         """The text on a line."""

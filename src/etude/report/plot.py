@@ -11,6 +11,7 @@ from typing import Any
 
 from etude.core.errors import MissingExtraError, StoreError
 from etude.core.history import EpochEntry, History, ValidationEntry
+from etude.store.figures import with_rewards
 
 _INK, _MUTED, _GRID = "#22262e", "#7a8290", "#e6e8ec"
 _HEIGHT, _HEIGHT_BELOW = 5.6, 1.7
@@ -61,7 +62,10 @@ def render_reward_plot(history: History) -> bytes:
     figure = Figure(figsize=(10, sum(heights)), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes, *others = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    _frame(axes, history)
+    title = axes.set_title("", loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
+    title.set(**_label_text(_title(history)))
+    axes.set_ylabel("reward", color=_MUTED)
+    _style(axes)
     _draw_curriculum(axes, history)
     _draw_training(axes, history)
     _draw_validation(axes, history)
@@ -75,13 +79,6 @@ def render_reward_plot(history: History) -> bytes:
     buffer = BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
-
-
-def _frame(axes: Any, history: History) -> None:
-    title = axes.set_title("", loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
-    title.set(**_label_text(_title(history)))
-    axes.set_ylabel("reward", color=_MUTED)
-    _style(axes)
 
 
 def _style(axes: Any) -> None:
@@ -98,62 +95,45 @@ def _style(axes: Any) -> None:
 
 
 def _title(history: History) -> str:
-    entries: Sequence[Any] = history.validations or history.epochs
-    rewards = [entry.metrics.get("avg_reward") for entry in entries]
-    known = [reward for reward in rewards if reward is not None]
+    known = with_rewards(history.validations or history.epochs)
     if len(known) < 2:
         return f"Reward · {history.run_id}"
     kind = "Validation reward" if history.validations else "Reward of the training episodes"
-    return f"{kind} {known[0]:.2f} → {known[-1]:.2f} · {history.run_id}"
+    first, last = (entry.metrics["avg_reward"] for entry in (known[0], known[-1]))
+    return f"{kind} {first:.2f} → {last:.2f} · {history.run_id}"
 
 
 def _draw_training(axes: Any, history: History) -> None:
     train = _points(history.epochs, "avg_reward")
     if train:
-        axes.plot(
-            *zip(*train, strict=True),
-            color=_TRAIN,
-            linewidth=1.6,
-            marker="o",
-            markersize=3.2,
-            label="training",
-        )
+        style = {"linewidth": 1.6, "marker": "o", "markersize": 3.2, "label": "training"}
+        axes.plot(*zip(*train, strict=True), color=_TRAIN, **style)
     filtered = _points(history.epochs, "filtered_avg_reward")
     if filtered and _has_curriculum(history):
-        axes.plot(
-            *zip(*filtered, strict=True),
-            color=_FILTERED,
-            linewidth=1.4,
-            linestyle=(0, (1, 1.6)),
-            label="trained on",
-        )
+        style = {"linewidth": 1.4, "linestyle": (0, (1, 1.6)), "label": "trained on"}
+        axes.plot(*zip(*filtered, strict=True), color=_FILTERED, **style)
 
 
 def _draw_validation(axes: Any, history: History) -> None:
     points = _points(history.validations, "avg_reward")
     if not points:
         return
-    known = [entry for entry in history.validations if entry.metrics.get("avg_reward") is not None]
-    low, high = _points(known, "reward_low"), _points(known, "reward_high")
-    ends = [bounds for bounds in (low, high) if len(bounds) == len(points)]
-    lengths = [
-        [abs(bound - value) for (_, bound), (_, value) in zip(bounds, points, strict=True)] for bounds in ends
-    ]
+    known = with_rewards(history.validations)
+    ends = [_points(known, "reward_low"), _points(known, "reward_high")]
+    lengths, label = None, "validation"
+    if all(len(bounds) == len(points) for bounds in ends):
+        label = "validation, 95 % interval"
+        lengths = [
+            [abs(bound - value) for (_, bound), (_, value) in zip(bounds, points, strict=True)]
+            for bounds in ends
+        ]
     # A line from one validation to the next is no measurement, so it is a faint one.
     axes.plot(*zip(*points, strict=True), color=_VALIDATION, linewidth=1.2, linestyle=":", alpha=0.6)
-    axes.errorbar(
-        *zip(*points, strict=True),
-        yerr=lengths if len(lengths) == 2 else None,
-        color=_VALIDATION,
-        fmt="o",
-        markersize=6,
-        elinewidth=2.2,
-        capsize=4,
-        zorder=5,
-        label="validation, 95 % interval" if len(lengths) == 2 else "validation",
-    )
+    style = {"fmt": "o", "markersize": 6, "elinewidth": 2.2, "capsize": 4, "zorder": 5, "label": label}
+    axes.errorbar(*zip(*points, strict=True), yerr=lengths, color=_VALIDATION, **style)
     for point in {points[0], points[-1]}:
-        _label(axes, point)
+        offset = {"xytext": (9, -15), "textcoords": "offset points"}
+        axes.annotate(f"{point[1]:.2f}", point, color=_VALIDATION, fontsize=10, fontweight="bold", **offset)
 
 
 def _evaluators_of(history: History) -> list[str]:
@@ -178,18 +158,6 @@ def _draw_evaluator(axes: Any, history: History, name: str) -> None:
             axes.plot(epochs, means, color=colour, linewidth=1.2, marker="o", markersize=3.2)
         if bounds:
             axes.vlines(*zip(*bounds, strict=True), color=colour, alpha=0.4, linewidth=1.6)
-
-
-def _label(axes: Any, point: tuple[float, float]) -> None:
-    axes.annotate(
-        f"{point[1]:.2f}",
-        point,
-        xytext=(9, -15),
-        textcoords="offset points",
-        color=_VALIDATION,
-        fontsize=10,
-        fontweight="bold",
-    )
 
 
 def _draw_curriculum(axes: Any, history: History) -> None:
