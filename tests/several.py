@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from etude.backends.trainer_adapter import Capabilities
+from etude.backends.capabilities import Capabilities
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, LlmConfig
 from etude.config.finetuning import TrainerAdapterConfig

@@ -13,7 +13,7 @@ from pydantic import Field
 
 import etude
 from etude.algorithms.grpo import GrpoBuilderConfig
-from etude.backends.trainer_adapter import Capabilities
+from etude.backends.capabilities import Capabilities
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
 from etude.config.finetuning import TrainerAdapterConfig

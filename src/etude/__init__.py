@@ -9,9 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from etude.algorithms.algorithm import Algorithm, OfGradient
+    from etude.algorithms.dpo import Dpo
+    from etude.algorithms.expert_iteration import ExpertIteration
+    from etude.algorithms.grpo import Grpo
+    from etude.algorithms.malt import Malt
+    from etude.algorithms.supervised import Supervised
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
-    from etude.backends.job_content import JobNameTakenError
     from etude.backends.trainer_adapter import TrainerAdapter
     from etude.config.builder import Builder
     from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
@@ -36,29 +41,39 @@ if TYPE_CHECKING:
     from etude.core.errors import ConfigError, EtudeError, RequestError
     from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
     from etude.core.example import Example
+    from etude.core.interfaces import Engine, Evaluator
     from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+    from etude.core.sample import Pair, Sample, Turn
     from etude.core.skipped import Skipped
     from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
-    from etude.inference.engine import Engine
+    from etude.jobs.content import JobNameTakenError
     from etude.loop.interface import Trainer
     from etude.loop.trainer import EpochTrainer
-    from etude.rewards.evaluator import Evaluator
-    from etude.rewards.function_evaluator import evaluator
+    from etude.rewards.evaluator import evaluator
     from etude.rollout.blocking import SyncEpisode
-    from etude.rollout.episode import Episode, Reply
-    from etude.rollout.reply import ToolCall
-    from etude.rollout.workflow import function, workflow
+    from etude.rollout.episode import Episode
+    from etude.rollout.function import function
+    from etude.rollout.reply import Reply, ToolCall
+    from etude.rollout.workflow import workflow
     from etude.run import Run, TrainedModel
     from etude.verbs import evaluate, evaluate_async, load_run, resume, resume_async, train, train_async
 
     __version__: str
 
 _HOMES = {
+    "etude.algorithms.algorithm": (
+        "Algorithm",
+        "OfGradient",
+    ),
+    "etude.algorithms.dpo": ("Dpo",),
+    "etude.algorithms.expert_iteration": ("ExpertIteration",),
+    "etude.algorithms.grpo": ("Grpo",),
+    "etude.algorithms.malt": ("Malt",),
+    "etude.algorithms.supervised": ("Supervised",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.backends.capabilities": ("Capabilities",),
-    "etude.backends.job_content": ("JobNameTakenError",),
     "etude.backends.trainer_adapter": ("TrainerAdapter",),
     "etude.config.builder": ("Builder",),
     "etude.config.component": (
@@ -100,11 +115,20 @@ _HOMES = {
         "EvaluationRunOutput",
     ),
     "etude.core.example": ("Example",),
+    "etude.core.interfaces": (
+        "Engine",
+        "Evaluator",
+    ),
     "etude.core.job": (
         "ModelVersion",
         "TrainingJobRef",
         "TrainingJobStatus",
         "TrainingStatusEnum",
+    ),
+    "etude.core.sample": (
+        "Pair",
+        "Sample",
+        "Turn",
     ),
     "etude.core.skipped": ("Skipped",),
     "etude.core.trajectory": (
@@ -116,21 +140,18 @@ _HOMES = {
     ),
     "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
     "etude.groups.shared": ("SharedModelGroup",),
-    "etude.inference.engine": ("Engine",),
+    "etude.jobs.content": ("JobNameTakenError",),
     "etude.loop.interface": ("Trainer",),
     "etude.loop.trainer": ("EpochTrainer",),
-    "etude.rewards.evaluator": ("Evaluator",),
-    "etude.rewards.function_evaluator": ("evaluator",),
+    "etude.rewards.evaluator": ("evaluator",),
     "etude.rollout.blocking": ("SyncEpisode",),
-    "etude.rollout.episode": (
-        "Episode",
+    "etude.rollout.episode": ("Episode",),
+    "etude.rollout.function": ("function",),
+    "etude.rollout.reply": (
         "Reply",
+        "ToolCall",
     ),
-    "etude.rollout.reply": ("ToolCall",),
-    "etude.rollout.workflow": (
-        "function",
-        "workflow",
-    ),
+    "etude.rollout.workflow": ("workflow",),
     "etude.run": (
         "Run",
         "TrainedModel",
@@ -148,6 +169,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Algorithm",
     "Builder",
     "Capabilities",
     "ChatRequest",
@@ -156,6 +178,7 @@ __all__ = [
     "ConfigError",
     "DPOItem",
     "DatasetConfig",
+    "Dpo",
     "Engine",
     "Episode",
     "EpisodeItem",
@@ -169,16 +192,23 @@ __all__ = [
     "Evaluator",
     "EvaluatorConfig",
     "Example",
+    "ExpertIteration",
     "FinetuneConfig",
+    "Grpo",
     "JobNameTakenError",
     "LlmConfig",
+    "Malt",
     "ModelVersion",
+    "OfGradient",
     "OpenAiSharedModelGroup",
+    "Pair",
     "Reply",
     "RequestError",
     "Run",
+    "Sample",
     "SharedModelGroup",
     "Skipped",
+    "Supervised",
     "SyncEpisode",
     "ToolCall",
     "TrainedModel",
@@ -193,6 +223,7 @@ __all__ = [
     "TrajectoryBuilder",
     "TrajectoryBuilderConfig",
     "TrajectoryCollection",
+    "Turn",
     "WorkflowConfig",
     "__version__",
     "evaluate",

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.history import EpochEntry
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
 from etude.store.facts import RunFacts, facts_of, histories_of
 from etude.store.figures import Entry
-from etude.store.jobs import JobFacts, jobs_of
+from etude.store.log import JobFacts, jobs_of
 from etude.store.run_folder import RunFolder
 from etude.store.versions import RunVersion, choose_version, stored_at
 
@@ -59,7 +59,8 @@ class TrainedModel:
         """Write it as a folder that `transformers` loads, or its LoRA weights alone; the folder."""
         from etude.export.model import export_model
 
-        return export_model(self.chosen, Path(folder), lora_only=lora_only).folder
+        export_model(self.chosen, Path(folder), lora_only=lora_only)
+        return Path(folder)
 
 
 @dataclass(frozen=True, slots=True)

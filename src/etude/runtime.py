@@ -14,11 +14,12 @@ from etude.core.call import Sampling
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.history import History
+from etude.core.interfaces import Engine
 from etude.core.progress import Progress, Silent
-from etude.inference.engine import Engine
-from etude.rewards.collections import Evaluation
+from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector, Limits
+from etude.rollout.workflow import Workflow
 from etude.store.run_folder import RunFolder
 
 Report = Callable[[History, Path, bool], None]
@@ -65,7 +66,7 @@ async def open_runtime(
     RequestError or DatasetError for what cannot be built; nothing is sampled.
     """
     async with Builder(config, run) as builder:
-        workflow = await builder.get_workflow()
+        workflow: Workflow = await builder.get_workflow()
         given = dict(engines or {})
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
         evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}

@@ -15,12 +15,12 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from etude.config.overrides import Override
+from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
+from etude.core.interfaces import Engine
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Progress, Silent
-from etude.inference.engine import Engine
 from etude.loop.arguments import as_overrides, config_of, is_config, load, refuse
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import config_to_resume, new_run, note_changes, retry_failed
@@ -31,10 +31,9 @@ from etude.report.files import RunReport
 from etude.report.progress import progress_for
 from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
-from etude.store.find import find_run
-from etude.store.request import EvaluationRequest, read_request
+from etude.store.facts import find_run
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import model_config
+from etude.store.stored_config import EvaluationRequest, model_config, read_request
 from etude.store.versions import RunVersion, run_version
 
 P = ParamSpec("P")

@@ -37,9 +37,9 @@ def resume(
     limits, concurrency, and secrets, which are not kept in run folders.
     """
     from etude.loop.lifecycle import config_to_resume, note_changes
-    from etude.store.find import find_run, latest_unfinished
-    from etude.store.request import read_request
+    from etude.store.facts import find_run, latest_unfinished
     from etude.store.run_folder import RunFolder
+    from etude.store.stored_config import read_request
 
     path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
     request = read_request(path)

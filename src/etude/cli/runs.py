@@ -30,11 +30,9 @@ app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, ric
 @reported
 def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the runs in a folder, the latest first."""
-    from etude.store.facts import facts_of
-    from etude.store.run_list import list_runs
+    from etude.store.facts import facts_of, list_runs
 
-    there = list_runs(output_dir)
-    facts = [facts_of(run.path) for run in there]
+    facts = [facts_of(run) for run in list_runs(output_dir)]
     if as_json:
         emit([one.as_json() for one in facts])
         return
@@ -42,10 +40,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         say(f"there are no runs in {output_dir}")
         next_step(after.at_the_start())
         return
-    rows = [
-        (one.name, one.kind, _state(one), _epochs(one), *_ends(one), _when(run.changed))
-        for one, run in zip(facts, there, strict=True)
-    ]
+    rows = [(one.name, one.kind, _state(one), _epochs(one), *_ends(one), _when(one.changed)) for one in facts]
     table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
     readable = next((one.path for one in facts if one.state != "unreadable"), None)
     next_step(hints.check_installation(output_dir) if readable is None else hints.show(readable))
@@ -55,8 +50,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
 @reported
 def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Show a run: its facts, epochs and validations."""
-    from etude.store.facts import facts_of, histories_of
-    from etude.store.find import find_run
+    from etude.store.facts import facts_of, find_run, histories_of
 
     path = find_run(run, output_dir)
     histories = histories_of(path)
@@ -81,8 +75,7 @@ def compare(
     """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
     from etude.core.errors import RequestError
     from etude.store.comparison import differing_settings, paired_difference, paired_differences
-    from etude.store.facts import facts_of, histories_of
-    from etude.store.find import find_run
+    from etude.store.facts import facts_of, find_run, histories_of
 
     if len(runs) < 2:
         raise RequestError("name two runs or more: etude runs compare RUN RUN")

@@ -15,7 +15,7 @@ from etude.cli.options import AsJson, ConfigFile, Overrides
 from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
-    from etude.config.overrides import Override
+    from etude.config.document import Override
     from etude.config.schema import Config
     from etude.store.run_folder import RunFolder
 

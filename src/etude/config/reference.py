@@ -12,11 +12,9 @@ from pydantic_core import PydanticUndefined
 from etude.config import registry
 from etude.config.changeable import is_changeable
 from etude.config.component import ComponentConfig
-from etude.config.describe import describe
-from etude.config.registry import BASES, NOUNS
+from etude.config.registry import BASES, NAMED, NOUNS, SINGLE
 from etude.config.schema import Config
-from etude.config.sections import NAMED, SINGLE
-from etude.config.slots import Slot, models_in
+from etude.config.slots import Slot, describe, models_in
 
 _INTRODUCTION = """\
 # Config reference

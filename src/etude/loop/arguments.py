@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from etude.config.component import LlmConfig
-from etude.config.document import dotted
+from etude.config.document import Override, dotted
 from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
 from etude.config.load import load_config, parse_config
 from etude.config.nearest import alternatives
-from etude.config.overrides import Override
 from etude.config.schema import Config, EvalGeneralConfig
 from etude.core.errors import RequestError
 from etude.loop.live import dataset_config, evaluator_configs, is_protocol, workflow_config

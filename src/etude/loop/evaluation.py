@@ -21,20 +21,20 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
+from etude.core.interfaces import Engine
 from etude.core.keys import content_hash
 from etude.core.numbers import finite
 from etude.core.progress import Progress, Silent
-from etude.inference.engine import Engine
 from etude.inference.local import LocalLlmConfig
 from etude.loop.metrics import measured_scores
 from etude.loop.model import load_version, replaced_model
-from etude.rewards.gathering import OnScore
+from etude.rewards.evaluation import OnScore
 from etude.rewards.rescore import rescore
 from etude.runtime import Runtime, open_runtime
+from etude.store.episodes import EVALUATION, choose_phase
 from etude.store.files import write_atomically
-from etude.store.phases import EVALUATION, choose_phase
-from etude.store.request import RESULT, EvaluationRequest
 from etude.store.run_folder import RunFolder
+from etude.store.stored_config import RESULT, EvaluationRequest
 from etude.store.versions import RunVersion, choose_version
 
 

@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any
 
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.backends.job_content import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.around import entered
@@ -20,6 +19,7 @@ from etude.core.numbers import finite
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
+from etude.jobs.content import JobNameTakenError
 from etude.loop.checks import Provenance, TargetWatch
 from etude.loop.metrics import collection_metrics, selection_metrics
 from etude.loop.record import Record

@@ -21,13 +21,11 @@ from etude.config.schema import Config
 from etude.config.slots import Slot
 from etude.core.errors import RequestError
 from etude.core.history import History
-from etude.rewards.retrying import forget_failures
+from etude.rewards.rescore import forget_failures
 from etude.store.facts import SUMMARY
 from etude.store.log import EpochLog, histories
-from etude.store.names import new_run_name
-from etude.store.request import RESULT, EvaluationRequest, write_request
-from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, stored_data
+from etude.store.run_folder import RunFolder, new_run_name
+from etude.store.stored_config import CONFIG, RESULT, EvaluationRequest, stored_data, write_request
 
 _EPOCH = re.compile(r"(train|validation)/(\d+)(?!\w)")
 

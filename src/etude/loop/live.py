@@ -15,10 +15,10 @@ from etude.config.registry import register_dataset, register_evaluator, register
 from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.core.example import Example
+from etude.core.interfaces import Evaluator
 from etude.protocols.workflow import ProtocolWorkflow
-from etude.rewards.evaluator import Evaluator
-from etude.rewards.function_evaluator import FunctionEvaluator, as_evaluator
-from etude.rollout.dataset_config import LiveRowsConfig
+from etude.rewards.evaluator import FunctionEvaluator, as_evaluator
+from etude.rollout.dataset_rows import LiveRowsConfig
 from etude.rollout.datasets import Dataset
 from etude.rollout.workflow import Workflow, as_workflow
 

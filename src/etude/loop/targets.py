@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from etude.config.builder import TargetBuilder
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
-from etude.config.target_builder import TargetBuilder
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
@@ -48,7 +48,7 @@ async def _assemble(runtime: Runtime) -> Trainer:
         _named(finetuning.trajectory_builder, "trajectory_builder")
     )
     adapter = await builder.get_trainer_adapter(_named(finetuning.trainer_adapter, "trainer_adapter"))
-    trainer = await builder.get_trainer(_named(finetuning.trainer, "trainer"))
+    trainer: Trainer = await builder.get_trainer(_named(finetuning.trainer, "trainer"))
     await trainer.bind_components(trajectory_builder=trajectory_builder, trainer_adapter=adapter)
     trainer.bind_runtime(runtime)
     return trainer
