@@ -204,7 +204,7 @@ async def train_in(
 
 def request_of(
     source: Any,
-    overrides: Iterable[str],
+    overrides: Iterable[Override],
     model: Any,
     root: Path,
     *,
