@@ -40,12 +40,12 @@ class FinishedJob:
     version: ModelVersion
     metrics: dict[str, float]
     content: JobContent
-    """What it was made of; its start is the number of a version."""
+    """Its start is the number of a version."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What a job is to train on, and how."""
+    """The data and settings of a job."""
 
     trajectories: TrajectoryCollection
     config: LocalAdapterConfig
@@ -69,7 +69,7 @@ class _Job:
     task: asyncio.Task[FinishedJob] | None = None
 
     def started(self, done: int) -> None:
-        """It begins."""
+        """Its status says so already."""
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
         self.metrics, self.progress = dict(metrics), 100.0 * step.number / step.of
@@ -126,7 +126,7 @@ class LocalAdapter(TrainerAdapter):
         return Capabilities(token_ids_for=ALL_METHODS, versions=True, from_base=True)
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """See `TrainerAdapter.use_hyperparameters`. LoRA weights are put on the model by `initialize`."""
+        """Give these to the jobs from now on; those of LoRA weights only before `initialize` makes them."""
         before = self.adapter_config.lora_with(self._hyperparameters)
         after = self.adapter_config.lora_with(hyperparameters)
         if self._learner is not None and before != after:
@@ -142,7 +142,7 @@ class LocalAdapter(TrainerAdapter):
         return self._learner is not None
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Start training in a thread. See `TrainerAdapter.submit`."""
+        """Start training in a thread, unless there is a job of that name and content."""
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
         learner, method = self._require_learner(), trajectories.method
@@ -205,7 +205,7 @@ class LocalAdapter(TrainerAdapter):
         await asyncio.to_thread(self._restore, version)
 
     async def count_from(self, number: int) -> None:
-        """See `TrainerAdapter.count_from`."""
+        """Number the next version higher than `number`."""
         self._newest = max(self._newest, number)
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:

@@ -46,7 +46,7 @@ def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> d
     Raises CapabilityError where one answer to one prompt is not all that there is.
     """
     items = [item for item in group[0].episode if isinstance(item, EpisodeItem)]
-    sampled = [place for place, item in enumerate(items) if _is_sampled(item)]
+    sampled = [index for index, item in enumerate(items) if _is_sampled(item)]
     if len(sampled) != 1 or items[sampled[0] - 1].role is not EpisodeItemRole.USER:
         raise CapabilityError(
             "OpenAI's reinforcement fine-tuning answers a user's message once, and an episode has "
@@ -92,7 +92,7 @@ def dpo_row(item: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     messages = (
         [{"role": "user", "content": prompt}]
         if isinstance(prompt, str)
-        else [one.to_wire() for one in prompt]
+        else [message.to_wire() for message in prompt]
     )
     return {
         "input": {"messages": messages},

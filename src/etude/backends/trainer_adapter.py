@@ -22,7 +22,7 @@ _BACKOFF = 1.5
 
 
 class Jobs(Protocol):
-    """What a run makes of its jobs, whoever submits them; see `etude.loop.ledger`."""
+    """The jobs of a run, which are journalled and followed whoever submits them: `etude.loop.ledger`."""
 
     async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Check the collection and start its job, once."""
@@ -99,13 +99,13 @@ class TrainerAdapter(ABC):
         self.adapter_config.reward = run_config.reward_function
 
     def capabilities(self) -> Capabilities:
-        """What the backend can do. Known before `initialize`, so that a wrong config costs nothing."""
+        """The abilities of the backend, known before `initialize`, so that a wrong config costs nothing."""
         return Capabilities()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """Train from now on with these, where they say something, in place of the config's.
 
-        Raises CapabilityError that names those which the backend cannot be told.
+        Raises CapabilityError that names those which the backend cannot be given.
         """
         hyperparameters.refuse_all_but((), self.adapter_config.type_name)
 

@@ -17,6 +17,7 @@ from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.learner import Learner, TrainingCanceled, has_gradient, mean_metrics
 from etude.learner.objective import Objective
 from etude.learner.plan import Step, plan_steps
+from etude.models.weights import digest
 
 Unit: TypeAlias = Sequence[TokenSequence]
 Row: TypeAlias = Sequence[Unit]
@@ -44,7 +45,7 @@ class JobListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobData:
-    """What a job learns from, and in which order."""
+    """The data of a job, and the order in which they are learned from."""
 
     objective: Objective
     rows: Sequence[Row]
@@ -55,7 +56,7 @@ class JobData:
     """Rows per optimiser step; None takes all at once."""
     seed: int = 0
     key: tuple[str | int, ...] = ()
-    """What tells the shuffling of this job from that of others with the seed."""
+    """Tells the shuffling of this job from that of others with the same seed."""
 
     def plan(self) -> list[Step]:
         """The steps of the job. Raises TrainingError when there is nothing to learn from."""
@@ -144,7 +145,7 @@ class JobTraining:
         if self._checkpoints is None:
             return
         learner, team = self._learner, self._team
-        if team.size > 1 and not team.shards and not team.same(learner.policy.digest()):
+        if team.size > 1 and not team.shards and not team.same(digest(learner.policy.trainable())):
             raise TrainingError(
                 f"after step {step.number} the processes hold different weights; are their devices of one "
                 "kind? Start the server with --training-processes 1"

@@ -28,7 +28,7 @@ _paths: list[str] = []
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What the routes of an extension can work with."""
+    """The parts of the server that routes of an extension can use."""
 
     settings: ServerSettings
     database: sa.Engine

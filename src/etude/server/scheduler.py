@@ -22,8 +22,16 @@ from etude.server.jobs import JobStore
 from etude.server.settings import ServerSettings, training_processes
 from etude.server.worker import WorkerOrder
 
+_LOG = logging.getLogger("etude.server")
+
 _MODULE = "etude.server.worker"
-_GRACE_SECONDS = 5.0
+_SPARE_SECONDS = 5.0
+"""For the worker that has no job to end by itself."""
+_ATTEMPTS = 3
+"""Workers that may end without a checkpoint before their job is given up."""
+_LOOK_SECONDS = 0.5
+_GRACE_SECONDS = 20.0
+"""For a worker to end by itself once its job is cancelled or the server stops."""
 
 
 class Workers:
@@ -44,10 +52,10 @@ class Workers:
                 return await self._spawn(command, stdin=DEVNULL, stdout=log, stderr=log)
         worker, self._spare = self._spare, None
         if worker is None or worker.returncode is not None:
-            worker = await self._untold()
-        await _tell(worker, order.model_dump_json())
+            worker = await self._ready()
+        await _hand_over(worker, order.model_dump_json())
         with contextlib.suppress(OSError):  # There is none to spare then, and the next job has to wait.
-            self._spare = await self._untold()
+            self._spare = await self._ready()
         return worker
 
     async def close(self) -> None:
@@ -58,12 +66,12 @@ class Workers:
         assert spare.stdin is not None
         spare.stdin.close()
         try:
-            await asyncio.wait_for(spare.wait(), _GRACE_SECONDS)
+            await asyncio.wait_for(spare.wait(), _SPARE_SECONDS)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 spare.kill()
 
-    async def _untold(self) -> Process:
+    async def _ready(self) -> Process:
         """A process that makes itself ready, and waits for an order."""
         return await self._spawn([sys.executable, "-m", _MODULE], stdin=PIPE, stdout=DEVNULL, stderr=None)
 
@@ -76,22 +84,13 @@ class Workers:
         )
 
 
-async def _tell(worker: Process, order: str) -> None:
+async def _hand_over(worker: Process, order: str) -> None:
     """Hand over the order. A worker that ended meanwhile is noticed by its exit code."""
     assert worker.stdin is not None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         worker.stdin.write(order.encode() + b"\n")
         await worker.stdin.drain()
     worker.stdin.close()
-
-
-_LOG = logging.getLogger("etude.server")
-
-_ATTEMPTS = 3
-"""Workers that may end without a checkpoint before their job is given up."""
-_LOOK_SECONDS = 0.5
-_GRACE_SECONDS = 20.0
-"""For a worker to end by itself once its job is cancelled or the server stops."""
 
 
 class Scheduler:
@@ -236,28 +235,29 @@ class Scheduler:
 
     async def _wait(self, job: str, process: asyncio.subprocess.Process) -> int:
         """The worker's exit code. One that does not end after its job is cancelled is killed."""
-        over: float | None = None
+        deadline: float | None = None
         while True:
             try:
                 return await asyncio.wait_for(asyncio.shield(process.wait()), _LOOK_SECONDS)
             except TimeoutError:
-                over = await self._overdue(job, over)
+                deadline = await self._kill_overdue(job, deadline)
 
-    async def _overdue(self, job: str, over: float | None) -> float | None:
-        """Since when a job is over whose worker goes on; after the grace, that is killed."""
+    async def _kill_overdue(self, job: str, deadline: float | None) -> float | None:
+        """Kill the worker of a job that is over if it is still there after the deadline.
+
+        Returns the deadline: None while the job runs, and some time from now when it is found to be over.
+        """
         if (await asyncio.to_thread(self._jobs.get, job))["status"] == "running":
             return None
-        if over is not None and time.monotonic() - over > _GRACE_SECONDS:
+        if deadline is not None and time.monotonic() > deadline:
             self._kill(job)
-        return over or time.monotonic()
+        return deadline or time.monotonic() + _GRACE_SECONDS
 
     async def _wait_for_orphan(self, job: str) -> None:
         """A job that an earlier server started: its worker may still be at it."""
-        over: float | None = None
-        while True:
-            if not await asyncio.to_thread(self._folder(job).holders):
-                break
-            over = await self._overdue(job, over)
+        deadline: float | None = None
+        while await asyncio.to_thread(self._folder(job).holders):
+            deadline = await self._kill_overdue(job, deadline)
             await asyncio.sleep(_LOOK_SECONDS)
         # It was not the job's fault: a machine that restarts often must not fail it.
         await self._settle(job, "the server was ended", counts=False)
@@ -271,14 +271,14 @@ class Scheduler:
         if await asyncio.to_thread(folder.holders):
             await self._wait_for_orphan(job)
         elif counts and row["attempts"] >= _ATTEMPTS:
-            told = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
-            await asyncio.to_thread(self._jobs.fail, job, told.rstrip("; "), "worker_crashed")
+            reason = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
+            await asyncio.to_thread(self._jobs.fail, job, reason.rstrip("; "), "worker_crashed")
         else:
             step = folder.checkpoints.newest()
-            place = f"from step {step}" if step else "from its start"
-            told = f"The worker ended early ({how}); the job goes on {place}"
+            start = f"from step {step}" if step else "from its start"
+            event = f"The worker ended early ({how}); the job goes on {start}"
             attempts = row["attempts"] if counts else 0
-            await asyncio.to_thread(self._jobs.requeue, job, told, attempts)
+            await asyncio.to_thread(self._jobs.requeue, job, event, attempts)
 
 
 def _send(number: signal.Signals, processes: Iterable[int]) -> None:
