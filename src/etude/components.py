@@ -15,8 +15,7 @@ import etude.backends.local
 import etude.backends.openai_adapter
 import etude.inference.local
 import etude.inference.openai_compatible
-import etude.integrations.art.openpipe_art
-import etude.integrations.art.serving
+import etude.integrations.art.components
 import etude.integrations.nat.components
 import etude.loop.live
 import etude.loop.trainer

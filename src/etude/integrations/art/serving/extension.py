@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 
-from etude.integrations.art.serving.log import ArtLog
-from etude.integrations.art.serving.models import ArtModels
-from etude.integrations.art.serving.names import ArtNames
-from etude.integrations.art.serving.preview import preview_routes
-from etude.integrations.art.serving.routes import art_routes
+from etude.integrations.art.serving.bodies import ArtLog
+from etude.integrations.art.serving.models import ArtModels, ArtNames
+from etude.integrations.art.serving.routes import art_routes, preview_routes
 from etude.integrations.art.serving.trainings import ArtTrainings
 from etude.server.extensions import ServerParts
 
@@ -27,14 +25,10 @@ class ArtExtension:
 
     def routes(self, parts: ServerParts) -> Sequence[APIRouter]:
         """Those of ART's training server, and those that its `ServerlessBackend` asks."""
-        settings = parts.settings
-        self._models = art = ArtModels(parts.database, parts.models, settings.model)
-        log = ArtLog(settings.data_dir)
-        trainings = ArtTrainings(settings, art, parts.models, parts.jobs, parts.files, log, parts.wake)
-        return [
-            art_routes(settings, parts.pool, parts.models, art, trainings, log),
-            preview_routes(parts.pool, parts.models, art, trainings, parts.jobs, log),
-        ]
+        self._models = art = ArtModels(parts.database, parts.models, parts.settings.model)
+        log = ArtLog(parts.settings.data_dir)
+        trainings = ArtTrainings(parts, art, log)
+        return [art_routes(parts, art, trainings, log), preview_routes(parts, art, trainings, log)]
 
     def tells_tokens(self, name: str) -> bool:
         """Whether a name is ART's: its clients learn from tokens and logprobs, and do not ask for them."""
