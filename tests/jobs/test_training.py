@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from etude.algorithms.grpo import Grpo
 from etude.core.errors import StoreError, TrainingError
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import Interrupted, JobData, JobTraining
-from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.schedule import Schedule
 from etude.learner.team import Team
@@ -41,7 +41,7 @@ class Listener:
 
 
 def data(**options):
-    units = batch_of(sequences(policy(), 6)).units
+    units = batch_of(sequences(policy(), 6))
     return JobData(Grpo(), [(unit,) for unit in units], **{"passes": 2, "batch_size": 2, "seed": 3} | options)
 
 
@@ -106,7 +106,7 @@ def test_checkpoints_that_somebody_needs_are_kept(tmp_path):
 
 
 def test_the_end_of_an_epoch_is_a_checkpoint_and_validated(tmp_path):
-    held_out = [(unit,) for unit in batch_of(sequences(policy(), 2, seed=9)).units]
+    held_out = [(unit,) for unit in batch_of(sequences(policy(), 2, seed=9))]
     _, job = training(tmp_path, listener := Listener(), every=100, validation=held_out)
     job.run(threading.Event())
     assert [number for number, _ in listener.checkpoints] == [3, 6]
@@ -122,7 +122,7 @@ def test_a_canceled_job_says_how_far_it_was():
 
 def test_a_job_without_anything_to_learn_is_refused():
     idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in sequences(policy(), 2)]
-    rows = [(unit,) for unit in batch_of(idle).units]
+    rows = [(unit,) for unit in batch_of(idle)]
     with pytest.raises(TrainingError, match="nothing to learn from"):
         JobTraining(Learner(fresh_policy(), OPTIONS, 0), JobData(Grpo(), rows), Listener())
 

@@ -94,6 +94,12 @@ class EngineStatus(_Answer):
     """Why it does not run, where it should."""
 
 
+class Algorithms(_Answer):
+    """`GET /v1/fine_tuning/algorithms`."""
+
+    data: list[str]
+
+
 class LanguageModelClient:
     """Controls the engine of a language-model server. Jobs and completions go through the OpenAI SDK."""
 
@@ -128,6 +134,10 @@ class LanguageModelClient:
     async def get_health(self) -> ServerHealth:
         """Whether the server is up."""
         return await self._ask("GET", "/health", ServerHealth)
+
+    async def algorithms(self) -> list[str]:
+        """The algorithms that jobs can name: those that ship, and what the server was started with."""
+        return (await self._ask("GET", "/v1/fine_tuning/algorithms", Algorithms)).data
 
     async def get_engine_status(self) -> EngineStatus:
         """Whether the engine runs, and with which models."""

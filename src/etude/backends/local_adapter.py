@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities, JobHyperparameters
+from etude.algorithms.algorithm import Algorithm, algorithm_of
+from etude.backends.capabilities import EVERY_KIND, Capabilities, JobHyperparameters
 from etude.backends.job_log import JobLog
 from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
@@ -17,14 +18,13 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
+from etude.core.sample import Unit
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import JobContent, data_hash
 from etude.jobs.folders import StateFolders
-from etude.jobs.training import JobData, JobTraining, is_trained
-from etude.jobs.units import objective_of, units_of_collection
-from etude.learner.batch import TrainingBatch
-from etude.learner.kl_reward import with_kl_in_rewards
-from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.jobs.training import JobData, JobTraining
+from etude.jobs.units import units_of_collection
+from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled, is_trained
 from etude.learner.plan import Step
 from etude.learner.schedule import Schedule
 from etude.models.policy import LoraOptions, Policy
@@ -47,15 +47,12 @@ class FinishedJob:
 class _Order:
     """The data and settings of a job."""
 
-    trajectories: TrajectoryCollection
+    name: str
+    algorithm: Algorithm
     config: LocalAdapterConfig
-    batch: TrainingBatch
+    groups: list[list[Unit]]
     content: JobContent
     """Without its start, which is known once it trains."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.config.options_of(self.trajectories.method)
 
 
 @dataclass(slots=True)
@@ -122,8 +119,8 @@ class LocalAdapter(TrainerAdapter):
         self._learner = Learner(self._policy, options, self._seed)
 
     def capabilities(self) -> Capabilities:
-        """All methods, on token ids."""
-        return Capabilities(token_ids_for=ALL_METHODS, versions=True, from_base=True)
+        """All algorithms, a user's too, on token ids."""
+        return Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """Give these to the jobs from now on; those of LoRA weights only before `initialize` makes them."""
@@ -145,10 +142,10 @@ class LocalAdapter(TrainerAdapter):
         """Start training in a thread, unless there is a job of that name and content."""
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
-        learner, method = self._require_learner(), trajectories.method
-        config = self.adapter_config.for_job(method, self._hyperparameters)
-        facts = hyperparameters_of(config, learner.options.schedule, self._seed)
-        content = JobContent.of(data_hash(trajectories), method, facts)
+        learner, algorithm = self._require_learner(), algorithm_for(trajectories, self._hyperparameters)
+        config = self.adapter_config.for_job(algorithm.kind, self._hyperparameters)
+        facts = hyperparameters_of(algorithm, config, learner.options.schedule, self._seed)
+        content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
         if (running := self._jobs.get(name)) is not None:
             running.order.content.require(name, content)
         if (finished := self._finished(name)) is not None:
@@ -157,8 +154,8 @@ class LocalAdapter(TrainerAdapter):
         if running is not None or finished is not None:
             return ref
         # Made before the job starts, so that data which cannot be trained on is an error here.
-        batch = units_of_collection(trajectories, config.options_of(method), self._policy.template)
-        self._jobs[name] = job = _Job(_Order(trajectories, config, batch, content))
+        groups = units_of_collection(trajectories, algorithm, self._policy.template)
+        self._jobs[name] = job = _Job(_Order(name, algorithm, config, groups, content))
         job.task = asyncio.create_task(asyncio.to_thread(self._train, job))
         return ref
 
@@ -248,11 +245,19 @@ class LocalAdapter(TrainerAdapter):
             before = policy.copy_tensors()
             learner.options = replace(learner.options, learning_rate=order.config.learning_rate)
             try:
-                data, facts = self._data(order, learner)
+                units, facts = order.algorithm.units(order.groups, learner.divergences)
+                data = JobData(
+                    order.algorithm,
+                    rows=[(unit,) for unit in units if is_trained(unit)],
+                    passes=order.config.passes,
+                    batch_size=order.config.batch_size,
+                    seed=self._seed,
+                    key=("pass", learner.step),
+                )
                 metrics = JobTraining(learner, data, job).run(job.canceled) | facts
                 content = replace(order.content, start=str(start))
                 written = {
-                    "job": order.trajectories.run_id,
+                    "job": order.name,
                     "metrics": metrics,
                     "content": asdict(content),
                 }
@@ -268,23 +273,6 @@ class LocalAdapter(TrainerAdapter):
             policy.mark_changed(number, version.digest)
             self._newest = self._optimiser_of = number
         return FinishedJob(version, metrics, content)
-
-    def _data(self, order: _Order, learner: Learner) -> tuple[JobData, dict[str, float]]:
-        """The job's data, and facts about them, seen from the weights as they are."""
-        method, options, batch = order.trajectories.method, order.options, order.batch
-        facts: dict[str, float] = {}
-        if options.get("reward_kl"):
-            priced, mean = with_kl_in_rewards(order.trajectories, options["reward_kl"], learner.divergences)
-            batch, facts = units_of_collection(priced, options, self._policy.template), {"kl_in_reward": mean}
-        data = JobData(
-            objective_of(method, options),
-            rows=[(unit,) for unit in batch.units if is_trained(unit)],
-            passes=order.config.passes,
-            batch_size=order.config.batch_size,
-            seed=self._seed,
-            key=("pass", learner.step),
-        )
-        return data, facts
 
     def _finished(self, name: str) -> FinishedJob | None:
         """The job of that name and its version, when its folder is still there. Raises StoreError."""
@@ -331,10 +319,21 @@ def _stored_status(
     return job_status(ref, TrainingStatusEnum.COMPLETED, 100.0, message=note, metadata=metadata)
 
 
-def hyperparameters_of(config: LocalAdapterConfig, schedule: Schedule, seed: int) -> dict[str, Any]:
+def algorithm_for(collection: TrajectoryCollection, given: JobHyperparameters) -> Algorithm:
+    """The algorithm that a collection names. Raises RequestError for an unknown one, and for its options."""
+    algorithm = algorithm_of(collection.method, collection.options)
+    if algorithm.kind == "pairs" and given.dpo_beta is not None:
+        return algorithm_of(collection.method, {**collection.options, "beta": given.dpo_beta})
+    return algorithm
+
+
+def hyperparameters_of(
+    algorithm: Algorithm, config: LocalAdapterConfig, schedule: Schedule, seed: int
+) -> dict[str, Any]:
     """All that decides what a job learns from its data, as JSON."""
     return {
         "config": config.model_dump(mode="json", exclude=_NO_MATTER),
+        "options": algorithm.gradient(),
         "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
         "seed": seed,
     }

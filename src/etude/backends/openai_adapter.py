@@ -103,7 +103,7 @@ class OpenAiAdapter(OpenAiJobs):
         methods: frozenset[Method] = frozenset({"supervised", "dpo"})
         if self.adapter_config.reinforcement is not None:
             methods |= {"grpo"}
-        return Capabilities(methods=methods, versions=True, from_base=True)
+        return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Upload the rows and make a job. Raises RequestError where that would cost more than `max_usd`."""
@@ -116,7 +116,7 @@ class OpenAiAdapter(OpenAiJobs):
         if trajectories.method != "grpo":
             return super().rows(trajectories)
         groups = [group for group in trajectories.trajectories if group]
-        names = [str((group[0].metadata or {}).get("id")) for group in groups]
+        names = [str(group[0].example_id) for group in groups]
         return [
             reinforcement_row(group, self._examples.get(name))
             for group, name in zip(groups, names, strict=True)
@@ -134,12 +134,12 @@ class OpenAiAdapter(OpenAiJobs):
             )
         return {"estimated_tokens": tokens, "estimated_usd": usd}
 
-    def method_of(self, method: Method) -> dict[str, Any]:
+    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """The `method` of a job; `grpo` is OpenAI's `reinforcement`."""
         settings = self.adapter_config.reinforcement
         if method != "grpo" or settings is None:
-            return super().method_of(method)
-        parameters = self.hyperparameters(method) | {
+            return super().method_of(method, options)
+        parameters = self.hyperparameters(method, options) | {
             "reasoning_effort": settings.reasoning_effort,
             "compute_multiplier": settings.compute_multiplier,
         }

@@ -92,7 +92,7 @@ class OpenAiJobs(TrainerAdapter):
     def capabilities(self) -> Capabilities:
         """Data that are text: to imitate, or preferences."""
         methods: frozenset[Method] = frozenset({"supervised", "dpo"})
-        return Capabilities(methods=methods, versions=True, from_base=True)
+        return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
 
     async def is_healthy(self) -> bool:
         """Whether the API answers, and takes the key."""
@@ -115,9 +115,10 @@ class OpenAiJobs(TrainerAdapter):
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Upload the rows and make a job of them, unless there is one of that name and content."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method, "of this run")
+        trajectories = self.prepared(trajectories)
         name, rows = trajectories.run_id, self.rows(trajectories)
         content = jsonl(rows)
-        request = self._request(name, content, trajectories.method)
+        request = self._request(name, content, trajectories.method, trajectories.options)
         known = await self.find(name)
         if known is not None:
             _content_of(known.metadata).require(
@@ -131,6 +132,10 @@ class OpenAiJobs(TrainerAdapter):
         request["training_file"] = await self._upload(name, content)
         return self._ref(name, await self._create(name, request))
 
+    def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
+        """The collection as it is sent: for an algorithm that the API knows."""
+        return trajectories
+
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
         """The rows of the training file. Raises CapabilityError for data that the API has none for."""
         return list(rows_of(trajectories))
@@ -139,19 +144,19 @@ class OpenAiJobs(TrainerAdapter):
         """Look at the rows before they are uploaded; facts for the log. May raise to refuse them."""
         return {}
 
-    def method_of(self, method: Method) -> dict[str, Any]:
+    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """The `method` of a job: its type with the hyperparameters under it."""
-        return {"type": method, method: {"hyperparameters": self.hyperparameters(method)}}
+        return {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
 
-    def hyperparameters(self, method: Method) -> dict[str, Any]:
-        """The hyperparameters of a method's jobs, as the config has them."""
+    def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The hyperparameters of a method's jobs, by the config and the algorithm's `options`."""
         config = self.adapter_config
         common = {
             "n_epochs": config.n_epochs,
             "batch_size": config.batch_size,
             "learning_rate_multiplier": config.learning_rate_multiplier,
         }
-        beta = {"beta": config.beta} if method == "dpo" else {}
+        beta = {"beta": options.get("beta", config.beta)} if method == "dpo" else {}
         return common | beta | self._hyperparameters.for_api(method)
 
     def metadata(self) -> dict[str, str]:
@@ -264,9 +269,11 @@ class OpenAiJobs(TrainerAdapter):
             made = await self.client.files.create(file=(filename, content), purpose="fine-tune")
         return made.id
 
-    def _request(self, name: str, content: bytes, method: Method) -> dict[str, Any]:
+    def _request(
+        self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The request for a job but for its file, with what it is made of in the metadata."""
-        how = self.method_of(method)
+        how = self.method_of(method, options)
         seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
         metadata = {
             _JOB: name,

@@ -13,13 +13,11 @@ from typing import Protocol, TypeAlias
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.jobs.folders import StateFolders
-from etude.learner.batch import TokenSequence, TrainingBatch
-from etude.learner.learner import Learner, TrainingCanceled, has_gradient, mean_metrics
-from etude.learner.objective import Objective
+from etude.learner.learner import Learner, TrainingCanceled, has_gradient, is_trained, mean_metrics
+from etude.learner.objective import Objective, Unit
 from etude.learner.plan import Step, plan_steps
 from etude.models.weights import digest
 
-Unit: TypeAlias = Sequence[TokenSequence]
 Row: TypeAlias = Sequence[Unit]
 """Units that go into an optimiser step together: those of one line of a file, or a single one."""
 
@@ -137,7 +135,7 @@ class JobTraining:
         except TrainingCanceled as error:
             raise TrainingCanceled(f"canceled after {step.number - 1} of {step.of} steps") from error
         if self._data.validation and step.ends_epoch:
-            held_out = TrainingBatch(tuple(map(tuple, flat(self._data.validation))))
+            held_out = list(flat(self._data.validation))
             metrics["valid_loss"] = self._learner.evaluate(held_out, objective)["loss"]
         return metrics
 
@@ -162,11 +160,6 @@ def flat(rows: Iterable[Row]) -> Iterable[Unit]:
     return (unit for row in rows for unit in row)
 
 
-def is_trained(unit: Unit) -> bool:
-    """Whether any token of a unit is trained on."""
-    return any(any(sequence.weights) for sequence in unit)
-
-
 def trained_tokens(units: Iterable[Unit]) -> int:
     """Tokens that are trained on."""
-    return sum(1 for unit in units for sequence in unit for weight in sequence.weights if weight)
+    return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)

@@ -19,7 +19,7 @@ from etude.server.extensions import ServerParts, load_extensions
 from etude.server.files import FileStore, file_routes
 from etude.server.guard import Guard, server_version
 from etude.server.jobs import JobStore
-from etude.server.jobs_api import job_routes
+from etude.server.jobs_api import algorithm_routes, job_routes
 from etude.server.metrics import Metrics
 from etude.server.models import ModelStore
 from etude.server.scheduler import Scheduler
@@ -71,6 +71,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
         completion_routes(pool, metrics, settings.name),
         file_routes(files),
         job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake),
+        algorithm_routes(),
         _engine_routes(pool),
         _status_routes(metrics),
         *(router for extension in extensions for router in extension.routes(parts)),

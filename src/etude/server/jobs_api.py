@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from etude.algorithms.algorithm import algorithm_type, kind_of
 from etude.core.keys import content_hash
+from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import Row, list_object
 from etude.server.errors import ApiError
 from etude.server.files import FileStore
-from etude.server.hyperparameters import DpoMethod, GrpoMethod, Hyperparameters, SupervisedMethod, resolved
+from etude.server.hyperparameters import Hyperparameters, method_model, resolved, server_algorithms
 from etude.server.jobs import JobStore, require_same
 from etude.server.models import ModelStore
 
@@ -35,27 +37,39 @@ IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
 
 class MethodBody(BaseModel):
-    """`method`: its type, and the hyperparameters under the type's name."""
+    """`method`: its type, an algorithm, and the hyperparameters under the type's name."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     type: Method
-    supervised: SupervisedMethod | None = None
-    dpo: DpoMethod | None = None
-    grpo: GrpoMethod | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _is_known(cls, name: Method) -> Method:
+        known = server_algorithms()
+        if name not in known:
+            raise ValueError(
+                f"there is no algorithm '{name}' here. Allowed: {', '.join(known)}; the server takes others "
+                "that it was started with: --algorithms module:Name"
+            )
+        return name
 
     @model_validator(mode="after")
     def _only_its_own(self) -> MethodBody:
-        others = {"supervised", "dpo", "grpo"} - {self.type}
-        if wrong := sorted(name for name in others if getattr(self, name) is not None):
+        given = self.model_extra or {}
+        if wrong := sorted(given.keys() - {self.type}):
             raise ValueError(f"the method is {self.type}, and there are options of {', '.join(wrong)}")
+        if self.type in given:
+            body = method_model(algorithm_type(self.type)).model_validate({self.type: given[self.type] or {}})
+            self._asked = getattr(body, self.type).hyperparameters
         return self
 
     @property
     def hyperparameters(self) -> Hyperparameters:
         """Those of the method."""
-        options = {"supervised": self.supervised, "dpo": self.dpo, "grpo": self.grpo}[self.type]
-        return Hyperparameters() if options is None else options.hyperparameters
+        return self._asked
+
+    _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
 
 
 class JobBody(BaseModel):
@@ -237,6 +251,18 @@ def job_routes(
     return router
 
 
+def algorithm_routes() -> APIRouter:
+    """Which algorithms a job can name."""
+    router = APIRouter(prefix="/v1/fine_tuning/algorithms", tags=["fine-tuning"])
+
+    @router.get("", summary="List algorithms")
+    def list_algorithms() -> dict[str, Any]:
+        """Names for the `type` of a job's `method`."""
+        return {"object": "list", "data": sorted(server_algorithms())}
+
+    return router
+
+
 def _values(body: JobBody, files: FileStore, models: ModelStore) -> dict[str, Any]:
     """The columns of a new job. Raises ApiError for what does not fit together."""
     method = body.method.type
@@ -268,7 +294,7 @@ def _file(files: FileStore, name: str, method: Method, param: str) -> Row:
         row = files.get(name)
     except ApiError as error:
         raise ApiError(400, f"there is no file {name!r}", param=param, code="invalid_value") from error
-    if row["method"] != method:
+    if row["method"] != ROW_OF[kind_of(method)]:
         raise ApiError(
             400,
             f"file {name} has rows for {row['method']}, and the method is {method}",

@@ -230,6 +230,7 @@ class Scheduler:
             checkpoint_steps=settings.checkpoint_steps,
             processes=training_processes(settings),
             shards=settings.shard_training,
+            algorithms=settings.algorithms,
             log_level=settings.log_level,
         )
 

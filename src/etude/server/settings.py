@@ -57,6 +57,8 @@ class ServerSettings(BaseModel):
     """Training jobs at once."""
     training_processes: int | None = Field(default=None, ge=1)
     """Processes that train a job together; None takes one for each GPU."""
+    algorithms: tuple[str, ...] = ()
+    """Algorithms of one's own that jobs may name, as import paths `module:Name`; the server imports them."""
     shard_training: bool = False
     """Whether each of these processes holds only a part of the weights and of the optimiser's state."""
     waiting_jobs: int = Field(default=100, ge=1)

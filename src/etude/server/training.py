@@ -15,9 +15,10 @@ from torch import Tensor
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
+from etude.core.training_rows import ROW_OF
 from etude.jobs.training import JobData, JobTraining, flat, trained_tokens
 from etude.jobs.training import Row as UnitRow
-from etude.jobs.units import objective_of, units_of_rows
+from etude.jobs.units import units_of_rows
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.plan import Step
 from etude.learner.schedule import Schedule
@@ -25,6 +26,7 @@ from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
 from etude.server.database import Row
 from etude.server.files import FileStore, read_rows
+from etude.server.hyperparameters import job_algorithm
 from etude.server.job_folder import JobFolder
 from etude.server.jobs import JobStore, model_name
 from etude.server.models import ModelStore, load_policy
@@ -72,17 +74,18 @@ def train_job(
     TrainingCanceled when `canceled` is set, and Interrupted, after a checkpoint, when `stopping` is.
     """
     values: Mapping[str, Any] = job["hyperparameters"]
-    objective = objective_of(job["method"], values)
-    policy = _load_policy(job, stores, hardware, keep_base=objective.needs_reference)
+    algorithm = job_algorithm(job["method"], values)
+    policy = _load_policy(job, stores, hardware, keep_base=algorithm.needs_reference)
     before = policy.digest()
 
     def rows_of(file: str | None) -> Sequence[UnitRow]:
         if not file:
             return []
-        return units_of_rows(read_rows(stores.files.path(file), job["method"]), policy, values)
+        rows = read_rows(stores.files.path(file), ROW_OF[algorithm.kind])
+        return units_of_rows(rows, policy, algorithm)
 
     data = JobData(
-        objective,
+        algorithm,
         rows_of(job["training_file"]),
         rows_of(job["validation_file"]),
         passes=values["n_epochs"],

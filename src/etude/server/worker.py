@@ -19,6 +19,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict
 
+from etude.algorithms.algorithm import load_algorithms
 from etude.core.errors import EtudeError, StoreError
 from etude.core.garbage import collect_rarely
 from etude.jobs.training import Interrupted
@@ -61,11 +62,14 @@ class WorkerOrder(BaseModel):
     """That train the job together, this one among them."""
     shards: bool
     """Whether each of them holds a part of the weights."""
+    algorithms: tuple[str, ...] = ()
+    """Algorithms of the server's owner, to be imported: `module:Name`."""
     log_level: LogLevel = LogLevel.INFO
 
 
 def work(order: WorkerOrder) -> bool:
     """Train the job, alone or as one of its processes; whether this one has done its part."""
+    load_algorithms(order.algorithms)
     try:
         with _team(order) as team:
             return run_order(order, team)
