@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
-__all__ = ["OpenAiJobs", "TrainingJobNotFoundClientError"]
-
 _STATES = {
     "validating_files": TrainingStatusEnum.PENDING,
     "queued": TrainingStatusEnum.PENDING,

@@ -7,15 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Protocol
 
-from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
+from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.around import is_entered, wrap_implementations
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
-
-__all__ = ["Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
 
 _FIRST_PAUSE = 0.25
 _BACKOFF = 1.5

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
@@ -26,19 +26,20 @@ class Interrupted(Exception):
     """The job was asked to make way, and goes on from its checkpoint later."""
 
 
-class JobListener(Protocol):
-    """Learns what a job does. In a team of processes it is the leader's that is called."""
+class JobListener:
+    """Is called as a job goes on, in a team of processes the leader's alone; of itself it does nothing."""
 
     def started(self, done: int) -> None:
         """The job begins, or goes on after `done` steps."""
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        """A step was taken. At the end of an epoch `valid_loss` is among its metrics if it was asked for."""
+        """A step was taken. At the end of an epoch its metrics have `valid_loss` where that is measured."""
 
     def checkpointed(
         self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
     ) -> Collection[int]:
         """A checkpoint was written; returns the steps of earlier ones that are to be kept."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("etude.server")
 
 JOBS = "jobs"
-"""Who puts the engine away while jobs train."""
+"""The holder that puts the engine away while jobs train."""
 
 State: TypeAlias = Literal["running", "stopping", "stopped"]
 

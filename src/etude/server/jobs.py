@@ -41,8 +41,10 @@ class JobStore:
         try:
             with self._engine.begin() as connection:
                 connection.execute(sa.insert(JOBS).values(row))
-                _tell(connection, row["id"], f"Created fine-tuning job: {row['id']}", once="created")
-                _tell(connection, row["id"], "Files validated, moving job to queued state", once="queued")
+                _add_event(connection, row["id"], f"Created fine-tuning job: {row['id']}", once="created")
+                _add_event(
+                    connection, row["id"], "Files validated, moving job to queued state", once="queued"
+                )
         except IntegrityError:
             known = self.of_key(str(values["idempotency_key"]))
             if known is None:
@@ -137,16 +139,16 @@ class JobStore:
             if connection.execute(sa.update(JOBS).where(running).values(change)).rowcount == 0:
                 return False
             connection.execute(sa.insert(MODELS).values(model))
-            _tell(connection, job, f"New fine-tuned model created: {model['id']}")
-            _tell(connection, job, "The job has successfully completed")
+            _add_event(connection, job, f"New fine-tuned model created: {model['id']}")
+            _add_event(connection, job, "The job has successfully completed")
         return True
 
-    def tell(
+    def add_event(
         self, job: str, message: str, *, once: str | None = None, data: Mapping[str, Any] | None = None
     ) -> None:
         """Note an event, in the place of an earlier one under the same name `once`."""
         with self._engine.begin() as connection:
-            _tell(connection, job, message, once=once, data=data)
+            _add_event(connection, job, message, once=once, data=data)
 
     def set(self, job: str, **facts: Any) -> None:
         """Change facts of a job, but never its status."""
@@ -177,7 +179,7 @@ class JobStore:
         with self._engine.begin() as connection:
             done = connection.execute(sa.update(JOBS).where(where).values(status=after, **facts))
             if done.rowcount and event is not None:
-                _tell(connection, job, event, level=level)
+                _add_event(connection, job, event, level=level)
         return bool(done.rowcount)
 
 
@@ -199,7 +201,7 @@ def require_same(known: Row, differences: Sequence[str]) -> None:
         )
 
 
-def _tell(
+def _add_event(
     connection: sa.Connection,
     job: str,
     message: str,

@@ -186,9 +186,9 @@ def _canceled(jobs: JobStore, job: str) -> Iterator[threading.Event]:
 
 
 def _awaited_order() -> WorkerOrder | None:
-    """The order, once it is there; from then on the output is the job's log. None when none will come.
+    """Wait for the order, and from then on write the output to the job's log; None when none comes.
 
-    Everything that takes long to import is imported before.
+    All that takes long to import is imported before.
     """
     with suppress(ImportError):  # A job that needs it will say so.
         import peft  # noqa: F401
