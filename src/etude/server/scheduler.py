@@ -24,7 +24,14 @@ from etude.server.jobs import JobStore
 from etude.server.settings import ServerSettings, training_processes
 from etude.server.worker import WorkerOrder
 
+_LOG = logging.getLogger("etude.server")
+
 _MODULE = "etude.server.worker"
+_ATTEMPTS = 3
+"""Workers that may end without a checkpoint before their job is given up."""
+_LOOK_SECONDS = 0.5
+_GRACE_SECONDS = 20.0
+"""For a worker to end by itself once its job is cancelled or the server stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +134,6 @@ def _resolve(future: asyncio.Future[Worker], outcome: Worker | OSError) -> None:
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
-
-
-_LOG = logging.getLogger("etude.server")
-
-_ATTEMPTS = 3
-"""Workers that may end without a checkpoint before their job is given up."""
-_LOOK_SECONDS = 0.5
-_GRACE_SECONDS = 20.0
-"""For a worker to end by itself once its job is cancelled or the server stops."""
 
 
 class Scheduler:
@@ -283,28 +281,29 @@ class Scheduler:
 
     async def _wait(self, job: str, worker: Worker) -> int:
         """The worker's exit code. One that does not end after its job is cancelled is killed."""
-        over: float | None = None
+        deadline: float | None = None
         while True:
             try:
                 return await asyncio.wait_for(asyncio.shield(worker.code), _LOOK_SECONDS)
             except TimeoutError:
-                over = await self._overdue(job, over)
+                deadline = await self._kill_overdue(job, deadline)
 
-    async def _overdue(self, job: str, over: float | None) -> float | None:
-        """Since when a job is over whose worker goes on; after the grace, that is killed."""
+    async def _kill_overdue(self, job: str, deadline: float | None) -> float | None:
+        """Kill the worker of a job that is over if it is still there after the deadline.
+
+        Returns the deadline: None while the job runs, and some time from now when it is found to be over.
+        """
         if (await asyncio.to_thread(self._jobs.get, job))["status"] == "running":
             return None
-        if over is not None and time.monotonic() - over > _GRACE_SECONDS:
+        if deadline is not None and time.monotonic() > deadline:
             self._kill(job)
-        return over or time.monotonic()
+        return deadline or time.monotonic() + _GRACE_SECONDS
 
     async def _wait_for_orphan(self, job: str) -> None:
         """A job that an earlier server started: its worker may still be at it."""
-        over: float | None = None
-        while True:
-            if not await asyncio.to_thread(self._folder(job).holders):
-                break
-            over = await self._overdue(job, over)
+        deadline: float | None = None
+        while await asyncio.to_thread(self._folder(job).holders):
+            deadline = await self._kill_overdue(job, deadline)
             await asyncio.sleep(_LOOK_SECONDS)
         # It was not the job's fault: a machine that restarts often must not fail it.
         await self._settle(job, "the server was ended", counts=False)
@@ -318,14 +317,14 @@ class Scheduler:
         if await asyncio.to_thread(folder.holders):
             await self._wait_for_orphan(job)
         elif counts and row["attempts"] >= _ATTEMPTS:
-            told = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
-            await asyncio.to_thread(self._jobs.fail, job, told.rstrip("; "), "worker_crashed")
+            reason = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
+            await asyncio.to_thread(self._jobs.fail, job, reason.rstrip("; "), "worker_crashed")
         else:
             step = folder.checkpoints.newest()
-            place = f"from step {step}" if step else "from its start"
-            told = f"The worker ended early ({how}); the job goes on {place}"
+            start = f"from step {step}" if step else "from its start"
+            event = f"The worker ended early ({how}); the job goes on {start}"
             attempts = row["attempts"] if counts else 0
-            await asyncio.to_thread(self._jobs.requeue, job, told, attempts)
+            await asyncio.to_thread(self._jobs.requeue, job, event, attempts)
 
 
 def _send(number: signal.Signals, processes: Iterable[int]) -> None:

@@ -45,7 +45,7 @@ _PEER_SECONDS = 600.0
 
 
 class WorkerOrder(BaseModel):
-    """What a worker is to do. It may be on the worker's command line, and has no secrets."""
+    """The job of a worker. It may be on the worker's command line, and has no secrets."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -53,7 +53,7 @@ class WorkerOrder(BaseModel):
     job: str
     source: str
     name: str
-    """What clients call the base model."""
+    """The name of the base model for clients."""
     device: str
     dtype: str
     checkpoint_steps: int
