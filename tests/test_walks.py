@@ -87,7 +87,7 @@ def _name_of(node: ast.AST) -> str | None:
 
 
 def leads(step: Step, following: Step) -> bool:
-    """Whether one file imports the other or names what is read there; with a value, whether both name that."""
+    """Whether one file imports the other or names what is read there; or both name the value between them."""
     if step.file == following.file:
         return True
     words, others = words_of(step.file), words_of(following.file)
