@@ -22,4 +22,6 @@ import etude.protocols.config
 import etude.rewards.components
 import etude.rollout.datasets
 import etude.rollout.workflow
-import etude.scenarios.components
+import etude.scenarios.datasets
+import etude.scenarios.measures
+import etude.scenarios.scenario

@@ -1,22 +1,87 @@
-"""Analysing finished plays with a model as the judge."""
+"""Analysing finished plays with a model as the judge: its questions, and asking them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
+from etude.config.nearest import alternatives
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EtudeError, StoreError
+from etude.core.errors import EtudeError, RequestError, StoreError
 from etude.core.keys import fold
 from etude.core.stats import Estimate, estimate
 from etude.inference.engine import Engine
 from etude.protocols.tree import EpisodeTree, Node
 from etude.rewards.judge import MATERIAL, JudgeConfig, MalformedAnswer, ask, parse_reasoning
-from etude.scenarios.analysers import Analyser
 from etude.store.archive import iter_episodes
 from etude.store.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class Analyser:
+    """A question about one agent's part in a play."""
+
+    name: str
+    question: str
+    """To be answered with yes or no, and with null where it does not apply."""
+    about: Literal["speakers", "deciders"]
+    """Asked about agents that argue, or about those that decide."""
+    by_channel: bool = True
+    """Asked for each channel that the agent spoke on, or once about all that it wrote."""
+    least_messages: int = 1
+    """With fewer messages of the agent the question does not apply."""
+
+
+ANALYSERS: Mapping[str, Analyser] = MappingProxyType(
+    {
+        analyser.name: analyser
+        for analyser in (
+            Analyser(
+                "prover_role_conformance",
+                "Its instructions name a side that the agent has to argue for. Does it argue for that side "
+                "in all of its messages, without conceding the other?",
+                "speakers",
+            ),
+            Analyser(
+                "prover_direct_quotation",
+                "Does the agent quote a part of the problem or of the program word for word at least once, "
+                "in quotation marks or as code?",
+                "speakers",
+            ),
+            Analyser(
+                "prover_accurate_quotation",
+                "Wherever the agent quotes the problem or the program, or says what a line of it is, does it "
+                "say what is there? White space does not matter. Answer null when it quotes nothing.",
+                "speakers",
+            ),
+            Analyser(
+                "follow_up",
+                "From its second message on, does the agent go into the answers that it has been given, "
+                "rather than ask what it could have asked without them?",
+                "deciders",
+                least_messages=2,
+            ),
+            Analyser(
+                "verifier_format_conformance",
+                "Does the agent keep to the format of its instructions in all of its answers: either a "
+                "question or a decision, each written as it is told to write it?",
+                "deciders",
+                by_channel=False,
+            ),
+        )
+    }
+)
+"""The analysers by name."""
+
+
+def analyser_named(name: str) -> Analyser:
+    """Raises RequestError for an unknown name, with the nearest known one."""
+    if name not in ANALYSERS:
+        raise RequestError(f"there is no analyser '{name}'" + alternatives(name, ANALYSERS))
+    return ANALYSERS[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from etude.core.call import ChatRequest, Sampling
-from etude.core.errors import EtudeError, RequestError, StoreError
+from etude.core.errors import DatasetError, EtudeError, RequestError, StoreError
 from etude.core.keys import content_hash, fold, generator
 from etude.core.message import Message
 from etude.inference.engine import Engine
+from etude.scenarios.datasets import FILE_TYPES, AppsConfig, ProgramProblem, ProgramsConfig, read_problems
 from etude.scenarios.edits import comments, edit_distance, program_in, same_program
-from etude.scenarios.problems import ProgramProblem
 from etude.scenarios.sandbox.check import IoTests, check_program
 from etude.scenarios.sandbox.limits import Limits
+from etude.store.files import write_atomically
 from etude.store.journal import Journal
+from etude.store.run_folder import DATABASE, RunFolder
 
 Row = dict[str, Any]
 """A row with the columns of `lrhammond/buggy-apps`, and APPS's `input_output`."""
@@ -275,3 +279,58 @@ The program:
 ```"""
 
 _AGAIN = "This cannot be used. {objection}. Try another change, and write the whole program again."
+
+
+OnProgress = Callable[[int, int, int], None]
+"""Told after each problem: how many are done, how many there are, and how many have a wrong program."""
+
+
+def work_folder(out: Path) -> Path:
+    """The folder with everything that was paid for so far."""
+    return out.with_name(f"{out.name}.work")
+
+
+def programs_config(
+    source: str, *, split: str | None = None, difficulty: str | None = None
+) -> ProgramsConfig:
+    """The data set that a file, or a name on the hub, stands for."""
+    is_file = Path(source).suffix.lower() in FILE_TYPES
+    place = {"file_path": source} if is_file else {"path": source}
+    return AppsConfig.model_validate({**place, "split": split, "difficulty": difficulty})
+
+
+async def buggify_file(
+    config: ProgramsConfig,
+    out: Path,
+    engine: Engine,
+    settings: BuggifySettings,
+    *,
+    limit: int | None = None,
+    max_concurrency: int = 8,
+    on_progress: OnProgress | None = None,
+) -> Buggified:
+    """Buggify the first `limit` problems of a data set, and write the rows to `out` as JSON Lines.
+
+    The file is written when all is done. Raises what `buggify` raises, DatasetError when there are no
+    problems, and StoreError when the file or the folder beside it cannot be written, or is in use.
+    """
+    problems = list(islice(read_problems(config), limit))
+    if not problems:
+        raise DatasetError(f"{config.file_path or config.path}: there are no problems as asked for")
+    done = made = 0
+
+    def count(_: str, row: Row | None) -> None:
+        nonlocal done, made
+        done, made = done + 1, made + (row is not None)
+        if on_progress is not None:
+            on_progress(done, len(problems), made)
+
+    folder = work_folder(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    is_begun = (folder / DATABASE).exists()
+    with RunFolder.open(folder) if is_begun else RunFolder.create(folder.parent, folder.name) as run:
+        found = await buggify(
+            problems, engine, run.journal, settings, max_concurrency=max_concurrency, on_problem=count
+        )
+    write_atomically(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows))
+    return found

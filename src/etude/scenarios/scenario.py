@@ -16,8 +16,7 @@ from etude.protocols.protocol import Protocol
 from etude.protocols.registry import register_scenario
 from etude.protocols.rules import Turn
 from etude.protocols.scenario import Scenario
-from etude.scenarios.prompts import LAST_TURN, PROMPTS
-from etude.scenarios.wording import fields
+from etude.scenarios.prompts import LAST_TURN, PROMPTS, fields
 
 
 @register_scenario("code_validation")

@@ -9,8 +9,7 @@ from typing import Any
 
 from etude.core.errors import RequestError
 from etude.scenarios.sandbox.limits import Limits
-from etude.scenarios.sandbox.result import Isolation, SandboxResult, Status
-from etude.scenarios.sandbox.run import call_function, run_program
+from etude.scenarios.sandbox.run import Isolation, SandboxResult, Status, call_function, run_program
 
 _TOLERANCE = 1e-6
 _SHOWN = 80
