@@ -18,7 +18,7 @@ import etude.inference.openai_compatible
 import etude.integrations.art.openpipe_art
 import etude.integrations.nat.components
 import etude.loop.epoch_trainer
-import etude.protocols.config
+import etude.protocols.registry
 import etude.rewards.components
 import etude.rollout.datasets
 import etude.rollout.workflow

@@ -217,20 +217,20 @@ class ModelLine:
             return skipped
         start = (self.log.base() if self.rules.from_scratch else None) or self.version
         name, data = collection.run_id, JobData.of(collection, start, self._hyperparameters)
-        known = await self._known(name, data)
-        number = self.log.newest() + 1 if known is None or known.number is None else known.number
+        earlier = await self._known(name, data)
+        number = self.log.newest() + 1 if earlier is None or earlier.number is None else earlier.number
         await self._start_from(start)
         await self.adapter.count_from(number - 1)
         await self.log.add_job(name, data.model_copy(update={"number": number}))
         try:
             ref = await self.adapter.submit(collection)
         except RequestError as error:
-            await self._not_made(name, known)
+            await self._not_made(name, earlier)
             if isinstance(error, JobNameTakenError):
                 raise JobNameTakenError(name, error.differences, self.advice.taken) from error
             raise
         if isinstance(ref, Skipped):
-            await self._not_made(name, known)
+            await self._not_made(name, earlier)
             if self.version is not None and start != self.version:
                 # Nothing is being trained after all: sampling goes on from where it was.
                 await self.adapter.restore(self.version)
@@ -302,14 +302,14 @@ class ModelLine:
     def _backend(self) -> str:
         return f"'{self.adapter.adapter_config.type_name}'"
 
-    async def _known(self, name: str, asked: JobData) -> JobData | None:
-        """The noted job of that name, if any. Raises JobNameTakenError when it differs from the one asked."""
-        known = self.log.job(name)
-        if known is not None and known.differences(asked):
+    async def _known(self, name: str, wanted: JobData) -> JobData | None:
+        """The earlier job of that name, if any. Raises JobNameTakenError when it differs from the new one."""
+        earlier = self.log.job(name)
+        if earlier is not None and earlier.differences(wanted):
             ref = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)
             if await self.is_known(ref):
-                raise JobNameTakenError(name, known.differences(asked), self.advice.taken)
-        return known
+                raise JobNameTakenError(name, earlier.differences(wanted), self.advice.taken)
+        return earlier
 
     async def _start_from(self, start: ModelVersion | None) -> None:
         """Have the backend's next job start from a version, whatever it has done meanwhile."""
@@ -319,12 +319,12 @@ class ModelLine:
         check_way_back(self._backend, self.adapter.capabilities(), start.number, last)
         await self.adapter.restore(start)
 
-    async def _not_made(self, name: str, known: JobData | None) -> None:
+    async def _not_made(self, name: str, earlier: JobData | None) -> None:
         """Note that a job was not made after all; an earlier one of that name may have been."""
-        if known is None:
+        if earlier is None:
             await self.log.forget_job(name)
         else:
-            await self.log.add_job(name, known)
+            await self.log.add_job(name, earlier)
 
     async def noted(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
         """The status; of a job that has ended in vain, the number is free again."""

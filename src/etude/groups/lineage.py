@@ -1,4 +1,4 @@
-"""Lineage: where each version of a model came from, and the checks that a new one is new and in use."""
+"""Lineage: the job and data behind each version of a model, and whether a version is new and in use."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class LineageLog:
             )
 
     def entry(self, number: int) -> LineageEntry | None:
-        """Where a version came from; None for one that is not noted."""
+        """The entry of a version; None when it has none."""
         value = self._journal.get(self._key(number))
         return None if value is None else LineageEntry.model_validate(value)
 

@@ -199,11 +199,11 @@ class _Growing:
         protocol, facts = self._protocol, self._facts
         ways = self._ways((), 0)
         for number in range(len(self._schedule)):
-            here = [way for way in ways if way.number == number]
-            questions = [question for way in here for question in self._questions(way)]
+            current = [way for way in ways if way.number == number]
+            questions = [question for way in current for question in self._questions(way)]
             answers = iter(await self._asker.ask(questions) if questions else ())
             ways = [way for way in ways if way.number > number]
-            for way in here:
+            for way in current:
                 for path in self._branches(way, answers):
                     ways += self._completed(way, path)
         return EpisodeTree(
@@ -316,10 +316,10 @@ def _ending(protocol: Protocol, outcome: Outcome) -> str:
     return "invalid" if cut_short else "undecided"
 
 
-def _verdict(what: str, value: Any, example: Example) -> Verdict:
+def _verdict(name: str, value: Any, example: Example) -> Verdict:
     for verdict in VERDICTS:
         if value == verdict:
             return verdict
     raise EpisodeError(
-        f"the scenario's {what} of example '{example.id}' is {value!r}; it must be 0 (reject) or 1 (accept)"
+        f"the scenario's {name} of example '{example.id}' is {value!r}; it must be 0 (reject) or 1 (accept)"
     )

@@ -110,16 +110,16 @@ class Analysis:
     def shares(self) -> Mapping[tuple[str, str | None], Estimate | None]:
         """The share of yes by agent and channel, with its 95 % interval; None where all is masked."""
         answers: dict[tuple[str, str | None], list[float]] = {}
-        for one in self.judgements:
-            found = answers.setdefault((one.agent, one.channel), [])
-            if one.answer is not None:
-                found.append(float(one.answer))
-        return {place: estimate(found) if found else None for place, found in answers.items()}
+        for judgement in self.judgements:
+            votes = answers.setdefault((judgement.agent, judgement.channel), [])
+            if judgement.answer is not None:
+                votes.append(float(judgement.answer))
+        return {part: estimate(votes) if votes else None for part, votes in answers.items()}
 
     @property
     def errors(self) -> int:
         """How often the judge gave no usable answer."""
-        return sum(one.error is not None for one in self.judgements)
+        return sum(judgement.error is not None for judgement in self.judgements)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
@@ -127,7 +127,7 @@ class Analysis:
             {"agent": agent, "channel": channel, "share": None if share is None else _shown(share)}
             for (agent, channel), share in self.shares.items()
         ]
-        judgements = [asdict(one) for one in self.judgements]
+        judgements = [asdict(judgement) for judgement in self.judgements]
         return {"analyser": self.analyser, "errors": self.errors, "shares": shares, "judgements": judgements}
 
 
@@ -156,11 +156,11 @@ async def analyse(
     judgements: dict[int, Judgement] = {}
 
     async def work() -> None:
-        for place, part in waiting:
-            judgements[place] = await _judged(part, analyser, judge, settings, journal, label)
+        for index, part in waiting:
+            judgements[index] = await _judged(part, analyser, judge, settings, journal, label)
 
     await asyncio.gather(*(work() for _ in range(max_concurrency)))
-    return Analysis(analyser.name, tuple(judgements[place] for place in sorted(judgements)))
+    return Analysis(analyser.name, tuple(judgements[index] for index in sorted(judgements)))
 
 
 async def analyse_phase(
@@ -175,7 +175,7 @@ async def analyse_phase(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What an agent wrote in a play, and what it was about."""
+    """The messages of an agent in a play, with the material that the judge is shown."""
 
     episode: str
     agent: str
@@ -198,18 +198,18 @@ def _parts(record: EpisodeRecord, analyser: Analyser, deciders: Collection[str])
                 for node, text in texts
                 if text is not None
             ]
-            said = sum(line["from"] == agent for line in exchange)
-            if said:
+            count = sum(line["from"] == agent for line in exchange)
+            if count:
                 material = {
                     "agent": agent,
                     "instructions": _instructions(record, own[0]),
                     "exchange": exchange,
                 }
-                yield _Part(record.id, agent, channel, said, material)
+                yield _Part(record.id, agent, channel, count, material)
 
 
 def _instructions(record: EpisodeRecord, node: Node) -> Any:
-    """What the agent was told at first; the task alone where its calls were not kept."""
+    """The agent's system prompt; the task alone where its calls were not kept."""
     for call in record.calls:
         if call.index == node.call:
             return call.request.messages[0].get("content")
@@ -224,9 +224,9 @@ async def _judged(
     journal: Journal | None,
     label: str,
 ) -> Judgement:
-    place = (part.episode, part.agent, part.channel)
+    about = (part.episode, part.agent, part.channel)
     if part.messages < analyser.least_messages:
-        return Judgement(*place, reasoning=f"only {part.messages} messages")
+        return Judgement(*about, reasoning=f"only {part.messages} messages")
     name = (analyser.name, part.episode, part.agent, part.channel or "*")
 
     async def answer() -> list[Any]:
@@ -234,12 +234,12 @@ async def _judged(
 
     try:
         key = "/".join(("analysis", label, *name))
-        found, reasoning = await (answer() if journal is None else journal.step(key, answer))
+        verdict, reasoning = await (answer() if journal is None else journal.step(key, answer))
     except StoreError:
         raise
     except EtudeError as error:
-        return Judgement(*place, error=str(error))
-    return Judgement(*place, found, reasoning)
+        return Judgement(*about, error=str(error))
+    return Judgement(*about, verdict, reasoning)
 
 
 def _system(analyser: Analyser) -> str:

@@ -137,12 +137,12 @@ def _problem(where: str, columns: Mapping[str, Any]) -> ProgramProblem:
             f"{where}: there is no text in column 'question'; the columns are those of codeparrot/apps "
             "or lrhammond/buggy-apps"
         )
-    found = next((columns[name] for name in ("apps_problem_id", "problem_id", "id") if name in columns), None)
-    if found is None:
+    id_ = next((columns[name] for name in ("apps_problem_id", "problem_id", "id") if name in columns), None)
+    if id_ is None:
         raise DatasetError(f"{where}: there is no id in column 'problem_id' or 'apps_problem_id'")
     split = columns.get("apps_split")
     return ProgramProblem(
-        id=str(found),
+        id=str(id_),
         where=where,
         question=question,
         right=_programs(columns, "solutions", where),
@@ -165,10 +165,10 @@ def _rows(config: ProgramsConfig) -> RowsConfig:
 
 
 def _file(path: Path) -> FileDatasetConfig:
-    made = FILE_TYPES.get(path.suffix.lower())
-    if made is None:
+    config_type = FILE_TYPES.get(path.suffix.lower())
+    if config_type is None:
         raise DatasetError(f"{path}: programs are read from {', '.join(FILE_TYPES)} files")
-    return made(file_path=path)
+    return config_type(file_path=path)
 
 
 def _reason_to_leave_out(columns: Mapping[str, Any], config: ProgramsConfig, where: str) -> str | None:
@@ -188,29 +188,29 @@ def _reason_to_leave_out(columns: Mapping[str, Any], config: ProgramsConfig, whe
 
 def _programs(columns: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     """A list of texts, or of objects with a `solution`; either may be JSON. An empty text is no programs."""
-    found = _json(columns.get(name), name, where)
-    if found is None:
+    column = _json(columns.get(name), name, where)
+    if column is None:
         return ()
-    if isinstance(found, Mapping):
+    if isinstance(column, Mapping):
         # `datasets` keeps a list of objects as an object of lists.
-        found = found.get("solution")
-    if not isinstance(found, list):
-        raise DatasetError(f"{where}: column '{name}' is no list of programs: {found!r:.80}")
+        column = column.get("solution")
+    if not isinstance(column, list):
+        raise DatasetError(f"{where}: column '{name}' is no list of programs: {column!r:.80}")
     programs: list[str] = []
-    for one in found:
-        program = one.get("solution") if isinstance(one, Mapping) else one
+    for item in column:
+        program = item.get("solution") if isinstance(item, Mapping) else item
         if not isinstance(program, str):
-            raise DatasetError(f"{where}: column '{name}' holds something that is no program: {one!r:.80}")
+            raise DatasetError(f"{where}: column '{name}' holds something that is no program: {item!r:.80}")
         programs.append(program)
     return tuple(programs)
 
 
 def _tests(columns: Mapping[str, Any], where: str) -> IoTests | None:
-    found = _json(columns.get("input_output"), "input_output", where)
-    if not found:
+    column = _json(columns.get("input_output"), "input_output", where)
+    if not column:
         return None
     try:
-        tests = IoTests.from_json(found)
+        tests = IoTests.from_json(column)
     except RequestError as error:
         raise DatasetError(f"{where}: column 'input_output': {error}") from error
     return tests if len(tests) else None
@@ -245,19 +245,19 @@ def load_programs(config: ProgramsConfig) -> list[Example]:
     cannot be read, that has no programs as the config asks for, or where two problems have one id.
     """
     examples: list[Example] = []
-    places: dict[str, str] = {}
+    where: dict[str, str] = {}
     left_out: Counter[str] = Counter()
     for problem in read_problems(config, left_out):
-        if problem.id in places:
+        if problem.id in where:
             raise DatasetError(
-                f"{problem.where}: problem id '{problem.id}' is taken already by {places[problem.id]}; "
+                f"{problem.where}: problem id '{problem.id}' is taken already by {where[problem.id]}; "
                 "name one `split`, or make the ids unique"
             )
-        places[problem.id] = problem.where
+        where[problem.id] = problem.where
         examples += _examples(problem, config)
     if not examples:
         raise DatasetError(
-            f"{config.file_path or config.path}: {_nothing_left(config, len(places), left_out)}"
+            f"{config.file_path or config.path}: {_nothing_left(config, len(where), left_out)}"
         )
     if config.shuffle:
         generator(config.seed, "programs").shuffle(examples)

@@ -86,11 +86,11 @@ class Conduct:
 
 def conduct(tree: EpisodeTree) -> Mapping[str, Conduct]:
     """How each agent behaved."""
-    found = dict.fromkeys(tree.agents, Conduct())
+    by_agent = dict.fromkeys(tree.agents, Conduct())
     # An answer stands in the tree once for each of the others' answers in its round.
     for node in {node.call: node for node in tree.nodes}.values():
-        found[node.agent] = found[node.agent].plus(node)
-    return found
+        by_agent[node.agent] = by_agent[node.agent].plus(node)
+    return by_agent
 
 
 class PlayEvaluator(Evaluator):

@@ -106,7 +106,7 @@ LAST_TURN = "This is your last turn: decide now. $decision"
 
 
 def fields(example: Example, log: Log, agent: str, turn: Turn, max_words: int) -> Mapping[str, str]:
-    """What the templates' names stand for, in the prompt of an agent's turn.
+    """The values of the templates' names, in the prompt of an agent's turn.
 
     All but `question` and `solution` are the same in all turns of an agent, so that its prompts go on
     from each other.
@@ -174,8 +174,8 @@ def _the(protocol: Protocol, agent: str) -> str:
 
 def _readers(protocol: Protocol) -> str:
     deciders = [_the(protocol, agent) for agent, role in protocol.agents.items() if role.may_decide]
-    found = _list(deciders)
-    return f"{found[:1].upper()}{found[1:]} {'has' if len(deciders) == 1 else 'have'} to find out"
+    names = _list(deciders)
+    return f"{names[:1].upper()}{names[1:]} {'has' if len(deciders) == 1 else 'have'} to find out"
 
 
 def _argue(stance: Verdict | None) -> str:
@@ -189,7 +189,7 @@ def _argue(stance: Verdict | None) -> str:
 
 
 def _others(protocol: Protocol, agent: str, stance: Verdict | None) -> str:
-    """What the other provers argue for, as far as this one can know."""
+    """The sides of the other provers, as far as this one can know them."""
     sentences = []
     for other, role in protocol.agents.items():
         argued = _known_side(role.stance, protocol.agents[agent].stance, stance)
@@ -200,7 +200,7 @@ def _others(protocol: Protocol, agent: str, stance: Verdict | None) -> str:
 
 
 def _known_side(other: Stance | None, own: Stance | None, side: Verdict | None) -> Verdict | None:
-    """What another argues for, as far as an agent can tell that argues for `side` itself."""
+    """The side of another prover, as far as one can tell that argues for `side` itself."""
     if other is None or other in (REJECT, ACCEPT):
         return other
     if side is None:
@@ -211,16 +211,16 @@ def _known_side(other: Stance | None, own: Stance | None, side: Verdict | None) 
 
 
 def _experts(protocol: Protocol) -> str:
-    """Whom a verifier hears, and what it knows about what they are after."""
+    """The experts that a verifier hears, and the sides that they argue for as far as it may know."""
     provers = {agent: role for agent, role in protocol.agents.items() if role.stance is not None}
     if not provers:
         return ""
     if all(role.anonymous for role in provers.values()):
         sides = [stance for role in provers.values() for stance in _possible(role.stance)]
-        said = " or ".join(dict.fromkeys(f"that it is {_word(stance)}" for stance in sides))
+        possible = " or ".join(dict.fromkeys(f"that it is {_word(stance)}" for stance in sides))
         return (
             "You read a message of an expert. You are not told which of several experts it is. Each of them "
-            f"always argues for one side, {said}, whether or not it is."
+            f"always argues for one side, {possible}, whether or not it is."
         )
     groups: dict[object, list[str]] = {}
     for agent, role in provers.items():
@@ -236,7 +236,7 @@ def _possible(stance: Stance | None) -> tuple[Verdict, ...]:
 
 
 def _aim(stance: object, labels: list[str]) -> str:
-    """What some provers are after."""
+    """The side of some provers, in words."""
     names, many = _list(labels), len(labels) > 1
     if stance not in (REJECT, ACCEPT):
         given = "have been given the same side" if many else "has been given one side"
@@ -246,7 +246,7 @@ def _aim(stance: object, labels: list[str]) -> str:
 
 
 def _acting(log: Log, agent: str, length: str) -> str:
-    """What an agent that decides can do with its turns."""
+    """The choices that an agent that decides has in its turns."""
     if log.own_turns == 1:
         return "You have one turn, and decide in it."
     asking = _asking(log.protocol, agent)

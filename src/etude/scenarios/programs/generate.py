@@ -46,7 +46,7 @@ class Mutant:
 
     source: str
     change: str
-    """What was changed: the line before and after."""
+    """The change in words: the line before and after."""
 
 
 def mutants(source: str, random: random.Random) -> Iterator[Mutant]:
@@ -78,16 +78,16 @@ def _mixed(changes: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
     for change in changes:
         rank[change[0]] = rank.get(change[0], -1) + 1
         ranked.append((rank[change[0]], change))
-    return [change for _, change in sorted(ranked, key=lambda one: one[0])]
+    return [change for _, change in sorted(ranked, key=lambda item: item[0])]
 
 
 def _changed(node: ast.AST, tree: ast.AST) -> list[ast.AST]:
-    """What could stand in the place of a node."""
+    """The nodes that could replace a node."""
     match node:
         case ast.Compare(ops=ops):
             return [
-                ast.Compare(node.left, [*ops[:place], other(), *ops[place + 1 :]], node.comparators)
-                for place, op in enumerate(ops)
+                ast.Compare(node.left, [*ops[:index], other(), *ops[index + 1 :]], node.comparators)
+                for index, op in enumerate(ops)
                 for other in _COMPARISONS.get(type(op), ())
             ]
         case ast.BinOp(left=left, op=op, right=right):
@@ -155,10 +155,10 @@ def _locals(tree: ast.AST) -> list[str]:
 
 def _describe(before: str, after: str) -> str:
     old, new = before.splitlines(), after.splitlines()
-    place = next(place for place, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1])
+    index = next(index for index, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1])
     if len(new) < len(old):
-        return f"line {place + 1}: `{old[place].strip()}` was left out"
-    return f"line {place + 1}: `{old[place].strip()}` became `{new[place].strip()}`"
+        return f"line {index + 1}: `{old[index].strip()}` was left out"
+    return f"line {index + 1}: `{old[index].strip()}` became `{new[index].strip()}`"
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -189,11 +189,13 @@ async def generate_rows(count: int, seed: int, *, max_concurrency: int = 2) -> l
     """
     slots = asyncio.Semaphore(max_concurrency)
 
-    async def make(place: int, problem: Problem) -> Row:
+    async def make(index: int, problem: Problem) -> Row:
         async with slots:
-            return await _row(place, problem, seed)
+            return await _row(index, problem, seed)
 
-    return await asyncio.gather(*(make(place, one) for place, one in enumerate(_problems(count, seed))))
+    return await asyncio.gather(
+        *(make(index, problem) for index, problem in enumerate(_problems(count, seed)))
+    )
 
 
 def _problems(count: int, seed: int) -> list[Problem]:
@@ -213,17 +215,17 @@ def _task(problem: Problem) -> str:
     return problem.question.partition("\n\nFor example:")[0]
 
 
-async def _row(place: int, problem: Problem, seed: int) -> Row:
+async def _row(index: int, problem: Problem, seed: int) -> Row:
     right = await check_program(problem.solution, problem.tests, limits=_LIMITS)
     if right.status != "ok":
         raise EtudeError(
             f"the right program of {problem.family} is {right.status}: {right.reason}\n{problem.solution}"
         )
-    attempts, mutant, wrong = await _plant(problem, list(_mutants(problem, seed, place)))
-    of_test = generator(seed, "split", place).random() < TEST_SHARE
+    attempts, mutant, wrong = await _plant(problem, list(_mutants(problem, seed, index)))
+    of_test = generator(seed, "split", index).random() < TEST_SHARE
     return {
         "apps_split": "test" if of_test else "train",
-        "apps_problem_id": place,
+        "apps_problem_id": index,
         "difficulty": "introductory",
         "question": problem.question,
         "solutions": [{"apps_solution_number": 0, "solution": problem.solution}],
@@ -242,9 +244,9 @@ async def _row(place: int, problem: Problem, seed: int) -> Row:
     }
 
 
-def _mutants(problem: Problem, seed: int, place: int) -> list[Mutant]:
-    found = mutants(problem.solution, generator(seed, "mutants", place))
-    return [mutant for _, mutant in zip(range(_MUTANTS_PER_PROBLEM), found, strict=False)]
+def _mutants(problem: Problem, seed: int, index: int) -> list[Mutant]:
+    candidates = mutants(problem.solution, generator(seed, "mutants", index))
+    return [mutant for _, mutant in zip(range(_MUTANTS_PER_PROBLEM), candidates, strict=False)]
 
 
 async def _plant(problem: Problem, candidates: Sequence[Mutant]) -> tuple[int, Mutant, CheckResult]:

@@ -98,7 +98,7 @@ _GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """What came out of the process."""
+    """The output of the process, and how it ended."""
 
     reports: bytes
     output: bytes

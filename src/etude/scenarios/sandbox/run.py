@@ -28,7 +28,7 @@ AUDIT_HOOK: Guard = "audit hook"
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What kept the program from the network, from files, and from other processes.
+    """The guards between the program and the network, files, and other processes.
 
     An `audit hook` stops code that means no harm. Code that is made to break out of it can.
     """
@@ -45,7 +45,7 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What one call of a function gave: a value, or else why there is none."""
+    """The result of one call of a function: a value, or else why there is none."""
 
     value: Any = None
     """As JSON keeps it: a tuple comes as a list."""
@@ -120,10 +120,7 @@ async def _run(
         "calls": [list(call) for call in calls],
         "libraries": _libraries(),
         "mechanisms": list(mechanisms),
-        "limits": {
-            name: getattr(limits, name)
-            for name in ("cpu_seconds", "memory_bytes", "file_bytes", "open_files")
-        },
+        "limits": {name: getattr(limits, name) for name in _SET_INSIDE},
     }
     ended = await run_process(json.dumps(job).encode(), stdin.encode("utf-8", "surrogateescape"), limits)
     return _result(ended, len(calls), limits)
@@ -131,7 +128,7 @@ async def _run(
 
 @cache
 def _libraries() -> list[str]:
-    """Where the standard library lies."""
+    """The folders of the standard library."""
     return sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 
@@ -149,14 +146,14 @@ class _Report(BaseModel):
 
 
 def _reports(lines: bytes) -> list[_Report]:
-    """All reports that can be read; what cannot was cut off, or written by the program."""
-    found = []
+    """All reports that can be read; the others were cut off, or written by the program."""
+    reports = []
     for line in lines.splitlines():
         try:
-            found.append(_Report.model_validate(json.loads(line)))
+            reports.append(_Report.model_validate(json.loads(line)))
         except (ValueError, RecursionError):
             continue
-    return found
+    return reports
 
 
 def _result(ended: Exit, calls: int, limits: Limits) -> SandboxResult:
@@ -199,9 +196,9 @@ def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[St
 
 def _returned(reports: Sequence[_Report], calls: int) -> tuple[Returned, ...]:
     """Up to the first call that did not come to an end."""
-    found: dict[int, Returned] = {}
+    results: dict[int, Returned] = {}
     for report in reports:
         if report.call is not None:
-            found.setdefault(report.call, Returned(report.value, report.error))
-    done = next((index for index in range(calls) if index not in found), calls)
-    return tuple(found[index] for index in range(done))
+            results.setdefault(report.call, Returned(report.value, report.error))
+    done = next((index for index in range(calls) if index not in results), calls)
+    return tuple(results[index] for index in range(done))
