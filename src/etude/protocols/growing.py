@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from etude.config.nearest import alternatives
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
-from etude.protocols.asking import Question, Said
+from etude.protocols.asking import FinalAnswer, Question
 from etude.protocols.decision import VERDICTS, Verdict
 from etude.protocols.log import log_of, play_log
 from etude.protocols.outcome import Outcome
@@ -160,7 +160,7 @@ class Play:
 class Answers(typing.Protocol):
     """Answers the turns of a play: the agents' models, or a script."""
 
-    async def ask(self, questions: Sequence[Question]) -> list[Said]:
+    async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
         """The answers to the questions of a round, in their order."""
 
 
@@ -233,7 +233,7 @@ class _Growing:
             question = Question(turn, play.scenario.render(play.example, log, turn.agent, turn))
             yield from [question] * play.widths.at(turn.agent, way.number)
 
-    def _branches(self, way: _Way, answers: Iterator[Said]) -> list[Path]:
+    def _branches(self, way: _Way, answers: Iterator[FinalAnswer]) -> list[Path]:
         """The path with each combination of the answers of a round."""
         branches = [way.path]
         for turn in way.turns:
@@ -245,7 +245,7 @@ class _Growing:
             ]
         return branches
 
-    def _add_node(self, path: Path, number: int, turn: Turn, answer: Said) -> Node:
+    def _add_node(self, path: Path, number: int, turn: Turn, answer: FinalAnswer) -> Node:
         act = answer.act if isinstance(answer.act, Act) else Act()
         announced = {} if act.decision is None else turn.announced(act.decision)
         node = Node(
