@@ -33,10 +33,10 @@ class Step:
     @property
     def recorded(self) -> Call:
         """The call. Raises RequestError when the episode has no such call, or it was not answered."""
-        call = next((call for call in self.episode.calls if call.index == self.call), None)
-        if call is None or call.completion is None:
+        found = next((call for call in self.episode.calls if call.index == self.call), None)
+        if found is None or found.completion is None:
             raise RequestError(f"episode {self.episode.id!r} has no answered call {self.call}")
-        return call
+        return found
 
 
 Steps = Mapping[str, Sequence[Step]]
@@ -44,7 +44,7 @@ Steps = Mapping[str, Sequence[Step]]
 
 
 def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) -> list[list[Trajectory]]:
-    """Trajectories to imitate: each agent's part of its rollouts, and of others with the truth as decision.
+    """What to imitate: each agent's part of its rollouts, and of others with the truth for the decision.
 
     A rollout in which nobody decided has no guess to replace, and is left out. Raises RequestError for
     rollouts that are of other models.
@@ -81,7 +81,7 @@ def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Trajecto
         for step in (*chosen, *negative[agent]):
             _require_model(agent, [step.recorded], model)
         pairs = zip(chosen, negative[agent], strict=True)
-        preferences = [_preference(agent, index, *pair) for index, pair in enumerate(pairs)]
+        preferences = [_preference(agent, place, *pair) for place, pair in enumerate(pairs)]
         groups.append([item for item in preferences if item is not None])
     return [group for group in groups if group]
 
@@ -100,11 +100,11 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
             if rewards is not None and scored.episode.id not in rewards:
                 raise RequestError(f"episode {scored.episode.id!r} has no reward")
             reward = scored.reward if rewards is None else rewards[scored.episode.id]
-            trajectories = [
+            made = [
                 _trajectory(branch, scored).model_copy(update={"reward": reward})
                 for branch in scored.branches
             ]
-            groups.setdefault((agent, scored.episode.example.id), []).extend(trajectories)
+            groups.setdefault((agent, scored.episode.example.id), []).extend(made)
     return [group for group in groups.values() if group]
 
 
@@ -121,12 +121,12 @@ def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterato
     parts: list[ScoredEpisode] = []
     answers: list[Call] = []
     for episode in episodes:
-        scored = ScoredEpisode(episode, 0.0, ())
+        whole = ScoredEpisode(episode, 0.0, ())
         if is_play(episode):
             turns = {node.call for node in tree_of(episode).nodes if node.agent == agent}
             answers += [call for call in episode.calls if call.index in turns]
-            own = [part for group in by_agent([scored], _EVERY, model) for part in group]
-            parts += [part for part in own if part.agent == agent]
+            found = [part for group in by_agent([whole], _EVERY, model) for part in group]
+            parts += [part for part in found if part.agent == agent]
             continue
         functions = _functions(agent, episode.calls)
         answers += [call for call in episode.calls if is_targeted(call, functions, None)]
@@ -156,17 +156,17 @@ def _trajectory(branch: Branch, scored: ScoredEpisode) -> Trajectory:
     return trajectory_of(branch, scored.episode, scored.reward, 1.0, {"agent": scored.agent})
 
 
-def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Trajectory | None:
+def _preference(agent: str, place: int, chosen: Step, rejected: Step) -> Trajectory | None:
     better, worse = Branch(0, (chosen.recorded,)), Branch(0, (rejected.recorded,))
     for step in (chosen, rejected):
         if is_play(step.episode):
             calls = [step.recorded]
             names = agents_of(tree_of(step.episode), calls, _EVERY, None)
             if names != [agent]:
-                raise RequestError(f"step {index} of '{agent}' is a turn of '{', '.join(names)}'")
+                raise RequestError(f"step {place} of '{agent}' is a turn of '{', '.join(names)}'")
     if not same_prompt(better, worse):
         raise RequestError(
-            f"the positive and the negative step {index} of '{agent}' answer different prompts: "
+            f"the positive and the negative step {place} of '{agent}' answer different prompts: "
             f"call {chosen.call} of {chosen.episode.id!r} and call {rejected.call} of {rejected.episode.id!r}"
         )
     item = preference(better, worse)
