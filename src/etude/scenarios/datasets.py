@@ -26,7 +26,6 @@ from etude.rollout.dataset_rows import (
     RowsConfig,
 )
 from etude.scenarios.sandbox.check import IoTests
-from etude.server.files import read_rows
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -108,7 +107,7 @@ def read_problems(config: ProgramsConfig, left_out: Counter[str] | None = None) 
     cannot be read, naming the place, and MissingExtraError where the libraries that read them are not
     installed.
     """
-    rows = read_rows(_rows(config))
+    rows = _rows(config).read()
     while True:
         try:
             row = next(rows)
