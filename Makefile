@@ -11,7 +11,9 @@ DEV := .venv/.installed-dev
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test test-all lint types docs bench clean
+.PHONY: help demo test test-all tests tests-all lint types docs bench clean
+
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --cov --cov-fail-under=90
 
 help: ## Show what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,11 +21,18 @@ help: ## Show what there is
 demo: $(LOCAL) ## Install, and watch an agent learn (ARGS="--task tictactoe")
 	$(BIN)/etude demo $(ARGS)
 
-test: lint types ## Install, and run all checks but the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not vllm and not nat" --cov --cov-fail-under=90 $(ARGS)
+# Types are checked beside the tests, and not before them: mypy has one core busy, and leaves the others idle.
+test: lint ## Install, and run all checks but the slow tests
+	@$(MAKE) --no-print-directory --jobs 2 types tests
 
-test-all: lint types ## The same with the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not vllm and not nat" --cov --cov-fail-under=90 $(ARGS)
+test-all: lint ## The same with the slow tests
+	@$(MAKE) --no-print-directory --jobs 2 types tests-all
+
+tests: $(DEV)
+	$(PYTEST) -m "not slow and not vllm and not nat" $(ARGS)
+
+tests-all: $(DEV)
+	$(PYTEST) -m "not vllm and not nat" $(ARGS)
 
 lint: $(DEV) ## Style
 	$(BIN)/ruff check .
@@ -49,13 +58,13 @@ bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 clean: ## Remove the environment and what tools left behind
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
 
-# One pip call for all: the pin of torch in pyproject.toml then holds for whatever else wants torch.
-$(LOCAL): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[local]'
+# With the releases that were tested; pyproject.toml has the ranges.
+$(LOCAL): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[local,plots]'
 	@touch $@
 
-$(DEV): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(LOCAL) $@
 
 $(BIN)/python:

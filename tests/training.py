@@ -8,18 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig
-from etude.backends.trainer_adapter import Capabilities, TrainerAdapter
+from etude.algorithms.collecting import CollectingBuilder
+from etude.algorithms.grpo import Grpo
+from etude.backends.capabilities import Capabilities
+from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
 from etude.config.schema import Config
 from etude.core.call import ChatRequest
 from etude.core.example import Example
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Silent
-from etude.loop.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.files import write_metrics_files
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.function_evaluator import FunctionEvaluator
+from etude.rewards.evaluator import FunctionEvaluator
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.runtime import Report, Runtime
@@ -202,7 +204,7 @@ class Run:
         """Keys of the epoch trainer's config."""
         self.engine = learning_engine()
         self.adapter = FakeAdapter(path.parent / "backend")
-        self.builder: Any = GrpoBuilder(GrpoBuilderConfig(num_generations=4))
+        self.builder: Any = CollectingBuilder(Grpo(num_generations=4))
         self.watcher = Watcher()
         self.examples = examples(3)
         self.validation: list[Example] = []

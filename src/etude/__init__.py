@@ -9,26 +9,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from etude.algorithms.algorithm import Algorithm, OfGradient
+    from etude.algorithms.dpo import Dpo
+    from etude.algorithms.expert_iteration import ExpertIteration
+    from etude.algorithms.grpo import Grpo
+    from etude.algorithms.malt import Malt
+    from etude.algorithms.supervised import Supervised
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
-    from etude.backends.job_content import JobNameTakenError
-    from etude.backends.lm_client import LanguageModelClient
-    from etude.backends.lm_errors import LanguageModelClientError
-    from etude.backends.openai_errors import TrainingJobNotFoundClientError
     from etude.backends.trainer_adapter import TrainerAdapter
     from etude.config.builder import Builder
     from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
     from etude.config.finetuning import (
-        CurriculumLearningConfig,
         FinetuneConfig,
-        FinetuneRunConfig,
-        RewardFunctionConfig,
-        TargetConfig,
         TrainerAdapterConfig,
         TrainerConfig,
         TrajectoryBuilderConfig,
     )
-    from etude.config.load import load_config, parse_config
+    from etude.config.load import load_config
     from etude.config.registry import (
         register_dataset,
         register_evaluator,
@@ -40,59 +38,57 @@ if TYPE_CHECKING:
     )
     from etude.config.schema import Config
     from etude.core.call import ChatRequest, Completion
-    from etude.core.errors import BackendError, ConfigError, EtudeError, RequestError
-    from etude.core.evaluation import (
-        EvalInput,
-        EvalInputItem,
-        EvalOutput,
-        EvalOutputItem,
-        EvaluationRunOutput,
-    )
+    from etude.core.errors import ConfigError, EtudeError, RequestError
+    from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
     from etude.core.example import Example
+    from etude.core.interfaces import Engine, Evaluator
     from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-    from etude.core.message import OpenAIMessage
-    from etude.core.skipped import DryRun, Frozen, Skipped
-    from etude.core.trajectory import (
-        DPOItem,
-        EpisodeItem,
-        EpisodeItemRole,
-        Trajectory,
-        TrajectoryCollection,
-    )
+    from etude.core.sample import Pair, Sample, Turn
+    from etude.core.skipped import Skipped
+    from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
-    from etude.inference.engine import Engine
-    from etude.loop.trainer import Trainer
-    from etude.rewards.evaluator import Evaluator
-    from etude.rewards.function_evaluator import evaluator
+    from etude.jobs.content import JobNameTakenError
+    from etude.loop.interface import Trainer
+    from etude.loop.trainer import EpochTrainer
+    from etude.rewards.evaluator import evaluator
     from etude.rollout.blocking import SyncEpisode
-    from etude.rollout.episode import Episode, Reply
-    from etude.rollout.reply import ToolCall
-    from etude.rollout.workflow import function, workflow
+    from etude.rollout.episode import Episode
+    from etude.rollout.function import function
+    from etude.rollout.reply import Reply, ToolCall
+    from etude.rollout.workflow import workflow
+    from etude.run import Run, TrainedModel
+    from etude.verbs import evaluate, evaluate_async, load_run, resume, resume_async, train, train_async
 
     __version__: str
 
 _HOMES = {
-    "etude.backends.capabilities": ("Capabilities",),
-    "etude.backends.job_content": ("JobNameTakenError",),
-    "etude.backends.lm_client": ("LanguageModelClient",),
-    "etude.backends.lm_errors": ("LanguageModelClientError",),
-    "etude.backends.openai_errors": ("TrainingJobNotFoundClientError",),
-    "etude.backends.trainer_adapter": ("TrainerAdapter",),
+    "etude.algorithms.algorithm": (
+        "Algorithm",
+        "OfGradient",
+    ),
+    "etude.algorithms.dpo": ("Dpo",),
+    "etude.algorithms.expert_iteration": ("ExpertIteration",),
+    "etude.algorithms.grpo": ("Grpo",),
+    "etude.algorithms.malt": ("Malt",),
+    "etude.algorithms.supervised": ("Supervised",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
+    "etude.backends.capabilities": ("Capabilities",),
+    "etude.backends.trainer_adapter": ("TrainerAdapter",),
     "etude.config.builder": ("Builder",),
-    "etude.config.component": ("DatasetConfig", "EvaluatorConfig", "LlmConfig", "WorkflowConfig"),
+    "etude.config.component": (
+        "DatasetConfig",
+        "EvaluatorConfig",
+        "LlmConfig",
+        "WorkflowConfig",
+    ),
     "etude.config.finetuning": (
-        "CurriculumLearningConfig",
         "FinetuneConfig",
-        "FinetuneRunConfig",
-        "RewardFunctionConfig",
-        "TargetConfig",
         "TrainerAdapterConfig",
         "TrainerConfig",
         "TrajectoryBuilderConfig",
     ),
-    "etude.config.load": ("load_config", "parse_config"),
+    "etude.config.load": ("load_config",),
     "etude.config.registry": (
         "register_dataset",
         "register_evaluator",
@@ -103,19 +99,38 @@ _HOMES = {
         "register_workflow",
     ),
     "etude.config.schema": ("Config",),
-    "etude.core.call": ("ChatRequest", "Completion"),
-    "etude.core.errors": ("BackendError", "ConfigError", "EtudeError", "RequestError"),
+    "etude.core.call": (
+        "ChatRequest",
+        "Completion",
+    ),
+    "etude.core.errors": (
+        "ConfigError",
+        "EtudeError",
+        "RequestError",
+    ),
     "etude.core.evaluation": (
-        "EvalInput",
         "EvalInputItem",
         "EvalOutput",
         "EvalOutputItem",
         "EvaluationRunOutput",
     ),
     "etude.core.example": ("Example",),
-    "etude.core.job": ("ModelVersion", "TrainingJobRef", "TrainingJobStatus", "TrainingStatusEnum"),
-    "etude.core.message": ("OpenAIMessage",),
-    "etude.core.skipped": ("DryRun", "Frozen", "Skipped"),
+    "etude.core.interfaces": (
+        "Engine",
+        "Evaluator",
+    ),
+    "etude.core.job": (
+        "ModelVersion",
+        "TrainingJobRef",
+        "TrainingJobStatus",
+        "TrainingStatusEnum",
+    ),
+    "etude.core.sample": (
+        "Pair",
+        "Sample",
+        "Turn",
+    ),
+    "etude.core.skipped": ("Skipped",),
     "etude.core.trajectory": (
         "DPOItem",
         "EpisodeItem",
@@ -125,35 +140,51 @@ _HOMES = {
     ),
     "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
     "etude.groups.shared": ("SharedModelGroup",),
-    "etude.inference.engine": ("Engine",),
-    "etude.rewards.evaluator": ("Evaluator",),
-    "etude.rewards.function_evaluator": ("evaluator",),
+    "etude.jobs.content": ("JobNameTakenError",),
+    "etude.loop.interface": ("Trainer",),
+    "etude.loop.trainer": ("EpochTrainer",),
+    "etude.rewards.evaluator": ("evaluator",),
     "etude.rollout.blocking": ("SyncEpisode",),
-    "etude.rollout.episode": ("Episode", "Reply"),
-    "etude.rollout.reply": ("ToolCall",),
-    "etude.rollout.workflow": ("function", "workflow"),
-    "etude.loop.trainer": ("Trainer",),
+    "etude.rollout.episode": ("Episode",),
+    "etude.rollout.function": ("function",),
+    "etude.rollout.reply": (
+        "Reply",
+        "ToolCall",
+    ),
+    "etude.rollout.workflow": ("workflow",),
+    "etude.run": (
+        "Run",
+        "TrainedModel",
+    ),
+    "etude.verbs": (
+        "evaluate",
+        "evaluate_async",
+        "load_run",
+        "resume",
+        "resume_async",
+        "train",
+        "train_async",
+    ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "BackendError",
+    "Algorithm",
     "Builder",
     "Capabilities",
     "ChatRequest",
     "Completion",
     "Config",
     "ConfigError",
-    "CurriculumLearningConfig",
     "DPOItem",
     "DatasetConfig",
-    "DryRun",
+    "Dpo",
     "Engine",
     "Episode",
     "EpisodeItem",
     "EpisodeItemRole",
+    "EpochTrainer",
     "EtudeError",
-    "EvalInput",
     "EvalInputItem",
     "EvalOutput",
     "EvalOutputItem",
@@ -161,29 +192,30 @@ __all__ = [
     "Evaluator",
     "EvaluatorConfig",
     "Example",
+    "ExpertIteration",
     "FinetuneConfig",
-    "FinetuneRunConfig",
-    "Frozen",
+    "Grpo",
     "JobNameTakenError",
-    "LanguageModelClient",
-    "LanguageModelClientError",
     "LlmConfig",
+    "Malt",
     "ModelVersion",
-    "OpenAIMessage",
+    "OfGradient",
     "OpenAiSharedModelGroup",
+    "Pair",
     "Reply",
     "RequestError",
-    "RewardFunctionConfig",
+    "Run",
+    "Sample",
     "SharedModelGroup",
     "Skipped",
+    "Supervised",
     "SyncEpisode",
-    "TargetConfig",
     "ToolCall",
+    "TrainedModel",
     "Trainer",
     "TrainerAdapter",
     "TrainerAdapterConfig",
     "TrainerConfig",
-    "TrainingJobNotFoundClientError",
     "TrainingJobRef",
     "TrainingJobStatus",
     "TrainingStatusEnum",
@@ -191,12 +223,15 @@ __all__ = [
     "TrajectoryBuilder",
     "TrajectoryBuilderConfig",
     "TrajectoryCollection",
+    "Turn",
     "WorkflowConfig",
     "__version__",
+    "evaluate",
+    "evaluate_async",
     "evaluator",
     "function",
     "load_config",
-    "parse_config",
+    "load_run",
     "register_dataset",
     "register_evaluator",
     "register_llm",
@@ -204,6 +239,10 @@ __all__ = [
     "register_trainer_adapter",
     "register_trajectory_builder",
     "register_workflow",
+    "resume",
+    "resume_async",
+    "train",
+    "train_async",
     "workflow",
 ]
 

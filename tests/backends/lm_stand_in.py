@@ -10,8 +10,7 @@ import httpx
 from pydantic import SecretStr
 
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter
-from etude.backends.lm_server_config import LmServerAdapterConfig
+from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.core.training_rows import ROWS
 from tests.backends.openai_stand_in import BASE, FINAL, KEY, StandIn, error_response
 
@@ -53,10 +52,14 @@ class LmStandIn(StandIn):
     def method_types(self) -> set[str]:
         return {"supervised", "dpo", "grpo"}
 
+    def _algorithms(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"object": "list", "data": sorted(self.method_types())})
+
     def routes(self) -> Any:
         return [
             ("GET", r"/health", lambda request: httpx.Response(200, json={"status": "ok"})),
             ("GET", r"/version", lambda request: httpx.Response(200, json={"version": self.version})),
+            ("GET", r"/fine_tuning/algorithms", self._algorithms),
             ("GET", r"/engine/status", self._engine_status),
             ("POST", r"/engine/start", self._start_engine),
             ("POST", r"/engine/stop", self._stop_engine),

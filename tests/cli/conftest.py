@@ -9,6 +9,12 @@ import pytest
 from tests.cli.projects import local_project, scripted_project
 
 
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process draw nothing, which takes half of a small run; those in others do."""
+    monkeypatch.setattr("etude.report.run_report.write_reward_plot", lambda history, path: None)
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a config whose parts need no torch."""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from etude.cli.app import app
+from tests.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,27 +115,33 @@ def etude(*arguments: Any) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def process(*arguments: Any, folder: Path, **options: Any) -> subprocess.Popen[str]:
-    """A command in a process of its own, with pipes."""
-    found = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))}
-    environment |= options.pop("environment", {})
-    return subprocess.Popen(
-        [sys.executable, "-m", "etude", *map(str, arguments)],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+def process(*arguments: Any, folder: Path, environment: Mapping[str, str] | None = None) -> Forked:
+    """A command in a process of its own, with pipes; forked, so that it starts at once."""
+    return Forked([*map(str, arguments)], folder, {**os.environ, **(environment or {})})
 
 
 def finished(*arguments: Any, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, run to its end."""
+    """A command in a forked process, run to its end."""
     started = process(*arguments, folder=folder, **options)
     output, errors = started.communicate(timeout=120)
-    return subprocess.CompletedProcess(started.args, started.returncode, output, errors)
+    return subprocess.CompletedProcess(started.args, started.wait(), output, errors)
+
+
+def started_anew(
+    *arguments: Any, folder: Path, environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """`python -m etude ARGUMENTS`, run to its end: with all its imports."""
+    search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return subprocess.run(
+        [sys.executable, "-m", "etude", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": search, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
 
 
 def events(text: str) -> list[dict[str, Any]]:

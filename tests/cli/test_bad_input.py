@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.projects import change, etude, finished, local_project, rows, scripted_project
+from tests.cli.projects import change, etude, finished, local_project, rows, scripted_project, started_anew
 
 WRONG, FAILED = 2, 1
 
@@ -223,7 +223,7 @@ def test_a_model_that_is_not_there(local):
 
 def test_a_model_name_that_nobody_knows(local, monkeypatch):
     change(local / "config.yml", llms__policy__model="nobodys-model")
-    shown = finished("train", "config.yml", folder=local, environment={"HF_HUB_OFFLINE": "1"})
+    shown = started_anew("train", "config.yml", folder=local, environment={"HF_HUB_OFFLINE": "1"})
     refused(shown, WRONG, "there is no folder 'nobodys-model', and from the Hugging Face hub")
 
 
@@ -267,12 +267,12 @@ def test_without_torch(tmp_path, base):
     local_project(tmp_path / "local", base)
     scripted_project(tmp_path / "other")
     path = {"PYTHONPATH": f"{hook}:{Path(__file__).parents[2]}:{Path(__file__).parents[2] / 'src'}"}
-    shown = finished("train", "config.yml", folder=tmp_path / "local", environment=path)
+    shown = started_anew("train", "config.yml", folder=tmp_path / "local", environment=path)
     refused(shown, WRONG, r"needs the extra 'local'. Install it: pip install 'etude\[local\]'")
-    shown = finished("demo", "--out", "demo", folder=tmp_path, environment=path)
+    shown = started_anew("demo", "--out", "demo", folder=tmp_path, environment=path)
     refused(shown, WRONG, r"pip install 'etude\[local\]'")
     assert not (tmp_path / "demo").exists()
-    shown = finished("train", "config.yml", folder=tmp_path / "other", environment=path)
+    shown = started_anew("train", "config.yml", folder=tmp_path / "other", environment=path)
     assert shown.returncode == 0, shown.stderr
 
 
@@ -301,7 +301,7 @@ def _disk_fills_up(folder: Path, runs: Path, limit: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     options = {} if limit is None else {"preexec_fn": small_files}
-    shown = finished("train", "config.yml", "--name", "r", folder=folder, **options)
+    shown = started_anew("train", "config.yml", "--name", "r", folder=folder, **options)
     refused(shown, FAILED, "disk", "free some space", "next: etude resume")
     kept = _calls(runs / "r")
     assert kept

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-import pytest
+import shutil
 
+import pytest
+from typer.testing import CliRunner
+
+from etude.cli.app import app
 from etude.cli.tables import cell_width, said_once, table_lines, wrapped
-from tests.cli.projects import change, etude, finished
+from tests.cli.projects import change, etude, scripted_project
 from tests.cli.terminal import Terminal
 from tests.cli.test_hints import EQUAL
 
 NAME = "a-long-name-of-a-run-that-nobody-would-like-to-type-again-项目"
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A project with a run in it."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        scripted_project(folder)
+        assert etude("train", "config.yml", "--name", NAME).exit_code == 0
+    return folder
+
+
 @pytest.fixture
-def run(project):
-    assert etude("train", "config.yml", "--name", NAME).exit_code == 0
-    return project
+def run(trained, tmp_path, monkeypatch):
+    """The current folder, with a copy of that project."""
+    monkeypatch.chdir(shutil.copytree(trained, tmp_path / "copy"))
+    return tmp_path / "copy"
 
 
-def shown_at(columns, *arguments, folder):
+def shown_at(columns, *arguments):
     """The lines of a command's output where a terminal has so many columns."""
-    done = finished(*arguments, folder=folder, environment={"COLUMNS": str(columns)})
-    assert done.returncode == 0, done.stderr
+    done = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, arguments)
+    assert done.exit_code == 0, done.stderr
     return done.stdout.splitlines()
 
 
@@ -40,23 +56,23 @@ def shown_at(columns, *arguments, folder):
     ids=lambda command: " ".join(command[:2]).replace(NAME, "RUN"),
 )
 def test_a_narrow_terminal_breaks_no_word(run, command):
-    narrow = shown_at(80, *command, folder=run)
+    narrow = shown_at(80, *command)
     # A path or a name that is longer is not broken.
     paths = ("next: ", "run ", "plot ", "to ", "the first ")
     long = [line for line in narrow if cell_width(line) > 80 and " " in line.strip()]
     assert [line for line in long if not line.startswith(paths)] == []
     if command[0] in ("runs", "jobs"):
         assert any(NAME in line for line in narrow)
+    in_pipe = shown_at("", *command)
     for word in ("finished", "completed", "evaluator"):
-        in_pipe = shown_at("", *command, folder=run)
         assert sum(word in line for line in narrow) >= (1 if any(word in line for line in in_pipe) else 0)
 
 
 def test_in_a_pipe_each_row_is_a_line(run):
-    listed = shown_at("", "runs", "list", folder=run)
+    listed = shown_at("", "runs", "list")
     (row,) = [line for line in listed if NAME in line and "next: " not in line]
     assert "train" in row and "finished" in row and "2/2" in row
-    jobs = shown_at("", "jobs", NAME, folder=run)
+    jobs = shown_at("", "jobs", NAME)
     assert sum("completed" in line and f"{NAME}-epoch-" in line for line in jobs) == 2
 
 
@@ -77,7 +93,7 @@ def test_a_reason_is_said_once(project):
     trained = etude("train", "config.yml", "--name", "r")
     assert trained.stdout.count("skipped: nothing to train on") == 1
     assert trained.stdout.count("skipped: as before") == 3
-    shown = shown_at(80, "runs", "show", "r", folder=project)
+    shown = shown_at(80, "runs", "show", "r")
     text = "\n".join(shown)
     assert text.count("equal rewards") == 1 and text.count("as before") == 3
     assert len([line for line in shown if "episodes" not in line and line.strip()]) < 22

@@ -8,11 +8,11 @@ import os
 import pytest
 import yaml
 
-from tests.cli.projects import change, etude, events, finished, rows
+from tests.cli.projects import change, etude, events, rows, started_anew
 
 
 def test_a_config_becomes_a_trained_run(local):
-    result = finished("train", "config.yml", "--name", "first", folder=local)
+    result = started_anew("train", "config.yml", "--name", "first", folder=local)
     assert result.returncode == 0, result.stderr
     run = local / "runs" / "first"
     assert json.loads((run / "summary.json").read_text())["epochs_trained"] == 2

@@ -26,19 +26,18 @@ def examples():
 
 
 @pytest.fixture
-def empty_registry() -> Iterator[registry.Registry]:
-    with registry.isolated() as isolated:
-        yield isolated
+def empty_registry() -> Iterator[None]:
+    with registry.isolated():
+        yield
 
 
 @pytest.fixture
-def parts(empty_registry: registry.Registry) -> registry.Registry:
+def parts(empty_registry: None) -> None:
     register_parts()
-    return empty_registry
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: registry.Registry) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: None) -> Iterator[Path]:
     """The current directory: it holds `my_agent.py`; what is imported from it is forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

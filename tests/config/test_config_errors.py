@@ -106,7 +106,14 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
         pytest.param(
             "finetuning:",
             "finetuning:\n  target_functions: [a, a]",
-            "config.yml:10:1: finetuning: target_functions names a function twice: ['a', 'a']",
+            "config.yml:11:3: finetuning.target_functions: names a function twice: ['a', 'a']",
+            id="a rule of a list",
+        ),
+        pytest.param(
+            "finetuning:",
+            "finetuning:\n  collect_ahead: true\n  max_staleness: 0",
+            "config.yml:10:1: finetuning: collect_ahead makes episodes that are one update old, and "
+            "max_staleness: 0 leaves them out; set max_staleness: 1, or leave it out",
             id="a rule of a block",
         ),
         pytest.param(

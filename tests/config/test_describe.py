@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from etude.config.describe import describe, shown
-from etude.config.slots import Slot, keys_of, slot_at, unknown_keys
+from etude.config.slots import Slot, describe, keys_of, shown, slot_at, unknown_keys
 
 
 class Colour(StrEnum):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from etude.config import registry
 from etude.config.builder import Builder
 from etude.config.load import load_config, resolved_yaml
 from etude.config.registry import register_dataset, register_llm
@@ -21,9 +20,7 @@ COMPLETE = (Path(__file__).parents[1] / "seed_guide.yml").read_text(encoding="ut
 
 
 @pytest.fixture
-def guide(
-    tmp_path: Path, empty_registry: registry.Registry, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def guide(tmp_path: Path, empty_registry: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The guide's example as a file, with its components registered."""
 
     async def build(config, builder):

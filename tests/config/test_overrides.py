@@ -8,9 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from etude.config.document import Document, dig
-from etude.config.overrides import apply_overrides, join_words
-from etude.config.yaml_file import dump
+from etude.config.document import Document, apply_overrides, dig, dump, join_words
 from etude.core.errors import RequestError
 
 KEYS = st.text("abcdef_", min_size=1, max_size=4)

@@ -10,7 +10,7 @@ import pytest
 from etude.config import registry
 from etude.config.component import LlmConfig
 from etude.config.finetuning import TrainerConfig
-from etude.config.registry import Registry, register_llm, register_trainer
+from etude.config.registry import register_llm, register_trainer
 from etude.core.errors import RequestError
 
 
@@ -29,7 +29,7 @@ async def build(config, builder):
     yield config
 
 
-def test_a_decorated_generator_is_found_by_kind_and_name(empty_registry: Registry):
+def test_a_decorated_generator_is_found_by_kind_and_name(empty_registry: None):
     config_type = define()
     assert register_trainer(config_type=config_type)(build) is build
     found = registry.lookup("trainers", "mine")
@@ -40,7 +40,7 @@ def test_a_decorated_generator_is_found_by_kind_and_name(empty_registry: Registr
     assert registry.of_factory("llms", build) is None
 
 
-def test_one_name_may_stand_for_components_of_different_kinds(empty_registry: Registry):
+def test_one_name_may_stand_for_components_of_different_kinds(empty_registry: None):
     class MineModel(LlmConfig, name="mine"):
         """A model."""
 
@@ -49,7 +49,7 @@ def test_one_name_may_stand_for_components_of_different_kinds(empty_registry: Re
     assert registry.lookup("llms", "mine").config_type is MineModel
 
 
-def test_a_module_that_is_imported_again_takes_its_own_place(empty_registry: Registry):
+def test_a_module_that_is_imported_again_takes_its_own_place(empty_registry: None):
     register_trainer(config_type=define())(build)
     again = define()
     register_trainer(config_type=again)(build)
@@ -57,14 +57,14 @@ def test_a_module_that_is_imported_again_takes_its_own_place(empty_registry: Reg
 
 
 def test_a_script_and_the_module_of_the_same_file_are_the_same(
-    empty_registry: Registry, monkeypatch: pytest.MonkeyPatch
+    empty_registry: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     register_trainer(config_type=define("__main__"))(build)
     register_trainer(config_type=define(__name__))(build)
 
 
-def test_two_classes_of_one_name_are_an_error_that_names_both_modules(empty_registry: Registry):
+def test_two_classes_of_one_name_are_an_error_that_names_both_modules(empty_registry: None):
     register_trainer(config_type=define("acme.trainers"))(build)
     with pytest.raises(RequestError) as raised:
         register_trainer(config_type=define("zeta.trainers"))(build)
@@ -74,14 +74,14 @@ def test_two_classes_of_one_name_are_an_error_that_names_both_modules(empty_regi
     )
 
 
-def test_a_class_of_another_kind_is_refused_when_it_is_used(empty_registry: Registry):
+def test_a_class_of_another_kind_is_refused_when_it_is_used(empty_registry: None):
     register_llm(config_type=define())(build)  # type: ignore[arg-type]
     where = rf"test_registry\.py:{build.__code__.co_firstlineno}: "
     with pytest.raises(RequestError, match=where + "MineConfig must inherit from LlmConfig to be a model"):
         registry.lookup("llms", "mine")
 
 
-def test_a_class_without_a_name_is_refused_when_it_is_used(empty_registry: Registry):
+def test_a_class_without_a_name_is_refused_when_it_is_used(empty_registry: None):
     class Nameless(TrainerConfig):
         """It has no `name=`."""
 
@@ -108,14 +108,14 @@ async def takes_too_little(config):
     ],
 )
 def test_a_function_that_does_not_fit_is_refused_with_its_line_when_it_is_used(
-    empty_registry: Registry, factory, fault: str
+    empty_registry: None, factory, fault: str
 ):
     assert register_trainer(config_type=define())(factory) is factory
     with pytest.raises(RequestError, match=rf"test_registry\.py:{factory.__code__.co_firstlineno}: {fault}"):
         registry.lookup("trainers", "mine")
 
 
-def test_an_unknown_type_is_answered_with_the_nearest(empty_registry: Registry):
+def test_an_unknown_type_is_answered_with_the_nearest(empty_registry: None):
     with pytest.raises(RequestError, match=r"there is no trainer type 'x'\. Allowed: none is registered"):
         registry.lookup("trainers", "x")
     register_trainer(config_type=define())(build)
@@ -129,7 +129,7 @@ def test_an_unknown_type_is_answered_with_the_nearest(empty_registry: Registry):
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Installs a package `acme-etude` whose entry point is a module of the given text."""
 
-    def install(text: str) -> Registry:
+    def install(text: str) -> None:
         info = tmp_path / "acme_etude-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-etude\nVersion: 1.0\n")
@@ -137,11 +137,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / "acme_etude.py").write_text(text)
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "acme_etude", raising=False)
-        fresh = Registry("etude.test.components")
-        monkeypatch.setattr(registry, "_registry", fresh)
-        return fresh
 
-    return install
+    with registry.isolated(entry_points="etude.test.components"):
+        yield install
 
 
 ACME = """\
@@ -177,7 +175,7 @@ def test_a_broken_package_is_named_every_time(installed):
         )
 
 
-def test_isolation_ends(empty_registry: Registry):
+def test_isolation_ends(empty_registry: None):
     with registry.isolated():
         register_trainer(config_type=define())(build)
     assert registry.names("trainers") == []

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.config.yaml_file import dump, parse_document, parse_value
+from etude.config.document import dump, parse_document, parse_value
 from etude.core.errors import ConfigError
 
 TEXT = """\

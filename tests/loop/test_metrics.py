@@ -1,15 +1,16 @@
 import pytest
 
 from etude.core.evaluation import EvalInput, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.numbers import finite
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.loop.metrics import collection_metrics, finite, selection_metrics, validation_metrics
-from etude.loop.summary import reason_for_skip, summary_of
+from etude.loop.metrics import collection_metrics, reason_for_skip, selection_metrics, validation_metrics
+from etude.store.summary import summary_of
 from tests.report.histories import history
 
 
-def trajectory(reward, **metadata):
+def trajectory(reward, **fields):
     item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=())
-    return Trajectory(episode=[item], reward=reward, metadata=metadata)
+    return Trajectory(episode=[item], reward=reward, **fields)
 
 
 def collection(*groups):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.loop.staleness import age_of, without_stale
+from etude.loop.checks import age_of, without_stale
 
 MADE = [1, 2, 3, 4, 5]
 
@@ -16,11 +16,11 @@ def sampled_from(*versions):
             role=EpisodeItemRole.ASSISTANT,
             content=str(version),
             logprobs=[],
-            metadata={} if version is None else {"model_version": version},
+            model_version=version,
         )
         for version in versions
     ]
-    given = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=[], metadata={"given": True})
+    given = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=[], given=True)
     return Trajectory(episode=[given, *items], reward=0.0)
 
 

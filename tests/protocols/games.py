@@ -8,9 +8,9 @@ from typing import Any
 from etude.core.call import ChatRequest
 from etude.core.episode import EpisodeRecord
 from etude.core.example import Example
+from etude.core.interfaces import Engine
 from etude.core.keys import generator
 from etude.core.message import Message
-from etude.inference.engine import Engine
 from etude.protocols import EpisodeTree, Log, Protocol, ProtocolWorkflow, Scenario, Turn, Verdict, dialogue
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow

@@ -14,11 +14,10 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import EngineError, ErrorBudgetExceeded, RequestError, StoreError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
+from etude.core.interfaces import Evaluator
 from etude.inference.engine import note_retry
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.evaluator import Evaluator, scored
-from etude.rewards.function_evaluator import FunctionEvaluator
-from etude.rewards.weighted import WeightedEvaluator
+from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, scored
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal

@@ -21,14 +21,16 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import EngineError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
-from etude.rewards.evaluator import Evaluator, evaluate, scored
-from etude.rewards.function_evaluator import (
+from etude.core.interfaces import Evaluator
+from etude.rewards.evaluator import (
     FunctionEvaluator,
     FunctionEvaluatorConfig,
     as_evaluator,
     evaluator,
     function_evaluator,
+    scored,
 )
+from etude.rewards.scorer import evaluate
 
 EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")
 ITEM = EvalInputItem(
@@ -324,7 +326,8 @@ def test_only_evaluators_and_functions_are_evaluators() -> None:
 
 async def test_the_function_type_takes_functions_evaluators_and_their_classes(tmp_path: Any) -> None:
     (tmp_path / "my_rewards.py").write_text(
-        "from etude.rewards.evaluator import Evaluator, scored\n"
+        "from etude.core.interfaces import Evaluator\n"
+        "from etude.rewards.evaluator import scored\n"
         "class Constant(Evaluator):\n"
         "    def __init__(self, value=2.0):\n"
         "        self.value = value\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 from etude.core.episode import EpisodeRecord
 from etude.core.example import Example
-from etude.inference.engine import Engine
+from etude.core.interfaces import Engine
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal

@@ -10,23 +10,26 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from etude.backends.capabilities import Capabilities, check_method
-from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.job_content import JobContent
+from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
 from etude.backends.job_log import JobLog
-from etude.backends.job_status import job_status
+from etude.backends.openai_api import (
+    TrainingJobNotFoundClientError,
+    api_errors,
+    create_once,
+    error_repr,
+    metrics_of,
+    progress_of,
+    suffix_of,
+)
 from etude.backends.openai_config import JobsConfig
-from etude.backends.openai_create import create_once, suffix_of
-from etude.backends.openai_errors import TrainingJobNotFoundClientError, api_errors, error_repr
-from etude.backends.openai_events import metrics_of, progress_of
 from etude.backends.openai_rows import jsonl, rows_of
-from etude.backends.pauses import pauses
-from etude.backends.trainer_adapter import TrainerAdapter
+from etude.backends.trainer_adapter import TrainerAdapter, job_status, pauses
 from etude.core.errors import BackendError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.skipped import Skipped
 from etude.core.trajectory import Method, TrajectoryCollection
+from etude.jobs.content import JobContent
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -89,7 +92,7 @@ class OpenAiJobs(TrainerAdapter):
     def capabilities(self) -> Capabilities:
         """What the API can be given as text."""
         methods: frozenset[Method] = frozenset({"supervised", "dpo"})
-        return Capabilities(methods=methods, versions=True, from_base=True)
+        return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
 
     async def is_healthy(self) -> bool:
         """Whether the API answers, and takes the key."""
@@ -112,9 +115,10 @@ class OpenAiJobs(TrainerAdapter):
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Upload the rows and make a job of them. See `TrainerAdapter.submit`."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method, "of this run")
+        trajectories = self.prepared(trajectories)
         name, rows = trajectories.run_id, self.rows(trajectories)
         content = jsonl(rows)
-        request = self._request(name, content, trajectories.method)
+        request = self._request(name, content, trajectories.method, trajectories.options)
         known = await self.find(name)
         if known is not None:
             _content_of(known.metadata).require(
@@ -128,6 +132,10 @@ class OpenAiJobs(TrainerAdapter):
         request["training_file"] = await self._upload(name, content)
         return self._ref(name, await self._create(name, request))
 
+    def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
+        """The collection as it is sent: for an algorithm that the API knows."""
+        return trajectories
+
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
         """The rows of the training file. Raises CapabilityError for data that the API has none for."""
         return list(rows_of(trajectories))
@@ -136,19 +144,19 @@ class OpenAiJobs(TrainerAdapter):
         """Look at the rows before they are uploaded; facts for the log. May raise to refuse them."""
         return {}
 
-    def method_of(self, method: Method) -> dict[str, Any]:
+    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """The `method` of a job: its type with the hyperparameters under it."""
-        return {"type": method, method: {"hyperparameters": self.hyperparameters(method)}}
+        return {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
 
-    def hyperparameters(self, method: Method) -> dict[str, Any]:
-        """What the config says of a method's training."""
+    def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What the config, and the algorithm with its `options`, say of a method's training."""
         config = self.adapter_config
         common = {
             "n_epochs": config.n_epochs,
             "batch_size": config.batch_size,
             "learning_rate_multiplier": config.learning_rate_multiplier,
         }
-        beta = {"beta": config.beta} if method == "dpo" else {}
+        beta = {"beta": options.get("beta", config.beta)} if method == "dpo" else {}
         return common | beta | self._hyperparameters.for_api(method)
 
     def metadata(self) -> dict[str, str]:
@@ -261,9 +269,11 @@ class OpenAiJobs(TrainerAdapter):
             made = await self.client.files.create(file=(filename, content), purpose="fine-tune")
         return made.id
 
-    def _request(self, name: str, content: bytes, method: Method) -> dict[str, Any]:
+    def _request(
+        self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The request for a job but for its file, with what it is made of in the metadata."""
-        how = self.method_of(method)
+        how = self.method_of(method, options)
         seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
         metadata = {
             _JOB: name,

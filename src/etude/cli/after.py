@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from etude.cli import hints
-from etude.cli.hints import Hint
+from etude.cli.console import Hint
 
 
 def after_run(run: Path) -> Hint:
@@ -36,8 +36,8 @@ def after_training(run: Path) -> Hint:
 
     Raises StoreError when the run cannot be read.
     """
-    from etude.loop.versions import best_version, last_version
     from etude.store.facts import histories_of
+    from etude.store.figures import best_version, last_version
     from etude.store.stored_config import is_local
     from etude.store.versions import is_hosted
 
@@ -55,7 +55,7 @@ def after_training(run: Path) -> Hint:
 
 def _after_nothing(run: Path) -> Hint:
     """A run that trained on nothing does not get further by going on."""
-    from etude.store.phases import phases_of
+    from etude.store.episodes import phases_of
     from etude.store.run_folder import RunFolder
 
     with RunFolder.read(run) as folder:
@@ -65,8 +65,7 @@ def _after_nothing(run: Path) -> Hint:
 
 def at_the_start() -> Hint:
     """What to do where there are no runs yet."""
-    from etude.config.document import dig
-    from etude.config.yaml_file import read_document
+    from etude.config.document import dig, read_document
     from etude.core.errors import EtudeError, MissingExtraError
     from etude.inference.local import require_local_extra
 

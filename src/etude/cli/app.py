@@ -49,7 +49,7 @@ class Commands(TyperGroup):
         words = [word for place, word in enumerate(args) if word != "--debug" or place >= end]
         words = _first(words, "--log-level")
         if "-o" in words or "--override" in words:
-            from etude.config.overrides import join_words
+            from etude.config.document import join_words
 
             words = join_words(words)
         return list(super().parse_args(ctx, words))

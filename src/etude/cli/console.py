@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etude.cli.tables import line_width, table_lines, wrapped
 
-if TYPE_CHECKING:
-    from etude.cli.hints import Hint
+AND = "&&"
+"""Between two commands, in the words of a hint."""
 
 
 def say(text: str = "") -> None:
@@ -33,9 +35,28 @@ def warn(text: str) -> None:
 
 def emit(data: Any) -> None:
     """A JSON object on a line of its own; numbers that are not finite become null."""
-    from etude.loop.metrics import finite
+    from etude.core.numbers import finite
 
     print(json.dumps(finite(data), ensure_ascii=False, allow_nan=False, default=str), flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A command to type next."""
+
+    name: str
+    """The function in `etude.cli.hints` that made it."""
+    words: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """As one types it in a shell."""
+        return " ".join(word if word == AND else shlex.quote(word) for word in self.words)
+
+    @property
+    def line(self) -> str:
+        """As it is printed."""
+        return f"next: {self.command}"
 
 
 def next_step(hint: Hint) -> None:

@@ -10,15 +10,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import typer
 
+from etude.cli.console import Hint
 from etude.core.errors import ErrorBudgetExceeded, EtudeError, RequestError
 from etude.report.logs import LogLevel
-
-if TYPE_CHECKING:
-    from etude.cli.hints import Hint
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,11 +17,11 @@ from etude.cli.running import run as run_async
 from etude.cli.train import run_configuration
 
 if TYPE_CHECKING:
-    from etude.config.overrides import Override
+    from etude.config.document import Override
     from etude.config.schema import Config
-    from etude.loop.evaluation_result import Evaluation
-    from etude.store.request import EvaluationRequest
+    from etude.loop.evaluation import Evaluation
     from etude.store.run_folder import RunFolder
+    from etude.store.stored_config import EvaluationRequest
 
 _CELL = 60
 """Characters of an output in the per-example table."""
@@ -55,22 +55,17 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Run the agent on examples and score it, with the same code as in training."""
+    from etude.config.load import load_config
     from etude.core.errors import RequestError
-    from etude.loop.new_run import new_run
+    from etude.loop.lifecycle import new_run
+    from etude.store.facts import find_run
+    from etude.store.stored_config import CONFIG
 
     if rescore is not None:
-        from etude.cli.rescore import rescore_run
-
         _refuse_with_rescore(model=model, dataset=dataset, name=name, greedy=greedy or None)
-        rescore_run(
-            rescore,
-            config,
-            override or (),
-            phase=phase,
-            root=output_dir,
-            as_json=as_json,
-            per_example=per_example,
-        )
+        run = find_run(rescore, output_dir)
+        settings = load_config(config or run / CONFIG, override or ())
+        _rescore(run, settings, phase, as_json=as_json, per_example=per_example)
         return
     if config is None:
         raise RequestError("name the config file: etude evaluate config.yml")
@@ -80,8 +75,8 @@ def evaluate(
     if dataset is not None:
         overrides += [*run_configuration(dataset=dataset), _NO_VALIDATION]
     settings, request = _requested(config, overrides, model, output_dir, repeat, greedy)
-    with new_run(settings, name, request) as run:
-        evaluate_in(settings, run, request, as_json=as_json, per_example=per_example)
+    with new_run(settings, name, request) as folder:
+        evaluate_in(settings, folder, request, as_json=as_json, per_example=per_example)
 
 
 _NO_VALIDATION = ("finetuning.run_configuration.validation_dataset", "null")
@@ -91,22 +86,39 @@ def evaluate_in(
     settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool, per_example: bool
 ) -> None:
     """Evaluate in an open run folder, and show the scores."""
-    from etude.loop.evaluate import evaluate
+    from etude.loop.evaluation import evaluate
     from etude.report.progress import progress_for
 
     with then(lambda: hints.resume(run.path)), progress_for(stream=_beside(as_json)) as progress:
         evaluation = run_async(evaluate(settings, run, request, progress=progress))
-    show(evaluation, {"run": str(run.path)}, as_json=as_json, per_example=per_example)
+    _show(evaluation, {"run": str(run.path)}, as_json=as_json, per_example=per_example)
     if not as_json:
         say(f"run             {path_shown(run.path)}")
         next_step(hints.rescore(run.path))
 
 
-def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
+def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, per_example: bool) -> None:
+    """Score the stored episodes of a run with the evaluators of a config."""
+    from etude.loop.evaluation import rescore_run
+    from etude.report.progress import progress_for
+    from etude.store.run_folder import RunFolder
+
+    with (
+        RunFolder.open(run) as folder,
+        then(hints.again),
+        progress_for(stream=_beside(as_json)) as progress,
+    ):
+        scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))
+    _show(evaluation, {"run": str(run), "phase": scored}, as_json=as_json, per_example=per_example)
+    if not as_json:
+        next_step(hints.show(run))
+
+
+def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
     """The scores as a table, or as a JSON object."""
-    from etude.loop.evaluation_result import item_rows
-    from etude.loop.warnings import cut_off_in
+    from etude.loop.evaluation import item_rows
     from etude.report.figure_lines import shown_bounds
+    from etude.store.summary import cut_off_in
 
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
@@ -135,7 +147,7 @@ def show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_ex
 
 
 def _show_examples(evaluation: Evaluation) -> None:
-    from etude.loop.evaluation_result import item_rows
+    from etude.loop.evaluation import item_rows
 
     names = list(evaluation.scores())
     rows = [
@@ -169,8 +181,8 @@ def _requested(
 ) -> tuple[Config, EvaluationRequest]:
     """The config with the wished-for model in place of its own, and the request to keep."""
     from etude.config.load import load_config
-    from etude.loop.wished_model import model_overrides
-    from etude.store.request import EvaluationRequest
+    from etude.loop.model import model_overrides
+    from etude.store.stored_config import EvaluationRequest
     from etude.store.versions import run_version
 
     settings = load_config(config, overrides)

@@ -4,37 +4,13 @@ types it."""
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec
 
-from etude.cli.console import path_shown, typed_words
+from etude.cli.console import AND, Hint, path_shown, typed_words
 
 P = ParamSpec("P")
-
-_AND = "&&"
-
-
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """A command to type next."""
-
-    name: str
-    """The function below that made it."""
-    words: tuple[str, ...]
-
-    @property
-    def command(self) -> str:
-        """As one types it in a shell."""
-        return " ".join(word if word == _AND else shlex.quote(word) for word in self.words)
-
-    @property
-    def line(self) -> str:
-        """As it is printed."""
-        return f"next: {self.command}"
-
 
 HINTS: dict[str, Callable[..., Hint]] = {}
 """Every hint that there is, by the name of its function."""
@@ -74,7 +50,7 @@ def new_project(model: str | None = None) -> Sequence[str]:
 @_hint
 def check_project(folder: Path) -> Sequence[str]:
     """A project was written."""
-    return ["cd", path_shown(folder), _AND, "etude", "check", "config.yml"]
+    return ["cd", path_shown(folder), AND, "etude", "check", "config.yml"]
 
 
 @_hint

@@ -9,8 +9,8 @@ from etude.cli.options import RUNS, AsJson, OutputDir, Run
 
 def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the training jobs of a run with their status."""
-    from etude.store.find import find_run
-    from etude.store.jobs import INTERRUPTED, jobs_of
+    from etude.store.facts import find_run
+    from etude.store.log import INTERRUPTED, jobs_of
 
     path = find_run(run, output_dir)
     found = jobs_of(path)

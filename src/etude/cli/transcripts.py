@@ -50,7 +50,7 @@ def transcripts(
 ) -> None:
     """Write what was said in the episodes of a run, a file for each; or print one of them."""
     from etude.export.transcripts import episode_transcript, write_transcripts
-    from etude.store.find import find_run
+    from etude.store.facts import find_run
     from etude.store.run_folder import RunFolder
 
     path = find_run(run, output_dir)

@@ -1,26 +1,36 @@
-"""From the mappings of a config to the config objects of its components."""
+"""From the mappings of a config to the config objects of its components.
+
+There are short ways to write one: `workflow: my_agent:play` is `{_type: function, function: my_agent:play}`,
+and `dataset: data/train.jsonl` is `{_type: jsonl, file_path: data/train.jsonl}`. Both may also stand as the
+`_type` of a mapping with more keys.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeAlias, cast
 
 from pydantic import ValidationError
 
 from etude.config import registry
 from etude.config.component import ComponentConfig, DatasetConfig
-from etude.config.document import Document, KeyPath, dig, dotted
+from etude.config.document import Document, KeyPath, dig, dotted, replace_at
+from etude.config.import_path import import_object, is_import_path
 from etude.config.nearest import alternatives, nearest
 from etude.config.problems import Problems
-from etude.config.registry import BASES, NOUNS, Kind
+from etude.config.registry import BASES, DATASET, NOUNS, OTHER_DATASETS, Kind, components_in
 from etude.config.schema import Config
-from etude.config.sections import DATASET, OTHER_DATASETS, components_in, replace_at
-from etude.config.shorthand import FUNCTION_TYPES, spell_out
-from etude.config.slots import Slot, unknown_keys
+from etude.config.slots import Slot, shown, unknown_keys
 from etude.core.errors import RequestError
 
 Spelled: TypeAlias = dict[str, Any] | ComponentConfig | None
+
+FILE_TYPES = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+"""Dataset types by the suffix of the file."""
+
+FUNCTION_TYPES: dict[Kind, str] = {"workflow": "function", "evaluators": "function", "datasets": "python"}
+"""The types that take a plain Python function, under the key `function`."""
 
 _COLUMN_KEYS = ("id_key", "ids", "inputs", "expected", "structure")
 
@@ -141,3 +151,52 @@ def _find_files(config_type: type[ComponentConfig], keys: dict[str, Any], folder
             file = Path(keys[name]).expanduser()
             found = next((folder / file for folder in folders if (folder / file).exists()), None)
             keys[name] = str(found.absolute()) if found else keys[name]
+
+
+def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
+    """A component as a mapping whose `_type` is a registered name, as far as there is one.
+
+    Imports what import paths name. Raises RequestError when that fails, for a file whose format is
+    not known by its suffix, and for a value that cannot be a component.
+    """
+    if not isinstance(value, str | dict):
+        raise RequestError(f"expected a mapping with `_type`, or the type alone, found {shown(value)}")
+    keys = dict(value) if isinstance(value, dict) else {"_type": value}
+    if "_type" not in keys:
+        keys["_type"] = _type_by_keys(kind, keys)
+    written = keys["_type"]
+    if isinstance(written, str) and is_import_path(written):
+        return _imported(kind, written, keys)
+    if isinstance(written, str) and kind == "datasets" and ("." in written or "/" in written):
+        return keys | {"_type": _file_type(written), "file_path": written}
+    if isinstance(function := keys.get("function"), str) and written == FUNCTION_TYPES.get(kind):
+        import_object(function)
+    return keys
+
+
+def _type_by_keys(kind: Kind, keys: dict[str, Any]) -> str | None:
+    """The type of a mapping that does not say it, where its keys do."""
+    if kind in FUNCTION_TYPES and "function" in keys:
+        return FUNCTION_TYPES[kind]
+    if kind == "datasets" and isinstance(keys.get("file_path"), str):
+        return _file_type(keys["file_path"])
+    return None
+
+
+def _imported(kind: Kind, path: str, keys: dict[str, Any]) -> dict[str, Any]:
+    registration = registry.of_object(kind, import_object(path))
+    if registration is not None:
+        return keys | {"_type": registration.name}
+    if kind in FUNCTION_TYPES:
+        return keys | {"_type": FUNCTION_TYPES[kind], "function": path}
+    raise RequestError(
+        f"'{path}' is not registered as {NOUNS[kind]}: it needs one of the decorators etude.register_…"
+    )
+
+
+def _file_type(file: str) -> str:
+    suffix = PurePath(file).suffix.lower()
+    if suffix not in FILE_TYPES:
+        allowed = ", ".join(FILE_TYPES)
+        raise RequestError(f"the suffix of '{file}' does not tell what format it has. Allowed: {allowed}")
+    return FILE_TYPES[suffix]

@@ -8,38 +8,22 @@ from collections import defaultdict
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
+from urllib.parse import quote
 
 from etude.config import registry
 from etude.config.assemble import parse_dataset
 from etude.config.component import ComponentConfig, DatasetConfig
 from etude.config.import_path import where_raised
-from etude.config.names import section
 from etude.config.nearest import alternatives
-from etude.config.registry import NOUNS, Kind
+from etude.config.registry import NOUNS, Kind, section
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
-from etude.core.example import Example
+from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.keys import content_hash
-
-if TYPE_CHECKING:  # The rooms above, whose objects this one hands out.
-    from etude.algorithms.trajectory_builder import TrajectoryBuilder
-    from etude.backends.trainer_adapter import TrainerAdapter
-    from etude.inference.engine import Engine
-    from etude.loop.trainer import Trainer
-    from etude.rewards.evaluator import Evaluator
-    from etude.rollout.workflow import Workflow
-    from etude.store.run_folder import RunFolder
 
 _in_the_making: ContextVar[str | None] = ContextVar("etude_in_the_making", default=None)
 """The component whose generator is running in this task."""
-
-
-class Dataset(Protocol):
-    """What a dataset component yields."""
-
-    def examples(self) -> list[Example]:
-        """All examples, in order. Raises DatasetError when they cannot be read."""
 
 
 class Builder:
@@ -52,7 +36,7 @@ class Builder:
     target: str | None = None
     """The target that components are built for; None where there is one for the whole run."""
 
-    def __init__(self, config: Config, run: RunFolder | None = None) -> None:
+    def __init__(self, config: Config, run: Run | None = None) -> None:
         self.config = config
         self.run = run
         """The run that components are built for; None outside of a run."""
@@ -95,28 +79,24 @@ class Builder:
         evaluator: Evaluator = await self.get("evaluators", name)
         return evaluator
 
-    async def get_trajectory_builder(self, name: str) -> TrajectoryBuilder:
+    async def get_trajectory_builder(self, name: str) -> Any:
         """An entry of `trajectory_builders`. Raises ConfigError for a config that could not be trained."""
         self.config.check_training()
-        trajectory_builder: TrajectoryBuilder = await self.get("trajectory_builders", name)
-        return trajectory_builder
+        return await self.get("trajectory_builders", name)
 
-    async def get_trainer_adapter(self, name: str) -> TrainerAdapter:
+    async def get_trainer_adapter(self, name: str) -> Any:
         """An entry of `trainer_adapters`."""
-        adapter: TrainerAdapter = await self.get("trainer_adapters", name)
-        return adapter
+        return await self.get("trainer_adapters", name)
 
-    async def get_trainer(self, name: str) -> Trainer:
+    async def get_trainer(self, name: str) -> Any:
         """An entry of `trainers`; its builder and adapter are bound by whoever runs it."""
-        trainer: Trainer = await self.get("trainers", name)
-        return trainer
+        return await self.get("trainers", name)
 
-    async def get_workflow(self) -> Workflow:
-        """The agent. Raises RequestError when the config has none."""
+    async def get_workflow(self) -> Any:
+        """The agent, an `etude.rollout.workflow.Workflow`. Raises RequestError when the config has none."""
         if self.config.workflow is None:
             raise RequestError("the config has no 'workflow'; add your agent: `workflow: my_agent:play`")
-        workflow: Workflow = await self._once("workflow", "workflow", self.config.workflow)
-        return workflow
+        return await self._once("workflow", "workflow", self.config.workflow)
 
     async def get_dataset(self, source: DatasetConfig | Path | str | None = None) -> Dataset:
         """The examples of a dataset config, or of a file; by default `eval.general.dataset`."""
@@ -165,3 +145,40 @@ class Builder:
             if route := self._route(key, goal):
                 return [start, *route]
         return []
+
+
+_OWN: frozenset[Kind] = frozenset({"trajectory_builders", "trainer_adapters", "trainers"})
+
+
+class TargetBuilder(Builder):
+    """Hands out a target's own trajectory builder, adapter and trainer, and the run's models and evaluators.
+
+    `config.finetuning` is the block as it would be if the target were the only one, so that a component
+    need not know whether it is. What is built here is closed with the run's builder.
+    """
+
+    def __init__(self, builder: Builder, target: str) -> None:
+        finetuning = builder.config.finetuning.for_target(target)
+        super().__init__(builder.config.model_copy(update={"finetuning": finetuning}), builder.run)
+        self.target = target
+        self._shared = builder
+        self._exits = builder._exits
+
+    @property
+    def checkpoints(self) -> Path:
+        """Versions of several models never share a folder."""
+        folder = super().checkpoints / _folder_name(str(self.config.finetuning.target_model))
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
+        if kind not in _OWN:
+            return await self._shared._once(kind, name, config)
+        # A copy: trainers write the target's reward function into the configs.
+        return await super()._once(kind, name, config.model_copy(deep=True))
+
+
+def _folder_name(model: str) -> str:
+    """A name that stays within its parent, whatever the model is called."""
+    name = quote(model, safe=" +@=")
+    return "%2E" + name[1:] if name.startswith(".") else name

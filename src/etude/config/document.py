@@ -1,17 +1,35 @@
-"""A config as written: its data, and where each key stands."""
+"""A config as it is written: YAML with the position of each key, and overrides from the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import yaml
+
+from etude.config.nearest import nearest
+from etude.core.errors import ConfigError, RequestError
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""
 
 Place: TypeAlias = tuple[str | None, int | None, int | None]
 """A source, a line and a column, as far as they are known."""
+
+
+Override: TypeAlias = str | tuple[str, str]
+"""`a.b.c=value`, or the key and the value apart."""
+
+_HINTS = {
+    "expected ',' or '}', but got '{'": "put a value that holds '${' in quotes",
+    "mapping values are not allowed here": "check the indentation, or put a value that holds ': ' in quotes",
+    "could not find expected ':'": "each key needs a ':' and a space after it",
+    "found character '\\t' that cannot start any token": "YAML is indented with spaces, not with tabs",
+    "expected a single document in the stream": "keep one document; remove the line '---'",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +88,11 @@ def holds(data: Any, key: str | int) -> bool:
     return isinstance(data, dict) and key in data
 
 
+def replace_at(data: Any, path: KeyPath, value: Any) -> None:
+    """Put `value` at a path that exists."""
+    dig(data, path[:-1])[path[-1]] = value
+
+
 def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Every string within `data`, with its path."""
     if isinstance(data, str):
@@ -77,3 +100,194 @@ def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     elif isinstance(data, dict | list):
         for key, value in data.items() if isinstance(data, dict) else enumerate(data):
             yield from strings(value, (*path, key))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as `yaml.safe_load` reads it, but `1e-5` is a number."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads back as the same value."""
+
+
+for _dialect in (_Loader, _Dumper):
+    _dialect.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes the line breaks of other alphabets as they are, and reads them back as spaces.
+    style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def read_document(path: Path) -> Document:
+    """Read a YAML file. Raises ConfigError when it is missing, is not YAML, or holds no mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {path}{_nearest_file(path)}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not a text file in UTF-8: {error.reason}", path=path) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
+    return parse_document(text, path)
+
+
+def parse_document(text: str, path: Path) -> Document:
+    """The document that `text` spells; `path` is named in errors. Raises ConfigError."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise ConfigError("the file is empty; `etude init` writes a config to start from", path=path)
+        _refuse_duplicates(node, (), path, set())
+        data = loader.construct_document(node)
+        marks = {(): (1, 1), **dict(_marks(node, loader))}
+    except yaml.MarkedYAMLError as error:
+        raise _not_yaml(error, path) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"not valid YAML: {error}", path=path) from None
+    finally:
+        loader.dispose()
+    if not isinstance(data, dict):
+        kind = "a list" if isinstance(data, list) else f"'{data}'"
+        raise ConfigError(f"expected a mapping of keys to values, found {kind}", path=path, line=1, column=1)
+    return Document(data, path, marks)
+
+
+def parse_value(text: str) -> Any:
+    """The value that a piece of YAML spells. Raises yaml.YAMLError."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
+
+
+def dump(data: Any) -> str:
+    """YAML text that reads back as `data`."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def _refuse_duplicates(node: yaml.Node, path: KeyPath, file: Path, visited: set[int]) -> None:
+    if id(node) in visited or not isinstance(node, yaml.CollectionNode):
+        return
+    visited.add(id(node))
+    lines: dict[str, int] = {}
+    for index, item in enumerate(node.value):
+        key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
+        name = key.value if isinstance(key, yaml.ScalarNode) else index
+        if key is not None and isinstance(name, str) and name != "<<":
+            line, column = _position(key)
+            if name in lines:
+                message = (
+                    f"key '{dotted((*path, name))}' is given twice, first in line {lines[name]}; keep one"
+                )
+                raise ConfigError(message, path=file, line=line, column=column)
+            lines[name] = line
+        _refuse_duplicates(value, (*path, name), file, visited)
+
+
+def _marks(
+    node: yaml.Node, keys: _Loader, path: KeyPath = (), above: tuple[int, ...] = ()
+) -> Iterator[tuple[KeyPath, tuple[int, int]]]:
+    """Positions under a node whose merge keys have been merged already."""
+    if id(node) in above:
+        raise yaml.composer.ComposerError(None, None, "an alias stands for itself", node.start_mark)
+    if isinstance(node, yaml.MappingNode):
+        children = [(keys.construct_object(key, deep=True), key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(index, item, item) for index, item in enumerate(node.value)]
+    else:
+        return
+    for name, marked, value in children:
+        yield (*path, name), _position(marked)
+        yield from _marks(value, keys, (*path, name), (*above, id(node)))
+
+
+def _position(node: yaml.Node) -> tuple[int, int]:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _not_yaml(error: yaml.MarkedYAMLError, path: Path) -> ConfigError:
+    mark = error.problem_mark or error.context_mark
+    problem = error.problem or "it cannot be read"
+    hint = next((f"; {hint}" for text, hint in _HINTS.items() if text in (problem, error.context)), "")
+    line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
+    return ConfigError(
+        f"not valid YAML: {problem.removeprefix('but ')}{hint}", path=path, line=line, column=column
+    )
+
+
+def _nearest_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f": there is no folder {path.parent}"
+    files = [file.name for file in path.parent.iterdir() if file.suffix in (".yml", ".yaml")]
+    close = nearest(path.name, files)
+    return f"; did you mean {path.parent / close}?" if close else ""
+
+
+def join_words(arguments: Sequence[str]) -> list[str]:
+    """Command-line arguments with the two-word form `-o a.b.c value` written as `-o a.b.c=value`."""
+    joined: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        joined.append(word)
+        if word in ("-o", "--override") and (key := next(words, None)) is not None:
+            value = None if "=" in key else next(words, None)
+            joined.append(key if value is None else f"{key}={value}")
+    return joined
+
+
+def apply_overrides(document: Document, overrides: Iterable[Override]) -> Document:
+    """The document with each override set, in order. Values are YAML.
+
+    Whether a key exists is checked where the keys of the file are. Raises RequestError when an
+    override has no value, or one that is not YAML.
+    """
+    data = copied(document.data)
+    paths = [_set(data, *_parse(override)) for override in overrides]
+    return document.with_data(data, paths)
+
+
+def _parse(override: Override) -> tuple[list[str], Any]:
+    key, equals, text = (
+        override.partition("=") if isinstance(override, str) else (override[0], "=", override[1])
+    )
+    if not equals or not all(key.split(".")):
+        raise RequestError(f"-o {key}: an override is written key.of.the.config=value")
+    try:
+        return key.split("."), parse_value(text)
+    except yaml.YAMLError:
+        raise RequestError(f"-o {key}: the value {text!r} is not valid YAML; put it in quotes") from None
+
+
+def _set(data: dict[str, Any], keys: Sequence[str], value: Any) -> KeyPath:
+    """Put `value` in its place, making mappings on the way; the path in the data's own keys."""
+    node: Any = data
+    path: list[str | int] = []
+    for name in keys:
+        if path:
+            node = _enter(node, path[-1])
+        key: str | int = name
+        if isinstance(node, list):
+            if not name.isdecimal() or int(name) >= len(node):
+                where = ".".join(keys)
+                raise RequestError(
+                    f"-o {where}: '{name}' is no position in a list of {len(node)}; count from 0"
+                )
+            key = int(name)
+        path.append(key)
+    node[path[-1]] = value
+    return tuple(path)
+
+
+def _enter(node: Any, key: Any) -> Any:
+    below = dig(node, (key,))
+    if not isinstance(below, dict | list):
+        # A component may be written as its type alone: `workflow: my_agent:play`.
+        node[key] = {"_type": below} if isinstance(below, str) else {}
+    return node[key]

@@ -5,15 +5,24 @@ Names and defaults are those of the NeMo Agent Toolkit harness, with every bound
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from etude.config.changeable import CHANGEABLE
 from etude.config.component import ComponentConfig, DatasetConfig
 from etude.core.data_model import OWN_COPIES, DataModel
+
+
+def _named_once(functions: list[str]) -> list[str]:
+    if len(set(functions)) != len(functions):
+        raise ValueError(f"names a function twice: {functions}")
+    return functions
+
+
+Functions = Annotated[list[str], AfterValidator(_named_once)]
+"""Functions of the agent, each once."""
 
 
 class RewardFunctionConfig(DataModel):
@@ -24,28 +33,22 @@ class RewardFunctionConfig(DataModel):
     name: str = Field(description="An entry of `eval.evaluators`.")
 
 
-class TrainerConfig(ComponentConfig):
+class _RewardedConfig(ComponentConfig):
+    reward: RewardFunctionConfig | None = Field(
+        default=None, description="Set from `finetuning.reward_function`; leave it out."
+    )
+
+
+class TrainerConfig(_RewardedConfig):
     """Base of trainer configs: an entry of `trainers`."""
 
-    reward: RewardFunctionConfig | None = Field(
-        default=None, description="Set from `finetuning.reward_function`; leave it out."
-    )
 
-
-class TrajectoryBuilderConfig(ComponentConfig):
+class TrajectoryBuilderConfig(_RewardedConfig):
     """Base of trajectory builder configs: an entry of `trajectory_builders`."""
 
-    reward: RewardFunctionConfig | None = Field(
-        default=None, description="Set from `finetuning.reward_function`; leave it out."
-    )
 
-
-class TrainerAdapterConfig(ComponentConfig):
+class TrainerAdapterConfig(_RewardedConfig):
     """Base of trainer adapter configs: an entry of `trainer_adapters`."""
-
-    reward: RewardFunctionConfig | None = Field(
-        default=None, description="Set from `finetuning.reward_function`; leave it out."
-    )
 
 
 class CurriculumLearningConfig(DataModel):
@@ -104,7 +107,7 @@ class TargetConfig(DataModel):
     reward_function: RewardFunctionConfig | None = Field(
         default=None, description="The evaluator that counts for this model."
     )
-    target_functions: list[str] | None = Field(
+    target_functions: Functions | None = Field(
         default=None,
         min_length=1,
         description="Functions of the agent whose model calls are trained on; all by default.",
@@ -120,11 +123,6 @@ class TargetConfig(DataModel):
     frozen: bool = Field(
         default=False, description="Never train it; its reward in validations is reported all the same."
     )
-
-    @model_validator(mode="after")
-    def _functions_named_once(self) -> TargetConfig:
-        _require_once(self.target_functions or ())
-        return self
 
     def reason_to_rest(self, epoch: int) -> str | None:
         """Why the model is not to be trained in an epoch (from 0), or None when it is."""
@@ -157,7 +155,7 @@ class FinetuneConfig(DataModel):
     reward_function: RewardFunctionConfig | None = Field(
         default=None, description="The evaluator that counts; may be left out when there is only one."
     )
-    target_functions: list[str] = Field(
+    target_functions: Functions = Field(
         default_factory=lambda: ["<workflow>"],
         min_length=1,
         description="Functions of the agent whose model calls are trained on; `*` for all. Left out for a "
@@ -220,11 +218,6 @@ class FinetuneConfig(DataModel):
         return self
 
     @model_validator(mode="after")
-    def _targets_named_once(self) -> FinetuneConfig:
-        _require_once(self.target_functions)
-        return self
-
-    @model_validator(mode="after")
     def _may_be_as_old_as_it_is(self) -> FinetuneConfig:
         if self.collect_ahead and self.max_staleness == 0:
             raise ValueError(
@@ -244,19 +237,6 @@ class FinetuneConfig(DataModel):
         Raises KeyError when there is no such target.
         """
         target = self.targets[name]
-        own = {
-            "target_model": target.model,
-            "trajectory_builder": target.trajectory_builder,
-            "trainer_adapter": target.trainer_adapter,
-            "reward_function": target.reward_function,
-            "target_functions": target.target_functions,
-            "curriculum_learning": target.curriculum_learning,
-            "fine_tune_from_scratch": target.fine_tune_from_scratch,
-        }
-        given = {key: value for key, value in own.items() if value is not None}
-        return self.model_copy(update={**given, "targets": {}})
-
-
-def _require_once(functions: Sequence[str]) -> None:
-    if len(set(functions)) != len(functions):
-        raise ValueError(f"target_functions names a function twice: {list(functions)}")
+        keys = TargetConfig.model_fields.keys() & FinetuneConfig.model_fields.keys()
+        own = {key: value for key, value in target if value is not None and key in keys}
+        return self.model_copy(update={**own, "target_model": target.model, "targets": {}})

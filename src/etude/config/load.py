@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,24 +11,69 @@ from typing import Any
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from etude.config import registry
-from etude.config.agents import check_agents
 from etude.config.assemble import build_components
 from etude.config.component import ComponentConfig
-from etude.config.document import Document, KeyPath, dig, dotted, strings
-from etude.config.environment import interpolate
+from etude.config.document import (
+    Document,
+    KeyPath,
+    Override,
+    apply_overrides,
+    copied,
+    dig,
+    dotted,
+    dump,
+    read_document,
+    replace_at,
+    strings,
+)
+from etude.config.finetuning import SHIPPED
 from etude.config.import_path import make_importable
-from etude.config.overrides import Override, apply_overrides
+from etude.config.nearest import nearest
 from etude.config.problems import Problems
-from etude.config.references import check_component, complete_finetuning
+from etude.config.references import SECTION_OF, complete_names
+from etude.config.registry import components_in
 from etude.config.schema import Config
-from etude.config.sections import components_in, replace_at, with_defaults
-from etude.config.yaml_file import dump, read_document
 from etude.core.errors import ConfigError
 
 MASK = "**********"
 """What `resolved_yaml` writes for a secret."""
 
+_REFERENCE = re.compile(
+    r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_]\w*)(?P<default>:-[^}]*)?\}|(?P<broken>\{))"
+)
+"""`${NAME}` and `${NAME:-default}`; `$$` stands for one dollar sign."""
+
+_DEFAULTS = {SECTION_OF[key]: {name: {"_type": name}} for key, name in SHIPPED.items()}
+"""The components that need not be written."""
+
 _CONFIG_FILE: KeyPath = ("finetuning", "run_configuration", "config_file")
+
+
+def interpolate(text: str, environ: Mapping[str, str]) -> str:
+    """`text` with its references replaced. As in a shell, a default also stands in for an empty value.
+
+    What a variable holds is taken as it is, and never shown. Raises ValueError, naming the variable,
+    when one without a default is not set, and for a `${` that is not a reference.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match["dollar"]:
+            return "$"
+        if match["broken"]:
+            raise ValueError("'${' must begin ${NAME} or ${NAME:-default}; write $${ for the text itself")
+        name, default = match["name"], match["default"]
+        if default is not None:
+            return environ.get(name) or default.removeprefix(":-")
+        if name not in environ:
+            close = nearest(name, environ)
+            hint = f"; did you mean '{close}'?" if close else "."
+            raise ValueError(
+                f"the environment variable '{name}' is not set{hint} "
+                f"Set it, or give a default: ${{{name}:-default}}"
+            )
+        return environ[name]
+
+    return _REFERENCE.sub(value, text)
 
 
 def load_config(path: Path | str, overrides: Iterable[Override] = ()) -> Config:
@@ -88,7 +134,7 @@ def _default_at(config: Config, path: KeyPath) -> str | None:
 
 def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     registry.load_entry_points()
-    document = apply_overrides(document.with_data(with_defaults(document.data)), overrides)
+    document = apply_overrides(document.with_data(copied(_DEFAULTS | document.data)), overrides)
     data, problems, in_training = document.data, Problems(document), Problems(document)
     config_file = dig(data, _CONFIG_FILE) or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())
@@ -96,10 +142,7 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     _read_environment(data, problems, Path(config_file) if isinstance(config_file, str) else None)
     components = build_components(data, problems, folders)
     config = _validate_rest(data, problems)
-    for path, component in components.items():
-        check_component(path, component, config, problems)
-    complete_finetuning(config, problems)
-    check_agents(config, components, problems, in_training)
+    complete_names(config, components, problems, in_training)
     problems.raise_if_any()
     config.finetuning.run_configuration.config_file = Path(config_file) if config_file else None
     config._as_written.update(problems.references)

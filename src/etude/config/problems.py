@@ -9,10 +9,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from etude.config.describe import describe, shown
 from etude.config.document import Document, KeyPath, Place, dig, dotted, holds
 from etude.config.nearest import alternatives, nearest
-from etude.config.slots import Slot, keys_of, slot_at
+from etude.config.slots import Slot, describe, keys_of, shown, slot_at
 from etude.core.errors import ConfigError
 
 _DEEPEST = 4

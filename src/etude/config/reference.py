@@ -12,11 +12,9 @@ from pydantic_core import PydanticUndefined
 from etude.config import registry
 from etude.config.changeable import is_changeable
 from etude.config.component import ComponentConfig
-from etude.config.describe import describe
-from etude.config.registry import BASES, NOUNS
+from etude.config.registry import BASES, NAMED, NOUNS, SINGLE
 from etude.config.schema import Config
-from etude.config.sections import NAMED, SINGLE
-from etude.config.slots import Slot, models_in
+from etude.config.slots import Slot, describe, models_in
 
 _INTRODUCTION = """\
 # Config reference
@@ -64,7 +62,11 @@ def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:
 
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield f"{(model.__doc__ or '').strip()}\n"
-    fields = {field.alias or name: field for name, field in model.model_fields.items() if name != "reward"}
+    fields = {
+        field.alias or name: field
+        for name, field in model.model_fields.items()
+        if name != "reward" and not field.exclude
+    }
     if fields:
         rows = [_row(name, field) for name, field in fields.items()]
         yield "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows]) + "\n"

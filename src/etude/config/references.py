@@ -1,8 +1,9 @@
-"""Names that stand for other parts of the config, and what may be left out when there is only one."""
+"""Names that stand for other parts of the config: whether they exist, and which is meant by none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -10,14 +11,23 @@ from pydantic import BaseModel
 
 from etude.config.component import ComponentConfig
 from etude.config.document import KeyPath, dotted
-from etude.config.finetuning import RewardFunctionConfig
-from etude.config.names import check_name, choose
+from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TargetConfig
+from etude.config.nearest import alternatives
 from etude.config.problems import Problems
-from etude.config.registry import Kind
+from etude.config.registry import NAMED, NOUNS, Kind, section
 from etude.config.schema import Config
-from etude.config.sections import SECTION_OF
 from etude.config.slots import Slot
-from etude.config.targets import complete_targets
+from etude.core.errors import EtudeError
+
+SECTION_OF: dict[str, Kind] = {
+    "trainer": "trainers",
+    "trajectory_builder": "trajectory_builders",
+    "trainer_adapter": "trainer_adapters",
+}
+"""The sections that keys of `finetuning` name an entry of."""
+
+EVERY = "*"
+_TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +55,6 @@ AgentRef: TypeAlias = Annotated[str, RefersToAgent()]
 """The name of an agent of the workflow, such as one of a protocol."""
 
 MarkT = TypeVar("MarkT", Refers, RefersToAgent)
-
-
-def check_component(path: KeyPath, component: ComponentConfig, config: Config, problems: Problems) -> None:
-    """Check the names that a component holds, however deep."""
-    for key, _, mark, name in marked(Slot(type(component)), component, path, Refers):
-        check_name(key, mark.kind, name, config, problems)
-
-
-def complete_finetuning(config: Config, problems: Problems) -> None:
-    """Fill in the names that only have one candidate, and check the others."""
-    finetuning = config.finetuning
-    if finetuning.enabled:
-        _require_parts(config, problems)
-    _choose_component("trainer", config, problems)
-    if finetuning.targets:
-        complete_targets(config, problems)
-        return
-    if config.workflow is not None and "target_functions" not in finetuning.model_fields_set:
-        finetuning.target_functions = list(config.workflow.target_functions)
-    _choose_component("trajectory_builder", config, problems)
-    _choose_component("trainer_adapter", config, problems)
-    finetuning.target_model = choose(
-        ("finetuning", "target_model"), finetuning.target_model, "llms", config, problems
-    )
-    given = finetuning.reward_function.name if finetuning.reward_function else None
-    name = choose(("finetuning", "reward_function"), given, "evaluators", config, problems)
-    finetuning.reward_function = RewardFunctionConfig(name=name) if name else None
-
-
-def _choose_component(key: str, config: Config, problems: Problems) -> None:
-    """Fill in the entry that `finetuning.<key>` means: the one that is named, or the only one."""
-    finetuning, kind = config.finetuning, SECTION_OF[key]
-    setattr(finetuning, key, choose(("finetuning", key), finetuning.named(key), kind, config, problems))
 
 
 def marked(
@@ -109,20 +86,200 @@ def _names(value: Any) -> Iterator[tuple[KeyPath, str]]:
         yield from (((index,), name) for index, name in enumerate(value) if isinstance(name, str))
 
 
-def _require_parts(config: Config, problems: Problems) -> None:
-    for path, present, remedy in (
-        (("llms",), config.llms, "a model to train, such as `llms: {policy: {_type: local, …}}`"),
-        (("workflow",), config.workflow, "your agent, such as `workflow: my_agent:play`"),
-        (
-            ("eval", "general", "dataset"),
-            config.eval.general.dataset or config.finetuning.run_configuration.dataset,
-            "the examples, such as `eval: {general: {dataset: train.jsonl}}`",
-        ),
-        (
-            ("eval", "evaluators"),
-            config.eval.evaluators,
-            "what scores an episode, such as `eval: {evaluators: {correct: my_agent:correct}}`",
-        ),
-    ):
-        if not present:
-            problems.add(path, f"key '{dotted(path)}' is missing, and finetuning is enabled; add {remedy}")
+def complete_names(
+    config: Config,
+    components: Mapping[KeyPath, ComponentConfig],
+    problems: Problems,
+    in_training: Problems,
+) -> None:
+    """Check the names that the config and its components hold, and fill in those with only one candidate.
+
+    What matters to training alone goes into `in_training`: a config may also be evaluated, with another
+    protocol than it trains.
+    """
+    names = _Names(config, problems)
+    for path, component in components.items():
+        for key, _, mark, name in marked(Slot(type(component)), component, path, Refers):
+            names.check(key, mark.kind, name)
+    names.complete_finetuning()
+    try:
+        agents = config.workflow.agents() if config.workflow is not None else None
+    except EtudeError:
+        return  # The error about the workflow comes when it is built.
+    if agents is not None:
+        _check_named_agents(config, components, agents, problems, in_training)
+        _check_targets(config, agents, in_training)
+
+
+class _Names:
+    """The names of components in a config: whether they exist, and which is meant where none is given."""
+
+    def __init__(self, config: Config, problems: Problems) -> None:
+        self._config, self._finetuning, self._problems = config, config.finetuning, problems
+
+    def check(self, path: KeyPath, kind: Kind, name: str) -> None:
+        """Note a name, which stands at `path`, that no component of the kind has."""
+        entries = section(self._config, kind)
+        if name not in entries:
+            listing = alternatives(name, entries, otherwise="it is empty")
+            text = f"{dotted(path)}: '{dotted(NAMED[kind])}' has no {NOUNS[kind]} '{name}'{listing}"
+            self._problems.add(path, text)
+
+    def choose(self, path: KeyPath, given: str | None, kind: Kind) -> str | None:
+        """The name that is meant at `path`: the one given, or the only one that there is.
+
+        Where finetuning is enabled and there are several, that is a problem.
+        """
+        entries = section(self._config, kind)
+        if given is not None:
+            self.check(path, kind, given)
+            return given
+        candidates = list(entries)
+        if kind == "llms" and len(entries) > 1:
+            candidates = [name for name, entry in entries.items() if entry.type_name == "local"]
+        if len(candidates) == 1:
+            return candidates[0]
+        if self._finetuning.enabled and entries and not self._problems.within(NAMED[kind]):
+            several = f"'{dotted(NAMED[kind])}' has several; name one of: {', '.join(entries)}"
+            self._problems.add(path, f"key '{dotted(path)}' is missing: {several}")
+        return None
+
+    def complete_finetuning(self) -> None:
+        """Fill in what the `finetuning` block leaves out, and check the names that it gives."""
+        block, workflow = self._finetuning, self._config.workflow
+        if block.enabled:
+            self._require_parts()
+        block.trainer = self.choose(("finetuning", "trainer"), block.named("trainer"), "trainers")
+        if block.targets:
+            self._complete_targets()
+            return
+        if workflow is not None and "target_functions" not in block.model_fields_set:
+            block.target_functions = list(workflow.target_functions)
+        self._complete(("finetuning",), block, block)
+        block.target_model = self.choose(("finetuning", "target_model"), block.target_model, "llms")
+
+    def _complete(self, path: KeyPath, block: FinetuneConfig | TargetConfig, whole: FinetuneConfig) -> None:
+        """Fill in what trains by a block, a target's or the whole one, which says what targets leave out."""
+        own = block if isinstance(block, TargetConfig) else None
+        for key in ("trajectory_builder", "trainer_adapter"):
+            given = (own and getattr(own, key)) or whole.named(key)
+            setattr(block, key, self.choose((*path, key), given, SECTION_OF[key]))
+        reward = block.reward_function or whole.reward_function
+        name = self.choose((*path, "reward_function"), reward.name if reward else None, "evaluators")
+        block.reward_function = RewardFunctionConfig(name=name) if name else None
+
+    def _require_parts(self) -> None:
+        general, settings = self._config.eval.general, self._finetuning.run_configuration
+        parts: tuple[tuple[KeyPath, object, str], ...] = (
+            (("llms",), self._config.llms, "a model to train, such as `llms: {policy: {_type: local, …}}`"),
+            (("workflow",), self._config.workflow, "your agent, such as `workflow: my_agent:play`"),
+            (
+                ("eval", "general", "dataset"),
+                general.dataset or settings.dataset,
+                "the examples, such as `eval: {general: {dataset: train.jsonl}}`",
+            ),
+            (
+                ("eval", "evaluators"),
+                self._config.eval.evaluators,
+                "what scores an episode, such as `eval: {evaluators: {correct: my_agent:correct}}`",
+            ),
+        )
+        for path, part, remedy in parts:
+            if not part:
+                text = f"key '{dotted(path)}' is missing, and finetuning is enabled; add {remedy}"
+                self._problems.add(path, text)
+
+    def _complete_targets(self) -> None:
+        block, add = self._finetuning, self._problems.add
+        if block.target_model is not None:
+            path: KeyPath = ("finetuning", "target_model")
+            remedy = "the models to train are those of 'finetuning.targets'; remove this key"
+            add(path, f"{dotted(path)}: {remedy}")
+        trained_by: dict[str, str] = {}
+        for name, target in block.targets.items():
+            path = ("finetuning", "targets", name)
+            if not _TARGET_NAME.fullmatch(name):
+                add(path, f"{dotted(path)}: a target's name is made of letters, digits, '-', '_' and '.'")
+            self._complete_target(path, name, target)
+            model = str(target.model)
+            if (first := trained_by.setdefault(model, name)) != name:
+                path = (*path, "model")
+                text = f"the model '{model}' is trained by the target '{first}' already; "
+                add(path, f"{dotted(path)}: {text}two targets cannot train one model")
+        if all(target.frozen for target in block.targets.values()):
+            add(("finetuning", "targets"), "finetuning.targets: all of them are frozen; train one")
+
+    def _complete_target(self, path: KeyPath, name: str, target: TargetConfig) -> None:
+        block = self._finetuning
+        if target.model is not None:
+            self.check((*path, "model"), "llms", target.model)
+        elif name not in self._config.llms:
+            text = f"key '{dotted(path)}.model' is missing: 'llms' has no model '{name}'"
+            self._problems.add(path, text)
+        target.model = target.model or name
+        self._complete(path, target, block)
+        if target.target_functions is None:
+            # The model says which calls are meant, whichever function makes them.
+            named = "target_functions" in block.model_fields_set
+            target.target_functions = list(block.target_functions) if named else [EVERY]
+        target.curriculum_learning = target.curriculum_learning or block.curriculum_learning
+
+
+Agents: TypeAlias = Mapping[str, str | None]
+"""The agents of a workflow, each with the entry of `llms` that it samples from."""
+
+
+def _check_named_agents(
+    config: Config,
+    components: Mapping[KeyPath, ComponentConfig],
+    agents: Agents,
+    problems: Problems,
+    in_training: Problems,
+) -> None:
+    """Note names of agents that the workflow does not have."""
+    blocks: list[FinetuneConfig | TargetConfig] = [config.finetuning, *config.finetuning.targets.values()]
+    builders = {block.trajectory_builder for block in blocks}
+    for path, component in components.items():
+        trains = path[0] == "trajectory_builders"
+        if trains and path[1] not in builders:
+            continue
+        for key, below, _, name in marked(Slot(type(component)), component, path, RefersToAgent):
+            _check_agent((*key, *below), name, agents, in_training if trains else problems)
+
+
+def _check_agent(path: KeyPath, name: str, agents: Agents, problems: Problems) -> None:
+    if name not in agents:
+        problems.add(path, f"{dotted(path)}: the workflow has no agent '{name}'" + alternatives(name, agents))
+
+
+def _check_targets(config: Config, agents: Agents, problems: Problems) -> None:
+    """Note functions to train that no agent has, and models to train that none of the agents samples from."""
+    block = config.finetuning
+    shared = block.target_functions if "target_functions" in block.model_fields_set else []
+    _check_functions(("finetuning",), shared, agents, problems)
+    if not block.targets and block.enabled and block.target_model is not None:
+        path: KeyPath = ("finetuning", "target_model")
+        _check_model(path, block.target_model, block.target_functions, agents, problems)
+    for name, target in block.targets.items():
+        path, functions = ("finetuning", "targets", name), target.target_functions or [EVERY]
+        if functions != shared:
+            _check_functions(path, functions, agents, problems)
+        if block.enabled and not target.frozen:
+            _check_model(path, str(target.model), functions, agents, problems)
+
+
+def _check_functions(path: KeyPath, functions: Sequence[str], agents: Agents, problems: Problems) -> None:
+    for number, name in enumerate(functions):
+        if name != EVERY:
+            _check_agent((*path, "target_functions", number), name, agents, problems)
+
+
+def _check_model(
+    path: KeyPath, model: str, functions: Sequence[str], agents: Agents, problems: Problems
+) -> None:
+    """Note a model whose calls are to be trained on, and that no agent that is meant samples from."""
+    meant = {agent: used for agent, used in agents.items() if {EVERY, agent} & set(functions)}
+    if meant and not any(used in (None, model) for used in meant.values()):
+        uses = ", ".join(f"{agent}: {used}" for agent, used in meant.items())
+        text = f"no agent samples from '{model}', so that nothing would be trained ({uses}); "
+        problems.add(path, f"{dotted(path)}: {text}name it in 'workflow.policies', or train another model")

@@ -9,25 +9,25 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel
 
 from etude.config.component import ComponentConfig, DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
+from etude.config.document import KeyPath, dig
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
 from etude.config.import_path import where_defined
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
 from etude.core.user_code import note_user_module
 
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
-
 Kind: TypeAlias = Literal[
     "llms", "workflow", "datasets", "evaluators", "trajectory_builders", "trainer_adapters", "trainers"
 ]
-Factory: TypeAlias = "Callable[[Any, Builder], AsyncIterator[Any]]"
-FactoryT = TypeVar("FactoryT", bound=Callable[..., AsyncIterator[Any]])
+Factory: TypeAlias = Callable[..., AsyncIterator[Any]]
+FactoryT = TypeVar("FactoryT", bound=Factory)
 
 ENTRY_POINT_GROUP = "etude.components"
 
@@ -41,15 +41,47 @@ BASES: dict[Kind, type[ComponentConfig]] = {
     "trainers": TrainerConfig,
 }
 
-NOUNS: dict[Kind, str] = {
-    "llms": "model",
-    "workflow": "workflow",
-    "datasets": "dataset",
-    "evaluators": "evaluator",
-    "trajectory_builders": "trajectory builder",
-    "trainer_adapters": "trainer adapter",
-    "trainers": "trainer",
+NOUNS: dict[Kind, str] = {kind: kind.removesuffix("s").replace("_", " ") for kind in BASES} | {
+    "llms": "model"
 }
+
+NAMED: dict[Kind, KeyPath] = {
+    "llms": ("llms",),
+    "evaluators": ("eval", "evaluators"),
+    "trajectory_builders": ("trajectory_builders",),
+    "trainer_adapters": ("trainer_adapters",),
+    "trainers": ("trainers",),
+}
+"""Sections that hold components by name."""
+
+DATASET: KeyPath = ("eval", "general", "dataset")
+OTHER_DATASETS: tuple[KeyPath, ...] = (
+    ("finetuning", "run_configuration", "dataset"),
+    ("finetuning", "run_configuration", "validation_dataset"),
+)
+
+SINGLE: dict[KeyPath, Kind] = {
+    ("workflow",): "workflow",
+    **dict.fromkeys((DATASET, *OTHER_DATASETS), "datasets"),
+}
+"""Keys that hold one component."""
+
+
+def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
+    """The path and kind of each component in a config, in the order of `SINGLE` and `NAMED`."""
+    yield from ((path, kind) for path, kind in SINGLE.items() if dig(data, path) is not None)
+    for kind, section in NAMED.items():
+        entries = dig(data, section)
+        yield from (((*section, name), kind) for name in (list(entries) if isinstance(entries, dict) else ()))
+
+
+def section(config: BaseModel, kind: Kind) -> Mapping[str, ComponentConfig]:
+    """The components of a kind that a config names. Raises KeyError for a kind that has no names."""
+    part: Any = config
+    for key in NAMED[kind]:
+        part = getattr(part, str(key))
+    entries: Mapping[str, ComponentConfig] = part
+    return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,110 +94,80 @@ class Registration:
     factory: Factory
     module: str
     fault: str | None = None
-    """Why it cannot be used: told when it is, so that the rest of its module can be."""
+    """Why it cannot be used: raised when it is, so that the rest of its module can be."""
 
 
-class Registry:
-    """Registrations by kind and name."""
+_registrations: dict[tuple[Kind, str], Registration] = {}
+_unread_group: str | None = ENTRY_POINT_GROUP
+"""The entry-point group whose modules are not imported yet."""
 
-    def __init__(self, entry_points: str | None = ENTRY_POINT_GROUP) -> None:
-        self._entry_points = entry_points
-        self._registrations: dict[tuple[Kind, str], Registration] = {}
 
-    def add(self, new: Registration) -> None:
-        """Raises RequestError when another class has the name; the same class again takes its place."""
-        old = self._registrations.get((new.kind, new.name))
-        if old is not None and _home(old.config_type) != _home(new.config_type):
+@contextlib.contextmanager
+def isolated(entry_points: str | None = None) -> Iterator[None]:
+    """An empty registry, with the entry points of that group, for the duration; for tests."""
+    global _registrations, _unread_group
+    before = _registrations, _unread_group
+    _registrations, _unread_group = {}, entry_points
+    try:
+        yield
+    finally:
+        _registrations, _unread_group = before
+
+
+def load_entry_points() -> None:
+    """Import the modules that installed packages name, the first time.
+
+    Raises RequestError when one cannot be imported, naming the package it came with.
+    """
+    global _unread_group
+    group, _unread_group = _unread_group, None
+    if group is None:
+        return
+    import importlib.metadata  # Only here: it takes as long to import as all of this room.
+
+    for entry_point in importlib.metadata.entry_points(group=group):
+        note_user_module(entry_point.module)
+        try:
+            entry_point.load()
+        except Exception as error:
+            _unread_group = group
+            package = entry_point.dist.name if entry_point.dist else "an unknown package"
             raise RequestError(
-                f"two {NOUNS[new.kind]} types are called '{new.name}': {old.config_type.__qualname__} "
-                f"of module {old.module} and {new.config_type.__qualname__} of module {new.module}. "
-                "Rename one of them"
-            )
-        self._registrations[new.kind, new.name] = new
-
-    def load_entry_points(self) -> None:
-        """Import the modules that installed packages name, the first time.
-
-        Raises RequestError when one cannot be imported, naming the package it came with.
-        """
-        group, self._entry_points = self._entry_points, None
-        if group is None:
-            return
-        import importlib.metadata  # Only here: it takes as long to import as all of this room.
-
-        for entry_point in importlib.metadata.entry_points(group=group):
-            note_user_module(entry_point.module)
-            try:
-                entry_point.load()
-            except Exception as error:
-                self._entry_points = group
-                package = entry_point.dist.name if entry_point.dist else "an unknown package"
-                raise RequestError(
-                    f"the components of the installed package '{package}' cannot be loaded: "
-                    f"importing {entry_point.value} raised {type(error).__name__}: {error}. "
-                    "Fix or uninstall that package"
-                ) from error
-
-    def names(self, kind: Kind) -> list[str]:
-        """The registered types of a kind, sorted."""
-        self.load_entry_points()
-        return sorted(name for registered, name in self._registrations if registered == kind)
-
-    def lookup(self, kind: Kind, name: str) -> Registration:
-        """Raises RequestError for an unknown type, with the nearest known one, and for a faulty one."""
-        self.load_entry_points()
-        if (kind, name) in self._registrations:
-            known = self._registrations[kind, name]
-            if known.fault is not None:
-                raise RequestError(known.fault)
-            return known
-        elsewhere = [NOUNS[other] for other in BASES if (other, name) in self._registrations]
-        if elsewhere:
-            sentence = f"'{name}' is registered as {elsewhere[0]}, not as {NOUNS[kind]}"
-        else:
-            sentence = f"there is no {NOUNS[kind]} type '{name}'"
-        raise RequestError(sentence + alternatives(name, self.names(kind), otherwise="none is registered"))
-
-    def of_factory(self, kind: Kind, factory: object) -> Registration | None:
-        """The registration of a decorated generator function, or None when it is not one of `kind`."""
-        for registration in self._registrations.values():
-            if registration.kind == kind and registration.factory is factory:
-                return registration
-        return None
-
-
-_registry = Registry()
-
-
-def lookup(kind: Kind, name: str) -> Registration:
-    """The registration behind `_type: name`. Raises RequestError for an unknown one."""
-    return _registry.lookup(kind, name)
+                f"the components of the installed package '{package}' cannot be loaded: "
+                f"importing {entry_point.value} raised {type(error).__name__}: {error}. "
+                "Fix or uninstall that package"
+            ) from error
 
 
 def names(kind: Kind) -> list[str]:
     """The registered types of a kind, sorted."""
-    return _registry.names(kind)
+    load_entry_points()
+    return sorted(name for registered, name in _registrations if registered == kind)
 
 
-def of_factory(kind: Kind, factory: object) -> Registration | None:
-    """The registration of a decorated generator function, or None when it is not one of `kind`."""
-    return _registry.of_factory(kind, factory)
+def lookup(kind: Kind, name: str) -> Registration:
+    """The registration behind `_type: name`.
+
+    Raises RequestError for an unknown type, with the nearest known one, and for a faulty one.
+    """
+    load_entry_points()
+    if (known := _registrations.get((kind, name))) is not None:
+        if known.fault is not None:
+            raise RequestError(known.fault)
+        return known
+    others = [NOUNS[other] for other in BASES if (other, name) in _registrations]
+    sentence = (
+        f"'{name}' is registered as {others[0]}, not as {NOUNS[kind]}"
+        if others
+        else f"there is no {NOUNS[kind]} type '{name}'"
+    )
+    raise RequestError(sentence + alternatives(name, names(kind), otherwise="none is registered"))
 
 
-def load_entry_points() -> None:
-    """Import what installed packages register. Raises RequestError when a package is broken."""
-    _registry.load_entry_points()
-
-
-@contextlib.contextmanager
-def isolated() -> Iterator[Registry]:
-    """An empty registry without entry points for the duration, for tests."""
-    global _registry
-    before, _registry = _registry, Registry(entry_points=None)
-    try:
-        yield _registry
-    finally:
-        _registry = before
+def of_object(kind: Kind, value: object) -> Registration | None:
+    """The registration of a decorated generator function, or of a config class; None without one."""
+    known = (entry for entry in _registrations.values() if entry.kind == kind)
+    return next((entry for entry in known if value in (entry.factory, entry.config_type)), None)
 
 
 def register_llm(*, config_type: type[LlmConfig]) -> Callable[[FactoryT], FactoryT]:
@@ -206,10 +208,21 @@ def register_trainer(*, config_type: type[TrainerConfig]) -> Callable[[FactoryT]
 
 
 def _decorator(kind: Kind, config_type: type[ComponentConfig]) -> Callable[[FactoryT], FactoryT]:
+    """Registers a factory; raises RequestError when another class has the name.
+
+    The same class again, as of a module that is imported anew, takes the place of the first.
+    """
+
     def register(factory: FactoryT) -> FactoryT:
-        fault = _fault(kind, config_type, factory)
+        fault, module = _fault(kind, config_type, factory), config_type.__module__
         name = config_type.type_name or config_type.__qualname__
-        _registry.add(Registration(kind, name, config_type, factory, config_type.__module__, fault))
+        old = _registrations.get((kind, name))
+        if old is not None and _home(old.config_type) != _home(config_type):
+            raise RequestError(
+                f"two {NOUNS[kind]} types are called '{name}': {old.config_type.__qualname__} of module "
+                f"{old.module} and {config_type.__qualname__} of module {module}. Rename one of them"
+            )
+        _registrations[kind, name] = Registration(kind, name, config_type, factory, module, fault)
         return factory
 
     return register

@@ -1,7 +1,8 @@
-"""Numbers of every kind that Python code makes, as a float."""
+"""Numbers of every kind that Python code makes: as a float, and as JSON that every reader takes."""
 
 from __future__ import annotations
 
+import math
 import numbers
 from decimal import Decimal
 from typing import Any
@@ -34,3 +35,16 @@ def kind_of(value: Any) -> str:
     article = "an" if name[0].lower() in "aeiou" or name == "ndarray" else "a"
     shape = getattr(value, "shape", None)
     return f"{article} {name}" + (f" of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else "")
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON that every reader takes: numbers that are not finite become None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((finite(item) for item in value), key=str)
+    return value

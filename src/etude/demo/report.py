@@ -9,8 +9,8 @@ from typing import Any
 
 from etude.core.keys import generator
 from etude.demo.words import episode_in_words
-from etude.loop.evaluation_result import Evaluation
-from etude.store.archive import read_episode
+from etude.loop.evaluation import Evaluation
+from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 
 _SHOWN = 3

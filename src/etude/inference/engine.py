@@ -1,4 +1,4 @@
-"""Engines: whatever samples from a model, by messages or by tokens, and how they report retries."""
+"""Engines that sample tokens after tokens, and how any engine reports its retries."""
 
 from __future__ import annotations
 
@@ -8,38 +8,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from etude.core.call import ChatRequest, Completion, Sampling
-from etude.core.job import ModelVersion
+from etude.core.call import Sampling
 
 if TYPE_CHECKING:
     from etude.models.speech import Speech
-
-
-class Engine(Protocol):
-    """Samples completions from one model, and adopts new versions of it.
-
-    Engines batch concurrent requests themselves; callers just call `complete` many times at once.
-    """
-
-    @property
-    def version(self) -> int:
-        """Number of the model version that the next request will be sampled from."""
-
-    async def complete(self, request: ChatRequest) -> Completion:
-        """Sample one assistant message.
-
-        Raises EngineError when there is none to be had: retries are spent, the prompt does not fit,
-        the endpoint refused. Cancelling the call frees what it held.
-        """
-
-    async def adopt(self, version: ModelVersion) -> None:
-        """Sample from `version` from now on. Adopting the current version again does nothing.
-
-        Raises EngineError when the weights cannot be loaded or their digest differs.
-        """
-
-    async def close(self) -> None:
-        """Free threads, sockets and memory. Calling it twice is fine."""
 
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]

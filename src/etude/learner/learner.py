@@ -1,4 +1,4 @@
-"""The learner: batches in, better weights out. It does not know which algorithm it serves."""
+"""The learner: samples in, better weights out. It does not know which algorithm it serves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from etude.core.errors import StoreError, TrainingError
-from etude.core.keys import generator
-from etude.learner.batch import TokenSequence, TrainingBatch
+from etude.core.sample import Sample
 from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.cutter import Cutter, Packing
-from etude.learner.objective import Objective, Pass
+from etude.learner.objective import Objective, Pass, Unit
 from etude.learner.optimiser import Optimiser
-from etude.learner.padding import Unit, token_share
+from etude.learner.padding import token_share
+from etude.learner.plan import plan_steps
 from etude.learner.schedule import Schedule
 from etude.learner.team import Team, idle
 from etude.models.policy import Policy
@@ -103,40 +103,59 @@ class Learner:
 
     def train(
         self,
-        batch: TrainingBatch,
+        units: Sequence[Unit],
         objective: Objective,
         on_step: Callable[[StepReport], None] = lambda report: None,
         canceled: threading.Event | None = None,
     ) -> dict[str, float]:
-        """Learn from a batch; returns the mean of the steps' metrics.
+        """Take all steps of a training on samples and pairs; returns the mean of their metrics.
 
         The weights in memory change as it goes; after an error they are between two versions, and the
         caller restores one. Raises TrainingError when there is nothing to learn from or a step is not
         finite, TrainingCanceled when `canceled` is set.
         """
-        units = [unit for unit in batch.units if any(any(sequence.weights) for sequence in unit)]
-        if not any(_has_gradient(unit) for unit in units):
+        units = [unit for unit in units if is_trained(unit)]
+        if not any(map(has_gradient, units)):
             raise TrainingError("there is nothing to learn from: no token has both a weight and an advantage")
-        steps = self._plan(units, objective)
-        reports: list[StepReport] = []
+        live = [not objective.skips_idle or has_gradient(unit) for unit in units]
+        options, history = self.options, list[dict[str, float]]()
+        for step in plan_steps(live, options.passes, options.batch_size, self._seed, "pass", self.step):
+            try:
+                metrics = self.take_step([units[row] for row in step.rows], objective, step.part, canceled)
+            except TrainingCanceled as error:
+                raise TrainingCanceled(f"canceled after {len(history)} of {step.of} steps") from error
+            history.append(metrics)
+            on_step(StepReport(self.step, step.of, metrics))
+        self.end_training()
+        return mean_metrics(history)
+
+    def take_step(
+        self,
+        units: Sequence[Unit],
+        objective: Objective,
+        part: float = 0.0,
+        canceled: threading.Event | None = None,
+    ) -> dict[str, float]:
+        """Take one optimiser step on all of `units`; its metrics.
+
+        `part` is the share of the training that is done before it, in [0, 1), which the learning rate goes
+        by. Raises TrainingError when the gradient is not finite, TrainingCanceled when `canceled` is set.
+        """
+        self._part = part
         with self.policy.lock:
             self.optimiser.follow()
             try:
-                for number, step_units in enumerate(steps):
-                    self._part = number / len(steps)
-                    metrics = self._optimise(step_units, objective, canceled or threading.Event())
-                    reports.append(StepReport(self.step, len(steps), metrics))
-                    on_step(reports[-1])
-            except TrainingCanceled as error:
-                raise TrainingCanceled(f"canceled after {len(reports)} of {len(steps)} steps") from error
+                return self._optimise(units, objective, canceled or threading.Event())
             finally:
                 self.optimiser.drop_gradient()
-        self.trained += 1
-        return _summary([report.metrics for report in reports])
 
-    def evaluate(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
-        """The loss and metrics that a step on all of `batch` would have; nothing changes."""
-        units: list[Unit] = [unit for unit in batch.units if any(any(sequence.weights) for sequence in unit)]
+    def end_training(self) -> None:
+        """Note that all steps of a training have been taken: the next one begins at its start."""
+        self.trained += 1
+
+    def evaluate(self, units: Sequence[Unit], objective: Objective) -> dict[str, float]:
+        """The loss and metrics that a step on all of `units` would have; nothing changes."""
+        units = [unit for unit in units if is_trained(unit)]
         totals: dict[str, float] = {"loss": 0.0}
         with self.policy.lock, torch.no_grad():
             for one in self._passes(units, objective):
@@ -145,37 +164,33 @@ class Learner:
                     totals[name] = totals.get(name, 0.0) + value
         return self.team.sum(totals)
 
-    def divergences(self, sequences: Sequence[TokenSequence]) -> list[float]:
-        """For each sequence the sum of log π_sampled - log π_ref over its trained tokens, in nats."""
-        found = [0.0] * len(sequences)
-        live = [number for number, sequence in enumerate(sequences) if any(sequence.weights)]
-        units: list[Unit] = [(sequences[number],) for number in live]
+    def divergences(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """For each turn of each sample Σ log π_sampled - log π_ref over its tokens, in nats."""
+        trained = [replace(sample, weights=None) for sample in samples]
+        live = [index for index, sample in enumerate(trained) if any(sample.mask)]
+        units: list[Unit] = [(trained[index],) for index in live]
+        totals: dict[str, float] = {}
         with self.policy.as_base(), torch.no_grad():
             for one in self.team.in_step(self._cutter.passes(units, [[1.0]] * len(units), (1.0, 1.0))):
                 if one is None:
                     self._run(idle)
                     continue
                 gap_BT = one.micro.sampled_BT - self._run(one.logprobs)
-                sums_B = torch.where(one.micro.weights_BT > 0, gap_BT, 0.0).sum(dim=1)
-                for row, value in zip(one.rows, sums_B.tolist(), strict=True):
-                    found[live[row]] = value
-        totals = self.team.sum({str(number): value for number, value in enumerate(found)})
-        return [totals[str(number)] for number in range(len(found))]
-
-    def _plan(self, units: Sequence[Unit], objective: Objective) -> list[list[Unit]]:
-        """The units of every optimiser step, shuffled anew for every pass."""
-        size = self.options.batch_size or len(units)
-        steps = []
-        for number in range(self.options.passes):
-            order = list(range(len(units)))
-            if size < len(units):
-                generator(self._seed, "pass", self.step, number).shuffle(order)
-            steps += [[units[i] for i in order[at : at + size]] for at in range(0, len(order), size)]
-        # A step with nothing to learn from would still move weights by the optimiser's momentum.
-        return [step for step in steps if not objective.skips_idle or any(map(_has_gradient, step))]
+                for row, gaps_T, weights_T in zip(one.rows, gap_BT, one.micro.weights_BT, strict=True):
+                    index = live[row]
+                    gaps = gaps_T[weights_T > 0].tolist()
+                    for number, turn in enumerate(trained[index].turns):
+                        length = sum(trained[index].mask[turn.start : turn.stop])
+                        totals[f"{index}/{number}"] = math.fsum(gaps[:length])
+                        gaps = gaps[length:]
+        totals = self.team.sum(totals)
+        return [
+            [totals.get(f"{index}/{number}", 0.0) for number in range(len(sample.turns))]
+            for index, sample in enumerate(samples)
+        ]
 
     def _optimise(
-        self, units: list[Unit], objective: Objective, canceled: threading.Event
+        self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
     ) -> dict[str, float]:
         start = time.perf_counter()
         self.optimiser.drop_gradient()
@@ -234,7 +249,7 @@ class Learner:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""
         factors, share = objective.normalised(units), 1.0 / len(units)
         if objective.skips_idle:
-            live = [index for index, unit in enumerate(units) if _has_gradient(unit)]
+            live = [index for index, unit in enumerate(units) if has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
         passes = self.team.in_step(self._cutter.passes(units, factors, (share, token_share(units))))
         if not objective.needs_reference:
@@ -299,8 +314,8 @@ class Learner:
         return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self.optimiser.tensors()))
 
 
-def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of the steps' metrics.
+def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of the metrics of a training's steps.
 
     `mismatch_kl` is `sampled_kl` before anything was changed: of the learner from the engine, where that
     sampled from the same weights.
@@ -311,5 +326,11 @@ def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     return means if first is None else {**means, "mismatch_kl": first}
 
 
-def _has_gradient(unit: Unit) -> bool:
-    return any(sequence.has_gradient for sequence in unit)
+def has_gradient(unit: Unit) -> bool:
+    """Whether there is something to learn from a unit."""
+    return any(sample.has_gradient for sample in unit)
+
+
+def is_trained(unit: Unit) -> bool:
+    """Whether any token of a unit is trained on."""
+    return any(any(sample.loss_weights) for sample in unit)

@@ -10,20 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.capabilities import (
-    ALL_METHODS,
+    EVERY_KIND,
     Capabilities,
     check_ages,
     check_from_base,
     check_method,
+    check_options,
     check_tokens,
 )
 from etude.backends.local_config import LocalAdapterConfig
 from etude.backends.openai_config import JobsConfig, OpenAiAdapterConfig
-from etude.config.builder import Builder
+from etude.backends.trainer_adapter import TrainerAdapter
+from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
-from etude.config.target_builder import TargetBuilder
 from etude.core.errors import CapabilityError, EtudeError
 from etude.core.example import Example
 from etude.core.stats import estimate
@@ -34,12 +36,13 @@ from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.sizes import ModelSize, together
 from etude.protocols.workflow import ProtocolWorkflow
+from etude.rollout.workflow import Workflow
 from etude.store.run_folder import RunFolder
 
 _FEW = 50
 """Fewer validation examples than this leave an interval wider than ±0.14."""
 
-LOCAL_CAPABILITIES = Capabilities(token_ids_for=ALL_METHODS, versions=True, from_base=True)
+LOCAL_CAPABILITIES = Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
 
 
 @dataclass
@@ -102,7 +105,7 @@ async def _look(
 
 async def _check_workflow(builder: Builder, findings: Findings) -> None:
     try:
-        workflow = await builder.get_workflow()
+        workflow: Workflow = await builder.get_workflow()
         workflow.check_complete()
     except EtudeError as error:
         findings.fail("workflow", error)
@@ -229,11 +232,14 @@ def _adapter_of(config: Config, model: str) -> LocalAdapterConfig | None:
 async def _check_training(builder: Builder, what: str, block: FinetuneConfig, findings: Findings) -> None:
     """Build what trains, and compare what is asked for with what the adapter can do."""
     try:
-        trajectory_builder = await builder.get_trajectory_builder(str(block.trajectory_builder))
+        trajectory_builder: TrajectoryBuilder = await builder.get_trajectory_builder(
+            str(block.trajectory_builder)
+        )
         await builder.get_trainer(str(block.trainer))
         capabilities, kind = await _capabilities(builder, block)
         made_by = trajectory_builder.trajectory_builder_config.type_name
         check_method(f"'{kind}'", capabilities, trajectory_builder.method, f"'{made_by}'")
+        check_options(f"'{kind}'", capabilities, trajectory_builder.trajectory_builder_config)
         check_ages(f"'{kind}'", capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(f"'{kind}'", capabilities)
@@ -282,7 +288,7 @@ async def _capabilities(builder: Builder, block: FinetuneConfig) -> tuple[Capabi
     config, name, target = builder.config, str(block.trainer_adapter), str(block.target_model)
     adapter_config = config.trainer_adapters[name]
     if not isinstance(adapter_config, LocalAdapterConfig):
-        adapter = await builder.get_trainer_adapter(name)
+        adapter: TrainerAdapter = await builder.get_trainer_adapter(name)
         return adapter.capabilities(), adapter_config.type_name
     # Building it would load the model.
     require_local_extra()

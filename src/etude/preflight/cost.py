@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from etude.backends.openai_adapter import AUTO_EPOCHS, usd_for
 from etude.backends.openai_config import OpenAiAdapterConfig
-from etude.backends.openai_prices import AUTO_EPOCHS, usd_for
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from etude.config.builder import Builder
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError
+from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
-from etude.inference.engine import Engine
 from etude.inference.local import LocalLlmConfig
 
 

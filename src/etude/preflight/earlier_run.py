@@ -9,10 +9,10 @@ from typing import Any
 from etude.config.schema import Config
 from etude.core.errors import EtudeError
 from etude.core.history import History
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
+from etude.store.facts import list_runs
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
-from etude.store.run_list import list_runs
 from etude.store.stored_config import CONFIG, stored_data
 
 _EPISODES = 64
@@ -35,8 +35,8 @@ def earlier_run(config: Config) -> Earlier | None:
     """The latest run in the config's output folder with the same agent and model, when there is one."""
     for run in list_runs(config.finetuning.output_dir):
         try:
-            if (run.path / CONFIG).is_file() and _is_alike(stored_data(run.path), config):
-                with RunFolder.read(run.path) as folder:
+            if (run / CONFIG).is_file() and _is_alike(stored_data(run), config):
+                with RunFolder.read(run) as folder:
                     found = _averages(folder)
                 if found is not None:
                     return found

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
-from etude.loop.metrics import finite
+from etude.core.numbers import finite
 
 
 class JsonProgress:

@@ -1,17 +1,20 @@
-"""Scoring episodes with several evaluators, each score a step in the journal."""
+"""Scoring episodes with several evaluators, whatever they do, each score a step in the journal."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from etude.config.import_path import where_raised
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import RequestError
+from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.rewards.evaluator import Evaluator, evaluate
-from etude.rewards.function_evaluator import as_evaluator
-from etude.rewards.weighted import WeightedEvaluator
+from etude.core.interfaces import Evaluator
+from etude.core.numbers import kind_of
+from etude.rewards.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
 from etude.store.journal import Journal
 
 T = TypeVar("T")
@@ -92,33 +95,26 @@ class Scorer:
     async def forget_failures(self, episode_id: str) -> None:
         """Have the scores that an episode lacks made anew the next time."""
         for name in (*self._single, *self._relative, *self._weighted):
-            key = self._key(episode_id, name)
+            key = _score_key(episode_id, self._label, name)
             if (self._journal.get(key) or {}).get("error") is not None:
                 await self._journal.forget(key)
 
     async def _score(
         self, items: Sequence[EvalInputItem], name: str, evaluator: Evaluator
     ) -> list[EvalOutputItem]:
-        kept = [self._kept(item, name) for item in items]
+        kept = [read_score(self._journal, _episode(item), name, self._label) for item in items]
         # A comparison holds for all of them together, so one that is missing is reason to compare anew.
-        found = [output for output in kept if output is not None]
-        if len(found) == len(items):
-            return found
+        complete = [output for output in kept if output is not None]
+        if len(complete) == len(items):
+            return complete
         async with self._slots:
             outputs = await evaluate(evaluator, items, self._timeout)
         await _together([self._keep(item, name, out) for item, out in zip(items, outputs, strict=True)])
         return outputs
 
-    def _kept(self, item: EvalInputItem, name: str) -> EvalOutputItem | None:
-        data = self._journal.get(self._key(_episode_id(item), name))
-        return None if data is None else EvalOutputItem(id=item.id, generation=item.generation, **data)
-
     async def _keep(self, item: EvalInputItem, name: str, output: EvalOutputItem) -> None:
         data: dict[str, Any] = {"score": output.score, "reasoning": output.reasoning, "error": output.error}
-        await self._journal.put(self._key(_episode_id(item), name), data)
-
-    def _key(self, episode_id: str, name: str) -> str:
-        return _score_key(episode_id, self._label, name)
+        await self._journal.put(_score_key(_episode(item).id, self._label, name), data)
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -140,7 +136,65 @@ def _score_key(episode_id: str, label: str, evaluator: str) -> str:
     return f"{episode_id}/{label}/{evaluator}"
 
 
-def _episode_id(item: EvalInputItem) -> str:
+def _episode(item: EvalInputItem) -> EpisodeRecord:
     if item.episode is None:
         raise ValueError(f"example {item.id!r} has no episode to keep a score for")
-    return item.episode.id
+    return item.episode
+
+
+async def evaluate(
+    evaluator: Evaluator, items: Sequence[EvalInputItem], seconds: float
+) -> list[EvalOutputItem]:
+    """The outputs of an evaluator for `items`, whatever it does: an output for each, in their order.
+
+    `seconds` is how long it may take, unless the evaluator has its own `timeout`.
+    """
+    seconds = seconds if evaluator.timeout is None else evaluator.timeout
+    try:
+        own = [_own(item) for item in items]
+        async with asyncio.timeout(seconds) as limit:
+            if evaluator.is_relative:
+                outputs = await evaluator.evaluate_group(own)
+            else:
+                outputs = [await evaluator.evaluate_item(item) for item in own]
+        if not isinstance(outputs, Sequence) or isinstance(outputs, str):
+            raise TypeError(f"evaluate_group returned {kind_of(outputs)}; return a list, a score an episode")
+        if len(outputs) != len(items):
+            raise ValueError(f"{len(outputs)} scores for {len(items)} episodes")
+        return [scored(item, output) for item, output in zip(items, _in_order(items, outputs), strict=True)]
+    except EtudeError as error:
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - evaluators are user code and may raise anything
+        late = isinstance(error, TimeoutError) and limit.expired()
+        reason = f"the evaluator took longer than {seconds:g} s" if late else where_raised(error)
+    return [unscored(item, reason) for item in items]
+
+
+def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequence[Any]:
+    """The outputs in the order of the items, by their generations where they say them.
+
+    Raises ValueError for generations that are not those of the items.
+    """
+    if len(items) == 1 or not any(_says_generation(output) for output in outputs):
+        return outputs
+    wanted = [item.generation for item in items]
+    given = [output.generation if _says_generation(output) else None for output in outputs]
+    if sorted(wanted) != sorted(-1 if generation is None else generation for generation in given):
+        raise ValueError(f"the evaluator returned scores of the generations {given}, asked about {wanted}")
+    return [outputs[given.index(generation)] for generation in wanted]
+
+
+def _says_generation(output: Any) -> bool:
+    return isinstance(output, EvalOutputItem) and "generation" in output.model_fields_set
+
+
+def _own(item: EvalInputItem) -> EvalInputItem:
+    """A copy for one evaluator: what it assigns or changes reaches neither the record nor the others."""
+    output, record = copy.deepcopy(item.output_obj), item.episode
+    changes: dict[str, Any] = {"output_obj": output}
+    if record is not None:
+        example = replace(record.example, inputs=dict(record.example.inputs))
+        changes["episode"] = replace(record, example=example, output=output)
+        if item.full_dataset_entry is record.example:
+            changes |= {"full_dataset_entry": example, "input_obj": example.inputs}
+    return item.model_copy(update=changes)

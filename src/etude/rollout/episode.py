@@ -54,7 +54,7 @@ class Episode:
         self._events: list[Event] = []
         self._endpoint: Endpoint | None = None
         self.said = AnswerMemory()
-        """What clients were answered, to be known again in whatever form it comes back."""
+        """The answers that clients were given, to be known again in whatever form they come back."""
 
     @property
     def id(self) -> str:

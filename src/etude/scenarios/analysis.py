@@ -9,13 +9,13 @@ from typing import Any
 
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, StoreError
+from etude.core.interfaces import Engine
 from etude.core.keys import fold
 from etude.core.stats import Estimate, estimate
-from etude.inference.engine import Engine
 from etude.protocols.tree import EpisodeTree, Node
 from etude.rewards.judge import MATERIAL, JudgeConfig, MalformedAnswer, ask, parse_reasoning
 from etude.scenarios.analysers import Analyser
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError, RequestError, StoreError
+from etude.core.interfaces import Engine
 from etude.core.keys import content_hash, fold, generator
 from etude.core.message import Message
-from etude.inference.engine import Engine
 from etude.scenarios.edits import comments, edit_distance, program_in, same_program
 from etude.scenarios.problems import ProgramProblem
 from etude.scenarios.sandbox.check import IoTests, check_program

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from etude.core.errors import DatasetError
-from etude.inference.engine import Engine
+from etude.core.interfaces import Engine
 from etude.scenarios.buggify import Buggified, BuggifySettings, Row, buggify
 from etude.scenarios.dataset_config import AppsConfig, ProgramsConfig
 from etude.scenarios.problems import FILE_TYPES, read_problems

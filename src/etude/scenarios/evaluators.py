@@ -13,9 +13,10 @@ from etude.config.references import AgentRef
 from etude.config.registry import register_evaluator
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.interfaces import Evaluator
 from etude.protocols.decision import NEITHER, UNDECIDED
 from etude.protocols.tree import EpisodeTree
-from etude.rewards.evaluator import Evaluator, scored, unscored
+from etude.rewards.evaluator import scored, unscored
 from etude.scenarios.measures import Conduct, accuracy, chance, conduct
 
 if TYPE_CHECKING:

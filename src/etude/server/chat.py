@@ -20,11 +20,18 @@ from etude.models.template import ChatTemplate
 from etude.server.bodies import ChatBody
 from etude.server.engines import EnginePool, require_room
 from etude.server.errors import ApiError
-from etude.server.events_stream import streamed
-from etude.server.generation import SampleStream, requests_of, sample_all, unless_gone
+from etude.server.generation import (
+    Name,
+    SampleStream,
+    TextStream,
+    chat_logprobs,
+    namer,
+    requests_of,
+    sample_all,
+    streamed,
+    unless_gone,
+)
 from etude.server.metrics import Metrics
-from etude.server.text_stream import TextStream
-from etude.server.tokens import Name, chat_logprobs, namer
 
 
 @dataclass(slots=True)

@@ -1,22 +1,194 @@
-"""`/v1/fine_tuning/jobs`."""
+"""`/v1/fine_tuning/jobs`: requests for jobs, and jobs as the API presents them."""
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from etude.algorithms.algorithm import algorithm_type, kind_of
+from etude.core.keys import content_hash
+from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
+from etude.server.database import Row, list_object
 from etude.server.errors import ApiError
 from etude.server.files import FileStore
-from etude.server.hyperparameters import resolved
-from etude.server.job_objects import checkpoint_object, event_object, job_object
-from etude.server.job_request import JobBody
+from etude.server.hyperparameters import Hyperparameters, method_model, resolved, server_algorithms
 from etude.server.jobs import JobStore, require_same
 from etude.server.models import ModelStore
-from etude.server.pages import Row, list_object
+
+IDEMPOTENCY_FIELD = "idempotency_key"
+"""In the metadata, where a client cannot send the header `Idempotency-Key`."""
+
+SameFile = Callable[[str | None, str | None], bool]
+"""Whether two files, by their ids, have the same content."""
+
+_Key = Annotated[str, Field(min_length=1, max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+_SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class MethodBody(BaseModel):
+    """`method`: its type, an algorithm, and the hyperparameters under the type's name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Method
+
+    @field_validator("type")
+    @classmethod
+    def _is_known(cls, name: Method) -> Method:
+        known = server_algorithms()
+        if name not in known:
+            raise ValueError(
+                f"there is no algorithm '{name}' here. Allowed: {', '.join(known)}; the server takes others "
+                "that it was started with: --algorithms module:Name"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _only_its_own(self) -> MethodBody:
+        given = self.model_extra or {}
+        if wrong := sorted(given.keys() - {self.type}):
+            raise ValueError(f"the method is {self.type}, and there are options of {', '.join(wrong)}")
+        if self.type in given:
+            body = method_model(algorithm_type(self.type)).model_validate({self.type: given[self.type] or {}})
+            self._asked = getattr(body, self.type).hyperparameters
+        return self
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """Those of the method."""
+        return self._asked
+
+    _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
+
+
+class JobBody(BaseModel):
+    """What to train, on what, and how."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(min_length=1)
+    training_file: str = Field(min_length=1)
+    validation_file: str | None = None
+    method: MethodBody = Field(default_factory=lambda: MethodBody(type="supervised"))
+    hyperparameters: Hyperparameters | None = Field(
+        default=None, description="Deprecated by OpenAI in favour of `method`; supervised only."
+    )
+    suffix: str | None = Field(default=None, description="Part of the new model's name.")
+    seed: int | None = Field(default=None, ge=0, lt=2**53)
+    metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
+    integrations: list[Literal["none"]] | None = Field(default=None, max_length=0)
+
+    @field_validator("suffix")
+    @classmethod
+    def _names_a_model(cls, suffix: str | None) -> str | None:
+        if suffix and not _SUFFIX.fullmatch(suffix):
+            raise ValueError("1 to 64 letters, digits, '-' and '_', the first a letter or a digit")
+        return suffix or None
+
+    @model_validator(mode="after")
+    def _told_once(self) -> JobBody:
+        if self.hyperparameters is not None and "method" in self.model_fields_set:
+            raise ValueError("hyperparameters belong under method")
+        return self
+
+    @property
+    def asked(self) -> Hyperparameters:
+        """The hyperparameters that the request gives."""
+        return self.hyperparameters or self.method.hyperparameters
+
+    def key(self, header: str | None) -> str | None:
+        """What makes this request the same as an earlier one, if anything does."""
+        return header or (self.metadata or {}).get(IDEMPOTENCY_FIELD) or None
+
+    def hash(self) -> str:
+        """Differs between requests for different jobs, but for their files."""
+        told: dict[str, Any] = self.model_dump(
+            mode="json", exclude_none=True, exclude={"training_file", "validation_file"}
+        )
+        return content_hash(told)
+
+    def differences(self, job: Mapping[str, Any], same_file: SameFile) -> list[str]:
+        """The fields in which this request is not the one that created `job`, a row of the database."""
+        fields = {
+            "model": self.model == job["model"],
+            "method": self.method.type == job["method"],
+            "training_file": same_file(self.training_file, job["training_file"]),
+            "validation_file": same_file(self.validation_file, job["validation_file"]),
+            "suffix": self.suffix == job["suffix"],
+            "metadata": (self.metadata or {}) == job["metadata"],
+            "seed": self.seed in (None, job["seed"]),
+        }
+        different = [name for name, same in fields.items() if not same]
+        if not different and self.hash() != job["request_hash"]:
+            return ["hyperparameters"]
+        return different
+
+
+def job_object(row: Row) -> dict[str, Any]:
+    """The `fine_tuning.job` object."""
+    values = row["hyperparameters"]
+    shown = {key: values[key] for key in ("n_epochs", "batch_size", "learning_rate_multiplier")}
+    method = row["method"]
+    return {
+        "id": row["id"],
+        "object": "fine_tuning.job",
+        "created_at": int(row["created"]),
+        "status": row["status"],
+        "model": row["model"],
+        "fine_tuned_model": row["fine_tuned_model"],
+        "training_file": row["training_file"],
+        "validation_file": row["validation_file"],
+        "method": {"type": method, method: {"hyperparameters": values}},
+        "hyperparameters": shown,
+        "suffix": row["suffix"],
+        "seed": row["seed"],
+        "metadata": row["metadata"],
+        "error": row["error"],
+        "finished_at": _seconds(row["finished"]),
+        "estimated_finish": _seconds(row["estimated_finish"]) if row["status"] == "running" else None,
+        "trained_tokens": row["trained_tokens"],
+        "result_files": row["result_files"],
+        "organization_id": "etude",
+        "integrations": [],
+    }
+
+
+def event_object(row: Row) -> dict[str, Any]:
+    """The `fine_tuning.job.event` object."""
+    return {
+        "id": row["id"],
+        "object": "fine_tuning.job.event",
+        "created_at": int(row["created"]),
+        "level": row["level"],
+        "type": row["type"],
+        "message": row["message"],
+        "data": row["data"] or {},
+    }
+
+
+def checkpoint_object(row: Row) -> dict[str, Any]:
+    """The `fine_tuning.job.checkpoint` object. It is named by its model, so that pages can go on after it."""
+    return {
+        "id": row["id"],
+        "object": "fine_tuning.job.checkpoint",
+        "created_at": int(row["created"]),
+        "fine_tuned_model_checkpoint": row["id"],
+        "fine_tuning_job_id": row["job"],
+        "metrics": row["metrics"],
+        "step_number": row["step"],
+    }
+
+
+def _seconds(time: float | None) -> int | None:
+    return None if time is None else int(time)
+
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 IdempotencyKey = Annotated[str | None, Header(max_length=255)]
@@ -79,6 +251,18 @@ def job_routes(
     return router
 
 
+def algorithm_routes() -> APIRouter:
+    """Which algorithms a job can name."""
+    router = APIRouter(prefix="/v1/fine_tuning/algorithms", tags=["fine-tuning"])
+
+    @router.get("", summary="List algorithms")
+    def list_algorithms() -> dict[str, Any]:
+        """Names for the `type` of a job's `method`."""
+        return {"object": "list", "data": sorted(server_algorithms())}
+
+    return router
+
+
 def _values(body: JobBody, files: FileStore, models: ModelStore) -> dict[str, Any]:
     """The columns of a new job. Raises ApiError for what does not fit together."""
     method = body.method.type
@@ -110,7 +294,7 @@ def _file(files: FileStore, name: str, method: Method, param: str) -> Row:
         row = files.get(name)
     except ApiError as error:
         raise ApiError(400, f"there is no file {name!r}", param=param, code="invalid_value") from error
-    if row["method"] != method:
+    if row["method"] != ROW_OF[kind_of(method)]:
         raise ApiError(
             400,
             f"file {name} has rows for {row['method']}, and the method is {method}",

@@ -34,7 +34,7 @@ FLAT = "group without differing rewards"
 
 @dataclass(frozen=True, slots=True)
 class ArtGroups:
-    """What a job is given, and what was left out of it."""
+    """The groups of a job, and counts of what was left out."""
 
     groups: list[Json]
     trajectories: int
@@ -77,17 +77,18 @@ def groups_of(collection: TrajectoryCollection) -> ArtGroups:
     rejected: Counter[str] = Counter()
     groups: list[Json] = []
     for group in collection.trajectories:
-        kept = [made for one in group if (made := _valid(one, rejected)) is not None]
+        kept = [wire for trajectory in group if (wire := _valid(trajectory, rejected)) is not None]
         # The server skips them without a word, and counts the step all the same.
-        if len({one["reward"] for one in kept}) > 1:
+        if len({wire["reward"] for wire in kept}) > 1:
             groups.append({"trajectories": kept, "exceptions": [], "metadata": {}, "metrics": {}, "logs": []})
         elif kept:
             rejected[FLAT] += len(kept)
     count = sum(len(group["trajectories"]) for group in groups)
     if not groups:
-        told = "; ".join(f"{number} × {reason}" for reason, number in rejected.most_common()) or "it is empty"
+        reasons = "; ".join(f"{number} × {reason}" for reason, number in rejected.most_common())
         raise TrainingError(
-            f"job {collection.run_id}: nothing of the batch can be trained on: {told}. Nothing was submitted."
+            f"job {collection.run_id}: nothing of the batch can be trained on: "
+            f"{reasons or 'it is empty'}. Nothing was submitted."
         )
     return ArtGroups(groups, count, dict(rejected))
 
@@ -136,13 +137,13 @@ def trajectory_of(trajectory: Trajectory) -> Json:
     """ART's `Trajectory`. Raises ValueError when an answer lacks its tokens or logprobs."""
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
     facts = trajectory.metadata or {}
-    sampled = [item for item in items if _is_sampled(item)]
+    sampled = [item for item in items if item.is_sampled]
     if not sampled:
         raise ValueError("it has no message that the model sampled")
-    versions = [int((item.metadata or {}).get("model_version", 0)) for item in sampled]
+    versions = [item.model_version or 0 for item in sampled]
     return {
-        "messages_and_choices": [_choice(item) if _is_sampled(item) else _message(item) for item in items],
-        "tools": facts.get("tools") or None,
+        "messages_and_choices": [_choice(item) if item.is_sampled else _message(item) for item in items],
+        "tools": trajectory.tools or None,
         "additional_histories": [],
         "reward": trajectory.reward,
         "initial_policy_version": versions[0],
@@ -151,10 +152,6 @@ def trajectory_of(trajectory: Trajectory) -> Json:
         "metadata": {key: value for key, value in facts.items() if isinstance(value, _SCALARS)},
         "logs": [],
     }
-
-
-def _is_sampled(item: EpisodeItem) -> bool:
-    return item.role is EpisodeItemRole.ASSISTANT and not (item.metadata or {}).get("given")
 
 
 def _choice(item: EpisodeItem) -> Json:
@@ -170,7 +167,7 @@ def _choice(item: EpisodeItem) -> Json:
     ]
     return {
         "index": 0,
-        "finish_reason": (item.metadata or {}).get("finish_reason", "stop"),
+        "finish_reason": item.finish_reason,
         "logprobs": {"content": content, "refusal": None},
         "message": {"refusal": None, **_message(item)},
     }

@@ -1,1 +1,1 @@
-"""The HTTP protocol of OpenPipe ART's training server, over the jobs and models of this one."""
+"""The server side of ART's protocols, of the releases 0.4 and 0.5: an extension of `etude serve`."""

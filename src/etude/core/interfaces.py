@@ -1,0 +1,80 @@
+"""The interfaces of what a config names, as the factories of other components meet it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from etude.core.call import ChatRequest, Completion
+from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.example import Example
+from etude.core.job import ModelVersion
+
+
+class Engine(Protocol):
+    """Samples completions from one model, and adopts new versions of it.
+
+    Engines batch concurrent requests themselves; callers just call `complete` many times at once.
+    """
+
+    @property
+    def version(self) -> int:
+        """Number of the model version that the next request will be sampled from."""
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Sample one assistant message.
+
+        Raises EngineError when there is none to be had: retries are spent, the prompt does not fit,
+        the endpoint refused. Cancelling the call frees what it held.
+        """
+
+    async def adopt(self, version: ModelVersion) -> None:
+        """Sample from `version` from now on. Adopting the current version again does nothing.
+
+        Raises EngineError when the weights cannot be loaded or their digest differs.
+        """
+
+    async def close(self) -> None:
+        """Free threads, sockets and memory. Calling it twice is fine."""
+
+
+class Evaluator(ABC):
+    """Scores episodes. Subclasses that compare the episodes of an example override `evaluate_group` too."""
+
+    timeout: float | None = None
+    """Seconds that one evaluation may take; None leaves it to the evaluation run."""
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether a score depends on the example's other episodes, so that they must be scored together."""
+        return type(self).evaluate_group is not Evaluator.evaluate_group
+
+    @abstractmethod
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        """Score one episode. An evaluator that cannot gives an item with an error, or raises."""
+
+    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
+        """Score all episodes of one example, in their order."""
+        return list(await asyncio.gather(*(self.evaluate_item(item) for item in items)))
+
+
+class Dataset(Protocol):
+    """Gives the examples of a run."""
+
+    def examples(self) -> list[Example]:
+        """All examples, in order. Raises DatasetError when they cannot be read."""
+
+
+class Run(Protocol):
+    """The run that components are built for: an open `etude.store.run_folder.RunFolder`."""
+
+    path: Path
+    journal: Any
+    """An `etude.store.journal.Journal`."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's weights; made when it is first asked for."""

@@ -1,0 +1,77 @@
+"""ART's components: training on its server (`openpipe_art`), and serving its clients in `etude serve`.
+
+Importing this module registers both; neither's own code is loaded before it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from etude.config.registry import register_trainer_adapter
+from etude.core.errors import CapabilityError, RequestError
+from etude.inference.openai_config import OpenAiLlmConfig
+from etude.integrations.art.config import ArtAdapterConfig
+from etude.server.extensions import register_server_extension
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+    from etude.integrations.art.adapter import ArtAdapter
+
+register_server_extension("etude.integrations.art.serving.extension:ArtExtension")
+
+
+@register_trainer_adapter(config_type=ArtAdapterConfig)
+async def openpipe_art(config: ArtAdapterConfig, builder: Builder) -> AsyncIterator[ArtAdapter]:
+    """The adapter of the run's target model.
+
+    Raises CapabilityError when that cannot be sampled from as ART needs it, or the run asks for what ART
+    cannot train on.
+    """
+    from etude.integrations.art.adapter import ArtAdapter
+    from etude.integrations.art.client import ArtInference
+
+    target = builder.config.finetuning.target_model
+    if target is None:
+        raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
+    llm = _check_model(target, builder)
+    _check_builder(builder)
+    key = llm.api_key or config.backend.api_key
+    inference = ArtInference(str(llm.base_url), key.get_secret_value(), config.request_timeout)
+    log = None if builder.run is None else builder.run.path / "openpipe_art_jobs.jsonl"
+    engine = await builder.get_llm(target)
+    adapter = ArtAdapter(config, engine, inference, builder.checkpoints, log)
+    try:
+        yield adapter
+    finally:
+        await adapter.cleanup()
+
+
+def _check_model(target: str, builder: Builder) -> OpenAiLlmConfig:
+    llm = builder.config.llms[target]
+    if not isinstance(llm, OpenAiLlmConfig):
+        raise CapabilityError(
+            f"the trainer adapter 'openpipe_art' trains a model that an ART server serves, and llms.{target} "
+            f"is `_type: {llm.type_name}`; make it `_type: openai`, with the server's inference address"
+        )
+    if llm.base_url is None:
+        raise CapabilityError(
+            f"llms.{target} has no 'base_url', and would be sampled from OpenAI; give it the address where "
+            "the ART server serves the model (http://HOST:8000/v1, where nothing else is set)"
+        )
+    if not llm.asks_for_logprobs or not llm.asks_for_token_ids:
+        raise CapabilityError(
+            f"ART trains on sampled tokens and their logprobs, and llms.{target} does not ask for them; set "
+            "'provider: vllm' there, which is what an ART server samples with"
+        )
+    return llm
+
+
+def _check_builder(builder: Builder) -> None:
+    name = builder.config.finetuning.trajectory_builder
+    config = builder.config.trajectory_builders.get(name or "")
+    if getattr(config, "credit", None) == "turn":
+        raise CapabilityError(
+            f"trajectory_builders.{name} has 'credit: turn', which gives each answer a reward of its own, "
+            "and ART takes one for a whole trajectory; use 'credit: agent' or 'episode'"
+        )

@@ -1,0 +1,233 @@
+"""Losses and gradients of GRPO, DPO and SFT, against loops over tokens that follow the papers' formulas."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
+from etude.core.sample import Turn
+from etude.learner.learner import Learner, LearnerOptions
+from tests.learner.gradients import (
+    assert_same,
+    batch_of,
+    gradient_by_autograd,
+    gradient_of,
+    sequences,
+    token_logprob,
+)
+from tests.models.tiny_models import family, fresh_policy, policy
+
+CONSTANT = 7
+
+
+def tokens(of, sequence):
+    """Index, logprob with gradient, sampled logprob and advantage of every trained token."""
+    for at, weight in enumerate(sequence.loss_weights):
+        if weight:
+            logprob = token_logprob(of, sequence.ids, at, sequence.temperatures[at])
+            yield at, logprob, sequence.logprobs[at], sequence.advantages[at]
+
+
+def clipped(logprob, sampled, advantage, low=0.2, high=0.28):
+    ratio = torch.exp(logprob - sampled)
+    return -torch.minimum(ratio * advantage, torch.clamp(ratio, 1 - low, 1 + high) * advantage)
+
+
+def grpo_by_hand(of, units, aggregation):
+    losses = [[clipped(logprob, s, a) for _, logprob, s, a in tokens(of, one)] for one in units]
+    if aggregation == "token":
+        return sum(map(sum, losses)) / sum(map(len, losses))
+    if aggregation == "sequence":
+        return sum(sum(one) / len(one) for one in losses) / len(losses)
+    return sum(map(sum, losses)) / (len(losses) * CONSTANT)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_grpo_is_the_clipped_policy_gradient(aggregation, temperature):
+    of = policy()
+    units = sequences(of, 5, temperature=temperature)
+    ours = gradient_of(of, batch_of(units), Grpo(aggregation=aggregation, constant_length=CONSTANT))
+    assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, aggregation)))
+
+
+def test_grpo_pulls_towards_the_base_model():
+    of = fresh_policy()
+    of.keep_base()
+    units = sequences(of, 4)
+    with torch.no_grad():
+        base = [[float(lp) for _, lp, _, _ in tokens(of, one)] for one in units]
+        for parameter in of.trainable().values():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.02)
+    ours = gradient_of(of, batch_of(units), Grpo(beta=0.3))
+    count = sum(map(len, base))
+    gain = grpo_by_hand(of, units, "token")
+    kl = sum(
+        torch.exp(reference - lp) - (reference - lp) - 1
+        for one, references in zip(units, base, strict=True)
+        for (_, lp, _, _), reference in zip(tokens(of, one), references, strict=True)
+    )
+    assert_same(ours, gradient_by_autograd(of, gain + 0.3 * kl / count))
+    assert float(kl.detach()) / count > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_grpo_can_be_paid_for_entropy(temperature):
+    of = policy()
+    units = sequences(of, 4, temperature=temperature)
+    entropies = []
+    for one in units:
+        for at, *_ in tokens(of, one):
+            logits = of.model(input_ids=torch.tensor([one.ids[:at]]), use_cache=False).logits[0, -1]
+            entropies.append(torch.distributions.Categorical(logits=logits / temperature).entropy())
+    mean = sum(entropies) / len(entropies)
+    by_hand = gradient_by_autograd(of, grpo_by_hand(of, units, "token") - 0.5 * mean)
+    assert_same(gradient_of(of, batch_of(units), Grpo(entropy_bonus=0.5)), by_hand)
+    told = Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), Grpo(entropy_bonus=0.5))
+    assert told["entropy"] == pytest.approx(float(mean.detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_dpo_prefers_by_how_much_the_policy_has_moved(smoothing):
+    of = policy()
+    one = sequences(of, 6, seed=3)
+    pairs = [(one[n], one[n + 1]) for n in (0, 2, 4)]
+
+    def moved(sequence):
+        return sum(logprob - sampled for _, logprob, sampled, _ in tokens(of, sequence))
+
+    loss = torch.zeros(())
+    for chosen, rejected in pairs:
+        margin = 0.5 * (moved(chosen) - moved(rejected))
+        loss = loss - (1 - smoothing) * torch.nn.functional.logsigmoid(margin)
+        loss = loss - smoothing * torch.nn.functional.logsigmoid(-margin)
+    by_hand = gradient_by_autograd(of, loss / 3)
+    assert_same(gradient_of(of, batch_of(pairs), Dpo(beta=0.5, label_smoothing=smoothing)), by_hand)
+
+
+def test_dpo_against_the_base_does_not_look_at_sampled_logprobs():
+    of = fresh_policy()
+    of.keep_base()
+    one = sequences(of, 4, shift=0.0)
+    pairs = [one[:2], one[2:]]
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.mul_(1.05)
+    blank = [tuple(replace(s, logprobs=(0.0,) * len(s.ids)) for s in pair) for pair in pairs]
+    recorded = gradient_of(of, batch_of(pairs), Dpo(reference="sampler"))
+    computed = gradient_of(of, batch_of(blank), Dpo(reference="base"))
+    assert_same(computed, recorded, tolerance=1e-4)
+
+
+def test_sft_is_the_mean_over_trained_tokens():
+    of = policy()
+    units = sequences(of, 5)
+    losses = [-logprob for one in units for _, logprob, _, _ in tokens(of, one)]
+    by_hand = gradient_by_autograd(of, sum(losses) / len(losses))
+    assert_same(gradient_of(of, batch_of(units), Supervised()), by_hand)
+
+
+def test_a_conversation_may_be_sampled_at_several_temperatures():
+    of = policy()
+    units = [
+        replace(one, turns=tuple(Turn(at, at + 1, temperature=0.5 + at / 10) for at in range(len(one.ids))))
+        for one in sequences(of, 3)
+    ]
+    ours = gradient_of(of, batch_of(units), Grpo())
+    assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, "token")))
+
+
+@pytest.mark.parametrize("name", ["Gemma2Config", "MambaConfig", "RwkvConfig"])
+def test_any_architecture_is_trained_on_its_own_logprobs(name):
+    changes = {"Gemma2Config": {"head_dim": 8}, "MambaConfig": {"state_size": 4}, "RwkvConfig": {}}
+    of = family(name, **changes[name])
+    units = sequences(of, 3)
+    ours = gradient_of(of, batch_of(units), Grpo())
+    assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, "token")), tolerance=2e-5)
+
+
+PAIRS = "pairs"
+OBJECTIVES = pytest.mark.parametrize(
+    "objective",
+    [
+        Grpo(),
+        Grpo(aggregation="sequence"),
+        Grpo(aggregation="constant"),
+        Grpo(beta=0.1),
+        Grpo(entropy_bonus=0.1),
+        Supervised(),
+        Dpo(),
+    ],
+    ids=str,
+)
+
+
+def units_for(of, objective, count=8):
+    found = sequences(of, count)
+    return [found[at : at + 2] for at in range(0, count, 2)] if isinstance(objective, Dpo) else found
+
+
+@OBJECTIVES
+def test_how_a_step_is_cut_into_micro_batches_changes_nothing(objective):
+    of = fresh_policy()
+    of.keep_base()
+    batch = batch_of(units_for(of, objective))
+    whole = gradient_of(of, batch, objective)
+    for budget in (1, 40, 90):
+        assert_same(gradient_of(of, batch, objective, token_budget=budget), whole)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_skipping_what_has_no_advantage_changes_nothing(aggregation):
+    of = policy()
+    units = sequences(of, 6)
+    idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in units[:3]]
+    objective = Grpo(aggregation=aggregation)
+    assert objective.skips_idle
+    batch = batch_of([*idle, *units[3:]])
+
+    class Thorough(Grpo):
+        @property
+        def skips_idle(self):
+            return False
+
+    thorough = Thorough(aggregation=aggregation)
+    assert_same(gradient_of(of, batch, objective), gradient_of(of, batch, thorough))
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_metrics_tell_what_was_clipped_and_how_far_the_policy_is_from_the_sampler(aggregation):
+    of = policy()
+    units = sequences(of, 6, shift=0.6)
+    metrics = Learner(of, LearnerOptions(learning_rate=0.0), 0).train(
+        batch_of(units), Grpo(aggregation=aggregation)
+    )
+    clips, gaps = [], []
+    with torch.no_grad():
+        for one in units:
+            for _, logprob, sampled, advantage in tokens(of, one):
+                ratio = math.exp(float(logprob) - sampled)
+                bounded = min(max(ratio, 0.8), 1.28)
+                clips.append(ratio * advantage > bounded * advantage)
+                gaps.append(ratio - 1 - math.log(ratio))
+    assert metrics["clip_fraction"] == pytest.approx(sum(clips) / len(clips), abs=1e-6)
+    assert 0 < metrics["clip_fraction"] < 1
+    assert metrics["sampled_kl"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
+
+
+def test_dpo_tells_how_many_pairs_it_has_right():
+    of = policy()
+    one = sequences(of, 4)
+    metrics = Learner(of, LearnerOptions(learning_rate=0.0), 0).train(batch_of([one[:2], one[2:]]), Dpo())
+    assert metrics["preferred"] in (0.0, 0.5, 1.0)
+    flipped = Learner(of, LearnerOptions(learning_rate=0.0), 0).train(
+        batch_of([one[1::-1], one[:1:-1]]), Dpo()
+    )
+    assert metrics["preferred"] + flipped["preferred"] == 1.0
+    assert metrics["margin"] == pytest.approx(-flipped["margin"], abs=1e-6)

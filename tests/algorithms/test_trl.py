@@ -1,0 +1,203 @@
+"""Losses and gradients against TRL's own trainers, on the same tiny model and data."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
+from etude.learner.learner import Learner, LearnerOptions
+from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
+from tests.models.tiny_models import fresh_policy, true_logprobs
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def padded(rows, padding=0):
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows])
+
+
+def trainer_of(kind, of, folder, rows, *, ref_model=None, **options):
+    """A TRL trainer of the policy's model, in evaluation mode: no dropout, no accumulation."""
+    config = getattr(trl, f"{kind}Config")(
+        output_dir=str(folder), use_cpu=True, report_to="none", per_device_train_batch_size=8,
+        disable_tqdm=True, bf16=False, **options,
+    )  # fmt: skip
+    more = {"ref_model": ref_model} if ref_model is not None else {}
+    more |= {"reward_funcs": lambda completions, **_: [0.0] * len(completions)} if kind == "GRPO" else {}
+    trainer = getattr(trl, f"{kind}Trainer")(
+        model=of.model,
+        args=config,
+        train_dataset=datasets.Dataset.from_dict(rows),
+        processing_class=of.tokenizer,
+        **more,
+    )
+    of.model.eval()
+    return trainer
+
+
+def tensors(units):
+    ids, real = padded([one.ids for one in units]), padded([[1] * len(one.ids) for one in units])
+    return ids, real, padded([[int(weight) for weight in one.loss_weights] for one in units])
+
+
+def grpo_inputs(units):
+    ids, real, trained = tensors(units)
+    return {
+        "prompt_ids": ids[:, :1],
+        "prompt_mask": real[:, :1],
+        "completion_ids": ids[:, 1:],
+        "completion_mask": real[:, 1:],
+        "tool_mask": trained[:, 1:],
+        "advantages": torch.tensor([max(one.advantages, key=abs) for one in units]),
+        "old_per_token_logps": padded([one.logprobs for one in units], 0.0)[:, 1:],
+        "num_items_in_batch": trained.sum(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "loss_type"), [("token", "bnpo"), ("sequence", "grpo"), ("constant", "dr_grpo")]
+)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_grpo(aggregation, loss_type, temperature, tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 6, temperature=temperature)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type=loss_type, epsilon=0.2, epsilon_high=0.28,
+        beta=0.0, num_generations=8, max_completion_length=9, temperature=temperature,
+    )  # fmt: skip
+    inputs = grpo_inputs(units)
+    # TRL averages a sequence's loss over all tokens of its completion that it trains on.
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
+    ours = gradient_of(of, batch_of(units), Grpo(aggregation=aggregation, constant_length=9))
+    assert_same(ours, theirs)
+
+
+VARIANTS = {
+    "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28},
+    "grpo": {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2},
+    "dr_grpo": {"loss_type": "dr_grpo", "epsilon": 0.2, "epsilon_high": 0.2, "scale_rewards": "none"},
+    "gspo": {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+    },
+    # TRL's bound is that of the ratio itself.
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+}
+
+
+@pytest.mark.parametrize(("variant", "kl"), [*((name, "k3") for name in VARIANTS), ("grpo", "unbiased")])
+def test_a_named_variant_of_grpo_is_that_of_trl(variant, kl, tmp_path):
+    of = fresh_policy()
+    of.keep_base()
+    units = sequences(of, 6, seed=1, shift=0.02 if variant == "gspo" else 0.3)
+    base = [[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units]
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.mul_(1.001 if variant == "gspo" else 1.02)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, beta=0.0, num_generations=8, max_completion_length=9,
+        use_bias_correction_kl=kl == "unbiased", **VARIANTS[variant],
+    )  # fmt: skip
+    # It would load a reference by the model's name; its logprobs are among the inputs.
+    trainer.beta = 0.04 if variant == "grpo" else 0.0
+    inputs = grpo_inputs(units) | {"ref_per_token_logps": padded(base, 0.0)[:, 1:]}
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
+    algorithm = Grpo(variant=variant, constant_length=9, kl_estimator=kl)
+    assert_same(gradient_of(of, batch_of(units), algorithm), theirs)
+    assert algorithm.advantage_scale == trainer.scale_rewards.replace("group", "std")
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_the_correction_for_another_sampler_is_that_of_trl(mode, tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 8, seed=2, shift=0.9)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", beta=0.0, num_generations=8,
+        max_completion_length=9, vllm_importance_sampling_mode=mode,
+    )  # fmt: skip
+    # As if vLLM had sampled; TRL weighs by this before it computes the loss.
+    trainer.use_vllm = True
+    inputs = grpo_inputs(units)
+    sampled, mask = inputs.pop("old_per_token_logps"), inputs["tool_mask"]
+    now = padded([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
+    level, kind = mode.split("_")
+    gap = (now - sampled) * mask
+    ratio = (gap.sum(-1, keepdim=True) if level == "sequence" else gap).exp()
+    outside = (ratio < 0.5) | (ratio > 2.0)
+    weights = ratio.clamp(0.5, 2.0) if kind == "truncate" else ratio.masked_fill(outside, 0.0)
+    inputs["importance_sampling_ratio"] = weights
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
+    objective = Grpo(correction=kind, correction_level=level, correction_floor=0.5, correction_cap=2.0)
+    told = Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), objective)
+    share = float((outside.expand_as(mask) * mask).sum() / mask.sum())
+    assert told["out_of_bounds"] == pytest.approx(share) and 0 < share < 1
+    assert_same(gradient_of(of, batch_of(units), objective), theirs)
+
+
+def test_what_the_policy_strayed_from_is_left_out_as_in_trl(tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 8, seed=1, shift=2.0)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
+        beta=0.0, num_generations=8, max_completion_length=9, off_policy_mask_threshold=0.05,
+    )  # fmt: skip
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
+    objective = Grpo(off_policy_limit=0.05)
+    assert 0 < Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), objective)["strayed"] < 1
+    assert_same(gradient_of(of, batch_of(units), objective), theirs)
+
+
+def test_the_entropy_bonus_is_that_of_trl(tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 6)
+    trainer = trainer_of(
+        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
+        beta=0.0, num_generations=8, max_completion_length=9, entropy_coef=0.3,
+    )  # fmt: skip
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
+    assert_same(gradient_of(of, batch_of(units), Grpo(entropy_bonus=0.3)), theirs)
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "sigmoid_norm", "ipo"])
+def test_dpo(kind, tmp_path):
+    of = fresh_policy()
+    of.keep_base()
+    base = copy.deepcopy(of.model)
+    units = sequences(of, 6)
+    chosen, rejected = units[:3], units[3:]
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.mul_(1.05)
+    rows = {"prompt": ["a"] * 3, "chosen": ["b"] * 3, "rejected": ["c"] * 3}
+    trainer = trainer_of("DPO", of, tmp_path, rows, ref_model=base, beta=0.5, loss_type=kind)
+    ids, real, trained = tensors([*chosen, *rejected])
+    inputs = {"input_ids": ids, "attention_mask": real, "completion_mask": trained}
+    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs, False))
+    pairs = list(zip(chosen, rejected, strict=True))
+    objective = Dpo(beta=0.5, loss_type=kind, reference="base")
+    assert_same(gradient_of(of, batch_of(pairs), objective), theirs)
+
+
+def test_sft(tmp_path):
+    of = fresh_policy()
+    units = sequences(of, 6)
+    trainer = trainer_of("SFT", of, tmp_path, {"input_ids": [[1, 2, 3]]})
+    ids, real, trained = tensors(units)
+    labels = ids.masked_fill(trained == 0, -100)
+    loss = trainer.compute_loss(of.model, {"input_ids": ids, "attention_mask": real, "labels": labels})
+    theirs = gradient_by_autograd(of, loss)
+    assert_same(gradient_of(of, batch_of(units), Supervised()), theirs)
