@@ -16,17 +16,14 @@ from etude.cli import (
     doctor,
     evaluate,
     export,
-    import_nat,
     init,
-    jobs,
     resume,
     runs,
     serve,
     train,
-    transcripts,
 )
+from etude.cli.command import DEBUG, LOG_LEVEL, reported
 from etude.cli.console import remember_typing
-from etude.cli.errors import DEBUG, LOG_LEVEL, reported
 from etude.report.logs import LogLevel, show_logs
 
 _HELP = """Etude fine-tunes the models inside LLM agents from the agents' own runs.
@@ -111,15 +108,15 @@ def etude(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     init.init,
-    import_nat.import_nat,
+    init.import_nat,
     demo.demo,
     check.check,
     doctor.doctor,
     train.train,
     resume.resume,
     evaluate.evaluate,
-    jobs.jobs,
-    transcripts.transcripts,
+    runs.jobs,
+    export.transcripts,
     export.export,
     serve.serve,
 )

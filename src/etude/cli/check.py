@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from etude.cli import hints
+from etude.cli.command import AsJson, ConfigFile, Overrides, run_async
 from etude.cli.console import emit, next_step, say, say_wrapped
-from etude.cli.options import AsJson, ConfigFile, Overrides
-from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +60,7 @@ def _show(report: CheckReport) -> None:
 
 
 def _show_estimate(estimate: Estimate) -> None:
-    from etude.preflight.sizes import shown_bytes
+    from etude.preflight.machine import shown_bytes
 
     for warning in estimate.warnings:
         say_wrapped(f"{MARKS['warning']} {warning}")

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from etude.cli import hints
+from etude.cli.command import AsJson, reported, run_async, then
 from etude.cli.console import emit, path_shown, say, table, warn
-from etude.cli.errors import reported, then
-from etude.cli.options import AsJson
-from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
     from etude.inference.openai_compatible import OpenAiEngine

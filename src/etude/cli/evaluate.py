@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
+from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, run_async, then
 from etude.cli.console import emit, next_step, path_shown, say, table, warn
-from etude.cli.errors import then
 from etude.cli.figures import show_causes, show_retries
-from etude.cli.options import RUNS, AsJson, OutputDir, Overrides
-from etude.cli.running import run as run_async
 from etude.cli.train import run_configuration
 
 if TYPE_CHECKING:

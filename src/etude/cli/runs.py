@@ -1,4 +1,4 @@
-"""`etude runs list|show|compare`: what there is, and what came of it."""
+"""`etude runs list|show|compare` and `etude jobs RUN`: the runs that there are, and what came of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etude.cli import after, hints
-from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table
-from etude.cli.errors import reported
+from etude.cli import hints
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, reported
+from etude.cli.console import emit, next_step, path_shown, said_once, say, say_wrapped, table
 from etude.cli.figures import show_causes, show_evaluators, show_figures, show_retries, side_by_side
-from etude.cli.options import RUNS, AsJson, OutputDir, Run
-from etude.cli.tables import said_once
 from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         return
     if not facts:
         say(f"there are no runs in {output_dir}")
-        next_step(after.at_the_start())
+        next_step(hints.at_the_start())
         return
     rows = [
         (one.name, one.kind, _state(one), _epochs(one), *_ends(one), _when(run.changed))
@@ -68,7 +66,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     _show_facts(facts)
     for name, history in histories.items():
         _show_history(name, history, path)
-    next_step(after.after_run(path))
+    next_step(hints.after_run(path))
 
 
 @app.command()
@@ -116,6 +114,38 @@ def compare(
         for name, found in by_evaluator.items():
             say_wrapped(f"{one.name} against {facts[0].name}, {name}: {_difference(found)}")
     next_step(hints.show(paths[-1]))
+
+
+def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
+    """List the training jobs of a run with their status."""
+    from etude.store.find import find_run
+    from etude.store.jobs import INTERRUPTED, jobs_of
+
+    path = find_run(run, output_dir)
+    found = jobs_of(path)
+    if as_json:
+        emit([job.model_dump(mode="json") for job in found])
+        return
+    if not found:
+        say(f"run {path.name} has submitted no training job yet")
+    else:
+        rows = [
+            (
+                job.epoch,
+                job.name if job.target is None else f"{job.name} ({job.target})",
+                job.backend,
+                job.status,
+                job.trajectories,
+                None if job.seconds is None else f"{job.seconds:.1f}",
+                None if job.version is None else f"v{job.version}",
+                job.message,
+            )
+            for job in found
+        ]
+        columns = ("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message")
+        table(columns, rows, sentences=("message",))
+    stopped = bool(found) and found[-1].status == INTERRUPTED
+    next_step(hints.after_run(path) if stopped or not found else hints.show(path))
 
 
 def _show_facts(facts: RunFacts) -> None:

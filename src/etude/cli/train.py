@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etude.cli import after
+from etude.cli import hints
+from etude.cli.command import AsJson, ConfigFile, Overrides, run_async, then
 from etude.cli.console import next_step, path_shown, say, say_wrapped
-from etude.cli.errors import then
 from etude.cli.figures import show_figures
-from etude.cli.options import AsJson, ConfigFile, Overrides
-from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
     from etude.config.document import Override
@@ -73,11 +71,11 @@ def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> dict[str, An
     from etude.finetune import finetune
     from etude.report.progress import progress_for
 
-    with then(lambda: after.after_stop(run.path)), progress_for(json=as_json) as progress:
+    with then(lambda: hints.after_stop(run.path)), progress_for(json=as_json) as progress:
         outcome = run_async(finetune(settings, run, progress=progress))
     if not as_json:
         _tell(outcome.summary, run)
-        next_step(after.after_training(run.path))
+        next_step(hints.after_training(run.path))
     return outcome.summary
 
 

@@ -16,9 +16,8 @@ from etude.config.load import load_config
 from etude.config.schema import Config
 from etude.core.evaluation import EvalOutputItem
 from etude.core.progress import Progress, Silent
-from etude.demo.examples import copy_example
 from etude.demo.report import DemoReport, Variant, shown_episodes
-from etude.demo.tasks import TASKS, Task
+from etude.demo.tasks import TASKS, Task, copy_example
 from etude.export.model import export_model
 from etude.finetune import finetune
 from etude.inference.local import require_local_extra

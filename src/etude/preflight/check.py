@@ -25,15 +25,17 @@ from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
-from etude.core.errors import CapabilityError, EtudeError
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import CapabilityError, EngineError, EtudeError
 from etude.core.example import Example
+from etude.core.interfaces import Engine
+from etude.core.job import ModelVersion
 from etude.core.stats import estimate
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.preflight.dry_builder import DryBuilder
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
-from etude.preflight.sizes import ModelSize, together
+from etude.preflight.machine import ModelSize, together
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rollout.workflow import Workflow
 from etude.store.run_folder import RunFolder
@@ -60,6 +62,33 @@ class CheckReport:
         return not self.findings.of("error")
 
 
+class _NoEngine:
+    """Stands where a model of this process would be. It samples nothing."""
+
+    version = 0
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Raises EngineError."""
+        raise EngineError("a check samples nothing")
+
+    async def adopt(self, version: ModelVersion) -> None:
+        """Raises EngineError."""
+        raise EngineError("a check adopts nothing")
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _DryBuilder(Builder):
+    """Builds everything but the models of this process, which may be large."""
+
+    async def get_llm(self, name: str) -> Engine:
+        """The engine of an entry of `llms`; nothing that samples for a local model."""
+        if isinstance(self.config.llms.get(name), LocalLlmConfig):
+            return _NoEngine()
+        return await super().get_llm(name)
+
+
 async def check_config(config: Config) -> CheckReport:
     """Look at the agent, examples, evaluators, models, templates and capabilities that a config names.
 
@@ -82,7 +111,7 @@ async def _look(
 ) -> tuple[list[Example], list[Example], ModelSize | None]:
     """Examples, held-out examples, and the size of the local model that is trained."""
     findings = report.findings
-    async with DryBuilder(config, run) as builder:
+    async with _DryBuilder(config, run) as builder:
         await _check_workflow(builder, findings)
         examples = await _examples(builder, config.finetuning.run_configuration.dataset, "examples", findings)
         held_out = await _held_out(builder, examples, findings)
@@ -140,8 +169,8 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
         )
         return []
     held_out = await _examples(builder, source, what, findings)
-    seen = {repr(sorted(example.inputs.items(), key=str)) for example in examples}
-    common = sum(repr(sorted(example.inputs.items(), key=str)) in seen for example in held_out)
+    seen = {_content(example) for example in examples}
+    common = sum(_content(example) in seen for example in held_out)
     if common:
         findings.warn(
             what, f"{common} of {len(held_out)} examples are also trained on: they are not held out"

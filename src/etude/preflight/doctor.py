@@ -13,8 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from etude.preflight.finding import Findings
-from etude.preflight.machine import available_memory, free_disk, total_memory, usable_cores
-from etude.preflight.sizes import shown_bytes
+from etude.preflight.machine import available_memory, free_disk, shown_bytes, total_memory, usable_cores
 
 EXTRAS = {"local": "models that run and train in this process", "data": "Parquet and Hugging Face datasets"}
 

@@ -18,8 +18,7 @@ from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import locate, not_loaded
 from etude.preflight.finding import Findings
-from etude.preflight.machine import available_memory
-from etude.preflight.sizes import ModelSize, shown_bytes
+from etude.preflight.machine import ModelSize, available_memory, shown_bytes
 
 _SAMPLE = 64
 _LARGE_FOR_CPU = 1_000_000_000

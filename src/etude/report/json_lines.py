@@ -9,10 +9,11 @@ from typing import Any, TextIO
 
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
+from etude.core.progress import Progress
 from etude.loop.metrics import finite
 
 
-class JsonProgress:
+class JsonProgress(Progress):
     """One JSON object on a line for each event; its name is under `event`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -12,17 +12,17 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from etude.config.import_path import where_raised
+from etude.core.data_model import kind_of, number
 from etude.core.errors import EtudeError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
-from etude.core.numbers import kind_of, number
 from etude.store.plain import plain
 
 
 def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
     """What an evaluator returned, as the score of `item`.
 
-    Takes a number of any kind (see `etude.core.numbers`), a bool, `(score, reasoning)`, or an
+    Takes a number of any kind (see `etude.core.data_model`), a bool, `(score, reasoning)`, or an
     EvalOutputItem. Whatever is not a finite number becomes an error, never a score.
     """
     reasoning: Any = None

@@ -8,12 +8,12 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from etude.core.data_model import number
 from etude.core.episode import Event
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
-from etude.core.numbers import number
 from etude.rollout.function import FunctionScope, current_function
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, reply_of

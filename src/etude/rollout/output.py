@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from etude.core.call import Call, Completion
+from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord
 from etude.core.example import Example
-from etude.core.numbers import kind_of
 from etude.rollout.reply import Reply, ToolCall
 from etude.store.plain import plain
 
