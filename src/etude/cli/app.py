@@ -43,7 +43,7 @@ class Commands(TyperGroup):
         if not DEBUG.get():
             # What libraries will change one day is no news for whoever trains an agent.
             warnings.simplefilter("ignore", FutureWarning)
-        words = [word for place, word in enumerate(args) if word != "--debug" or place >= end]
+        words = [word for index, word in enumerate(args) if word != "--debug" or index >= end]
         words = _first(words, "--log-level")
         if "-o" in words or "--override" in words:
             from etude.config.document import join_words
@@ -55,12 +55,12 @@ class Commands(TyperGroup):
 def _first(words: list[str], option: str) -> list[str]:
     """The words with an option of the program, and its value, before the command that it was typed behind."""
     end = words.index("--") if "--" in words else len(words)
-    for place, word in enumerate(words[:end]):
+    for index, word in enumerate(words[:end]):
         if word == option:
-            is_complete = place + 1 < end
-            return [word, words[place + 1], *words[:place], *words[place + 2 :]] if is_complete else [word]
+            is_complete = index + 1 < end
+            return [word, words[index + 1], *words[:index], *words[index + 2 :]] if is_complete else [word]
         if word.startswith(f"{option}="):
-            return [word, *words[:place], *words[place + 1 :]]
+            return [word, *words[:index], *words[index + 1 :]]
     return words
 
 

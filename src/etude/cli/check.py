@@ -39,7 +39,7 @@ def check(config: ConfigFile, override: Overrides = None, as_json: AsJson = Fals
 
 
 def _show_next(report: CheckReport, settings: Config, config: Path, overrides: Sequence[str]) -> None:
-    """What to do after a check; secrets that were typed are not repeated."""
+    """Offer the next command; secrets that were typed are not repeated."""
     from etude.loop.resuming import names_secret
 
     if not report.is_ready:
@@ -53,7 +53,7 @@ def _show_next(report: CheckReport, settings: Config, config: Path, overrides: S
 
 
 def _show(report: CheckReport) -> None:
-    for finding in report.findings.found:
+    for finding in report.findings.items:
         say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
     if report.estimate is not None:
         _show_estimate(report.estimate)

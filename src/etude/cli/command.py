@@ -1,4 +1,4 @@
-"""What all commands share: options, work that can be stopped, and errors as one sentence and an exit code."""
+"""Shared by all commands: options, work that can be stopped, errors as one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def reported(command: Callable[P, T]) -> Callable[P, T]:
-    """The command, with whatever it raises told in a sentence on standard error.
+    """The command, with whatever it raises reported as a sentence on standard error.
 
     With `--json` the same goes to standard output as an object with `event`, `type`, `error` and
     `exit_code`. Lines that `then` added come last.
@@ -90,7 +90,7 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def then(hint: Callable[[], Hint], *, kept: str = "") -> Iterator[None]:
-    """What to do when the work within fails or is stopped half-way; not after a wrong request.
+    """Add the next command to whatever the work within raises; not to a wrong request.
 
     `kept` is a sentence before that about what was done.
     """
@@ -111,8 +111,8 @@ def _report(error: BaseException, sentence: str, code: int, as_json: bool) -> No
     if DEBUG.get():
         traceback.print_exception(error)
     if as_json:
-        told = {"event": "error", "type": type(error).__name__, "error": str(error), "exit_code": code}
-        print(json.dumps(told), flush=True)
+        event = {"event": "error", "type": type(error).__name__, "error": str(error), "exit_code": code}
+        print(json.dumps(event), flush=True)
     print("\n".join([sentence, *getattr(error, "__notes__", ())]), file=sys.stderr, flush=True)
 
 

@@ -98,7 +98,7 @@ def remember_typing(words: Sequence[str]) -> None:
 
 
 def typed_words() -> tuple[str, ...]:
-    """What was typed after `etude`."""
+    """The words that were typed after `etude`."""
     return _TYPED.get()
 
 
@@ -143,7 +143,7 @@ def table_lines(
                 for line in (*_stacked(columns, row, width), *sentence)
             ]
     numeric = [
-        all(isinstance(row[place], int | float | None) for row in rows) for place, _ in enumerate(columns)
+        all(isinstance(row[column], int | float | None) for row in rows) for column, _ in enumerate(columns)
     ]
     lines = [_row(columns, widths, numeric), "─" * _total(widths)]
     for row, sentence in zip(texts, below, strict=True):
@@ -176,17 +176,17 @@ def cell_width(text: str) -> int:
 
 def said_once(reasons: Sequence[str | None]) -> list[str | None]:
     """The same reasons, with `as before` in place of each that is the one that was said last."""
-    said: str | None = None
-    told = []
+    last: str | None = None
+    shown = []
     for reason in reasons:
-        told.append("as before" if reason is not None and reason == said else reason)
-        said = said if reason is None else reason
-    return told
+        shown.append("as before" if reason is not None and reason == last else reason)
+        last = last if reason is None else reason
+    return shown
 
 
 def _widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
     return [
-        max(map(cell_width, (name, *(row[place] for row in texts)))) for place, name in enumerate(columns)
+        max(map(cell_width, (name, *(row[column] for row in texts)))) for column, name in enumerate(columns)
     ]
 
 
@@ -202,15 +202,15 @@ def _move_sentences(
     sentences: Collection[str],
 ) -> None:
     """Take the sentences that are too long for a column out of their rows, to stand below them."""
-    places = [place for place, name in enumerate(columns) if name in sentences]
+    indices = [column for column, name in enumerate(columns) if name in sentences]
     widths = _widths(columns, texts)
-    others = sum(size + len(_GAP) for place, size in enumerate(widths) if place not in places)
-    room = (width - others) // max(1, len(places)) - len(_GAP)
+    others = sum(size + len(_GAP) for column, size in enumerate(widths) if column not in indices)
+    room = (width - others) // max(1, len(indices)) - len(_GAP)
     for row, lines in zip(texts, below, strict=True):
-        for place in places:
-            if row[place] and cell_width(row[place]) > room:
-                lines += wrapped(f"{_INDENT}{columns[place]}: {row[place]}", width, _INDENT)
-                row[place] = ""
+        for column in indices:
+            if row[column] and cell_width(row[column]) > room:
+                lines += wrapped(f"{_INDENT}{columns[column]}: {row[column]}", width, _INDENT)
+                row[column] = ""
 
 
 def _row(texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Task(StrEnum):
-    """What is learnt."""
+    """The task to learn."""
 
     CALCULATOR = "calculator"
     TICTACTOE = "tictactoe"
@@ -27,7 +27,7 @@ class Task(StrEnum):
 
 
 class Method(StrEnum):
-    """How it is learnt."""
+    """The algorithm to learn it with."""
 
     GRPO = "grpo"
     DPO = "dpo"

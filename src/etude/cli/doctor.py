@@ -70,5 +70,5 @@ def _show(findings: Findings, facts: dict[str, object], as_json: bool) -> None:
     if as_json:
         emit({**facts, "findings": findings.as_json()})
         return
-    for finding in findings.found:
+    for finding in findings.items:
         say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")

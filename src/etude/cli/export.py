@@ -24,7 +24,7 @@ class Format(StrEnum):
 
 
 class Method(StrEnum):
-    """What trajectories are made for."""
+    """The training method that trajectories are made for."""
 
     GRPO = "grpo"
     DPO = "dpo"

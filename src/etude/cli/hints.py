@@ -142,7 +142,7 @@ def _options(overrides: Sequence[str]) -> list[str]:
 
 
 def after_run(run: Path) -> Hint:
-    """What to do with a stored run, whatever became of it. Raises StoreError when it cannot be read."""
+    """The next command for a stored run in any state. Raises StoreError when it cannot be read."""
     from etude.store.facts import facts_of
 
     facts = facts_of(run)
@@ -154,7 +154,7 @@ def after_run(run: Path) -> Hint:
 
 
 def after_stop(run: Path) -> Hint:
-    """What to do with a run that was stopped or failed: go on, unless it had come to its end by then."""
+    """The next command after a stop or a failure: go on, unless the run had come to its end by then."""
     from etude.core.errors import EtudeError
     from etude.store.facts import SUMMARY
 
@@ -165,7 +165,7 @@ def after_stop(run: Path) -> Hint:
 
 
 def after_training(run: Path) -> Hint:
-    """What to do with a run that is over: its model is in its folder, or at a backend, or there is none.
+    """The next command for a run that is over: its model is in its folder, or at a backend, or there is none.
 
     Raises StoreError when the run cannot be read.
     """
@@ -197,7 +197,7 @@ def _after_nothing(run: Path) -> Hint:
 
 
 def at_the_start() -> Hint:
-    """What to do where there are no runs yet."""
+    """The next command where there are no runs yet."""
     from etude.config.document import dig, read_document
     from etude.core.errors import EtudeError, MissingExtraError
     from etude.inference.local import require_local_extra

@@ -31,21 +31,21 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     from etude.store.facts import facts_of
     from etude.store.run_list import list_runs
 
-    there = list_runs(output_dir)
-    facts = [facts_of(run.path) for run in there]
+    runs = list_runs(output_dir)
+    facts = [facts_of(run.path) for run in runs]
     if as_json:
-        emit([one.as_json() for one in facts])
+        emit([run_facts.as_json() for run_facts in facts])
         return
     if not facts:
         say(f"there are no runs in {output_dir}")
         next_step(hints.at_the_start())
         return
     rows = [
-        (one.name, one.kind, _state(one), _epochs(one), *_ends(one), _when(run.changed))
-        for one, run in zip(facts, there, strict=True)
+        (each.name, each.kind, _state(each), _epochs(each), *_ends(each), _when(run.changed))
+        for each, run in zip(facts, runs, strict=True)
     ]
     table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
-    readable = next((one.path for one in facts if one.state != "unreadable"), None)
+    readable = next((run_facts.path for run_facts in facts if run_facts.state != "unreadable"), None)
     next_step(hints.check_installation(output_dir) if readable is None else hints.show(readable))
 
 
@@ -60,8 +60,8 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     histories = histories_of(path)
     facts = facts_of(path)
     if as_json:
-        told = {name: history.model_dump(mode="json") for name, history in histories.items()}
-        emit({**facts.as_json(), **({"history": told[None]} if None in told else {"histories": told})})
+        stored = {name: history.model_dump(mode="json") for name, history in histories.items()}
+        emit({**facts.as_json(), **({"history": stored[None]} if None in stored else {"histories": stored})})
         return
     _show_facts(facts)
     for name, history in histories.items():
@@ -89,15 +89,16 @@ def compare(
         histories_of(path)  # What cannot be read is an error here.
     facts, settings = [facts_of(path) for path in paths], differing_settings(paths)
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
-    others = [paired_differences(paths[0], path) for path in paths[1:]]
+    by_evaluators = [paired_differences(paths[0], path) for path in paths[1:]]
     if as_json:
         emit(
             {
-                "runs": [one.as_json() for one in facts],
+                "runs": [run_facts.as_json() for run_facts in facts],
                 "settings": settings,
-                "differences": [None if one is None else asdict(one) for one in differences],
+                "differences": [difference and asdict(difference) for difference in differences],
                 "evaluator_differences": [
-                    {name: asdict(one) for name, one in found.items()} for found in others
+                    {name: asdict(difference) for name, difference in estimates.items()}
+                    for estimates in by_evaluators
                 ],
             }
         )
@@ -105,14 +106,14 @@ def compare(
     rows: list[tuple[Any, ...]] = [("state", *map(_state, facts)), ("epochs", *map(_epochs, facts))]
     rows += side_by_side(facts)
     rows += [(key, *(_setting(value) for value in values)) for key, values in settings.items()]
-    table(("", *(one.name for one in facts)), rows)
-    for one, difference, by_evaluator in zip(facts[1:], differences, others, strict=True):
+    table(("", *(run_facts.name for run_facts in facts)), rows)
+    for run_facts, difference, by_evaluator in zip(facts[1:], differences, by_evaluators, strict=True):
         if difference is None:
-            say_wrapped(f"{one.name}: measured on no examples that {facts[0].name} was measured on")
+            say_wrapped(f"{run_facts.name}: measured on no examples that {facts[0].name} was measured on")
         else:
-            say_wrapped(f"{one.name} against {facts[0].name}: {_difference(difference)}")
-        for name, found in by_evaluator.items():
-            say_wrapped(f"{one.name} against {facts[0].name}, {name}: {_difference(found)}")
+            say_wrapped(f"{run_facts.name} against {facts[0].name}: {_difference(difference)}")
+        for name, estimates in by_evaluator.items():
+            say_wrapped(f"{run_facts.name} against {facts[0].name}, {name}: {_difference(estimates)}")
     next_step(hints.show(paths[-1]))
 
 
@@ -122,11 +123,11 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     from etude.store.jobs import INTERRUPTED, jobs_of
 
     path = find_run(run, output_dir)
-    found = jobs_of(path)
+    jobs_found = jobs_of(path)
     if as_json:
-        emit([job.model_dump(mode="json") for job in found])
+        emit([job.model_dump(mode="json") for job in jobs_found])
         return
-    if not found:
+    if not jobs_found:
         say(f"run {path.name} has submitted no training job yet")
     else:
         rows = [
@@ -140,12 +141,12 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
                 None if job.version is None else f"v{job.version}",
                 job.message,
             )
-            for job in found
+            for job in jobs_found
         ]
         columns = ("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message")
         table(columns, rows, sentences=("message",))
-    stopped = bool(found) and found[-1].status == INTERRUPTED
-    next_step(hints.after_run(path) if stopped or not found else hints.show(path))
+    stopped = bool(jobs_found) and jobs_found[-1].status == INTERRUPTED
+    next_step(hints.after_run(path) if stopped or not jobs_found else hints.show(path))
 
 
 def _show_facts(facts: RunFacts) -> None:
@@ -263,8 +264,9 @@ def _interval(mean: float | None, low: float | None, high: float | None) -> str 
     return None if mean is None else shown_mean(mean, low, high)
 
 
-def _difference(found: Estimate) -> str:
-    return f"{shown_mean(found.mean, found.low, found.high, sign='+')} on {found.n} common examples"
+def _difference(difference: Estimate) -> str:
+    shown = shown_mean(difference.mean, difference.low, difference.high, sign="+")
+    return f"{shown} on {difference.n} common examples"
 
 
 def _setting(value: Any) -> str:

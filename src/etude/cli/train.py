@@ -56,13 +56,13 @@ def run_configuration(**settings: Any) -> list[tuple[str, str]]:
     """
     import json
 
-    told = {key: value for key, value in settings.items() if value is not None}
-    for key, value in told.items():
+    given = {key: value for key, value in settings.items() if value is not None}
+    for key, value in given.items():
         if isinstance(value, Path):
-            told[key] = str(value.absolute() if value.exists() else value)
+            given[key] = str(value.absolute() if value.exists() else value)
     return [
         (f"finetuning.run_configuration.{key}", json.dumps(value, ensure_ascii=False))
-        for key, value in told.items()
+        for key, value in given.items()
     ]
 
 

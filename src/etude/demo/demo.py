@@ -59,7 +59,7 @@ async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Pr
             before, after = [await _measure(quiet, str(trained), phase) for phase in phases]
             greedy = await _measure(runtime, str(trained), GREEDY, greedy=True)
         shown = shown_episodes(run.journal, phases, before, after, seed)
-    variants = [one async for one in _variants(task, folder, method, seed, trained, progress)]
+    variants = [variant async for variant in _variants(task, folder, method, seed, trained, progress)]
     model = folder / "model"
     await asyncio.to_thread(export_model, trained, model)
     return DemoReport(

@@ -41,7 +41,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """What came of a demo."""
+    """The outcome of a demo."""
 
     folder: Path
     run: Path
@@ -66,10 +66,10 @@ class DemoReport:
             "after": self.after.as_json(),
             "greedy": self.greedy.as_json(),
             "variants": [
-                {"name": one.name, "before": one.before.as_json(), "after": one.after.as_json()}
-                for one in self.variants
+                {"name": item.name, "before": item.before.as_json(), "after": item.after.as_json()}
+                for item in self.variants
             ],
-            "episodes": [asdict(one) for one in self.shown],
+            "episodes": [asdict(item) for item in self.shown],
             "plot": str(self.plot),
             "model": str(self.model),
             "seconds": self.seconds,
@@ -84,11 +84,11 @@ def shown_episodes(
     names = [name for name in earlier if name in later]
     generator(seed, "shown").shuffle(names)
     names.sort(key=lambda name: (earlier[name] or 0.0) - (later[name] or 0.0))
-    told = [
+    episodes = [
         _told(journal, phase, names[:_SHOWN], scores)
         for phase, scores in zip(phases, (earlier, later), strict=True)
     ]
-    return [Shown(name, first, second) for name, first, second in zip(names, *told, strict=False)]
+    return [Shown(name, first, second) for name, first, second in zip(names, *episodes, strict=False)]
 
 
 def _told(
@@ -107,7 +107,7 @@ def _scores(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def episode_in_words(record: EpisodeRecord, score: float | None) -> list[str]:
-    """What was said and done, a line each, and how it was scored."""
+    """Messages and tool calls, a line each, and how the episode was scored."""
     lines = list(_lines(record.calls))
     if len(lines) > _LINES:
         left_out = len(lines) - _LINES + 1
@@ -151,16 +151,16 @@ def _answer(message: Message) -> Iterator[str]:
 
 def _arguments(text: str) -> str:
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except json.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
+        arguments = None
+    if not isinstance(arguments, dict):
         return _short(text)
-    return ", ".join(f"{name}={value!r}" for name, value in found.items())
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
 def _short(value: object) -> str:
-    said = str(value if value is not None else "").strip()
-    text = " / ".join(" ".join(line.split()) for line in said.splitlines())
+    whole_text = str(value if value is not None else "").strip()
+    text = " / ".join(" ".join(line.split()) for line in whole_text.splitlines())
     text = "".join(letter if letter.isprintable() else "·" for letter in text)
     return text if len(text) <= _LINE else f"{text[: _LINE - 1]}…"

@@ -48,7 +48,7 @@ LOCAL_CAPABILITIES = Capabilities(token_ids_for=ALL_METHODS, versions=True, from
 
 @dataclass
 class CheckReport:
-    """What a check found, and what the run would take."""
+    """The findings of a check, and an estimate of the run."""
 
     findings: Findings = field(default_factory=Findings)
     estimate: Estimate | None = None
@@ -185,7 +185,7 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
 
 def _precision(count: int) -> float:
     """Half of the 95 % interval where half of so many examples go well."""
-    even = estimate([float(place % 2) for place in range(count)])
+    even = estimate([float(index % 2) for index in range(count)])
     return (even.high - even.low) / 2
 
 
@@ -240,12 +240,12 @@ def _check_remote(what: str, llm: Any, findings: Findings) -> None:
         findings.ok(what, f"_type: {llm.type_name}")
         return
     where = "OpenAI" if llm.address == OPENAI_URL else llm.address
-    tells = ["token ids"] * llm.asks_for_token_ids + ["logprobs"] * llm.asks_for_logprobs
+    details = ["token ids"] * llm.asks_for_token_ids + ["logprobs"] * llm.asks_for_logprobs
     if llm.api_key is None and not os.environ.get("OPENAI_API_KEY") and where == "OpenAI":
         findings.warn(what, "no api_key in the config and no OPENAI_API_KEY in the environment")
     else:
-        asked = f"asked for {' and '.join(tells)}" if tells else "text only"
-        findings.ok(what, f"{llm.model_name} at {where}, {asked}; whether it answers is not tried")
+        request = f"asked for {' and '.join(details)}" if details else "text only"
+        findings.ok(what, f"{llm.model_name} at {where}, {request}; whether it answers is not tried")
 
 
 def _adapter_of(config: Config, model: str) -> LocalAdapterConfig | None:
@@ -286,7 +286,7 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
 def _check_hosted(
     config: Config, what: str, block: FinetuneConfig, examples: int, findings: Findings
 ) -> bool:
-    """What a hosted backend does otherwise than one would think; whether it would train on anything."""
+    """Warn of what a hosted backend does differently; whether it would train on anything."""
     adapter = config.trainer_adapters.get(block.trainer_adapter or "")
     if not isinstance(adapter, JobsConfig):
         return True

@@ -1,4 +1,4 @@
-"""What a run would take, with the assumptions said."""
+"""An estimate of what a run would take, with its assumptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MODEL_KEYS = ("model", "model_name", "max_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run would take. Rough: it says how it was come by."""
+    """A rough estimate of a run, and how it was made."""
 
     training_episodes: int
     validation_episodes: int
@@ -206,7 +206,7 @@ def _training_cost(
     None when nothing is trained there, or a price is not known. All of `episodes` are taken to be
     trained on, so it is the most that it should be.
     """
-    total, told = 0.0, []
+    total, assumptions = 0.0, []
     for block in blocks:
         adapter = config.trainer_adapters.get(block.trainer_adapter or "")
         llm: Any = config.llms.get(block.target_model or "")
@@ -220,12 +220,12 @@ def _training_cost(
         if usd is None:
             return None, (f"what OpenAI charges for training {model} is not known here",)
         total += usd
-        told.append(
+        assumptions.append(
             f"every episode is trained on {passes} times in {model}, at "
             f"${usd / max(1e-12, episodes * tokens_per_episode * passes) * 1e6:g} for a million tokens; "
             "sampling not counted"
         )
-    return (total, tuple(told)) if told else (None, ())
+    return (total, tuple(assumptions)) if assumptions else (None, ())
 
 
 def _earlier_run(config: Config) -> _Earlier | None:
@@ -234,9 +234,9 @@ def _earlier_run(config: Config) -> _Earlier | None:
         try:
             if (run.path / CONFIG).is_file() and _is_alike(stored_data(run.path), config):
                 with RunFolder.read(run.path) as folder:
-                    found = _averages(folder)
-                if found is not None:
-                    return found
+                    averages = _averages(folder)
+                if averages is not None:
+                    return averages
         except EtudeError:
             continue  # A run that cannot be read is no help; `etude runs list` says why.
     return None
@@ -257,10 +257,10 @@ def _is_alike(data: dict[str, Any], config: Config) -> bool:
 
 def _averages(run: RunFolder) -> _Earlier | None:
     episodes = list(islice(iter_episodes(run.journal, "train/"), _EPISODES))
-    episodes = [one for one in episodes if one.failure is None]
+    episodes = [episode for episode in episodes if episode.failure is None]
     if not episodes:
         return None
-    done = [call.completion for one in episodes for call in one.calls if call.completion is not None]
+    done = [call.completion for episode in episodes for call in episode.calls if call.completion is not None]
     count = len(episodes)
     return _Earlier(
         name=run.name,

@@ -1,4 +1,4 @@
-"""What the machine has, what a model takes of it, and how fast it is: rough numbers, for estimates."""
+"""The machine's memory and disk, the size of models, and how fast they run: rough numbers, for estimates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STEP_SECONDS_PER_LAYER = {"cpu": 2.5e-3, "mps": 1e-3, "cuda": 4e-4}
-"""What each layer costs at each sampling step however small the model is; measured on the tiny ones."""
+"""Time of each layer at each sampling step, however small the model is; measured on the tiny ones."""
 
 _BYTES_PER_SECOND = {"cpu": 1e10, "mps": 1e11, "cuda": 1e12}
 """How fast weights are read: the bound for a small batch."""
@@ -23,7 +23,7 @@ _PROBE_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What of a model decides how long it takes."""
+    """The properties of a model that decide how long it takes."""
 
     parameters: int
     trainable: int
@@ -76,7 +76,7 @@ def shown_bytes(count: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done."""
+    """The amount of work in a run."""
 
     prompt_tokens: float
     sampled_tokens: float
@@ -124,7 +124,7 @@ def available_memory(device: str = "cpu") -> int | None:
         import torch
 
         return int(torch.cuda.mem_get_info()[0])
-    limits = [found for found in (_meminfo("MemAvailable"), _cgroup_room()) if found is not None]
+    limits = [limit for limit in (_meminfo("MemAvailable"), _cgroup_room()) if limit is not None]
     return min(limits, default=None)
 
 
@@ -138,8 +138,8 @@ def total_memory() -> int | None:
 
 def free_disk(path: Path) -> int:
     """Free bytes where `path` is, or would be."""
-    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(existing).free
 
 
 def usable_cores() -> int:
@@ -154,12 +154,12 @@ def _meminfo(name: str) -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    found = next((line for line in lines if line.startswith(f"{name}:")), None)
-    return None if found is None else int(found.split()[1]) * 1024
+    line = next((line for line in lines if line.startswith(f"{name}:")), None)
+    return None if line is None else int(line.split()[1]) * 1024
 
 
 def _cgroup_room() -> int | None:
-    """What a container still allows."""
+    """Bytes that a container may still take; None outside of one."""
     root = Path("/sys/fs/cgroup")
     try:
         limit = (root / "memory.max").read_text(encoding="ascii").strip()
