@@ -49,13 +49,13 @@ bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 clean: ## Remove the environment and what tools left behind
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
 
-# One pip call for all: the pin of torch in pyproject.toml then holds for whatever else wants torch.
-$(LOCAL): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[local]'
+# With the releases that were tested; pyproject.toml has the ranges.
+$(LOCAL): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[local,plots]'
 	@touch $@
 
-$(DEV): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(LOCAL) $@
 
 $(BIN)/python:

@@ -26,7 +26,7 @@ from engine_peers import Prompts, Sample, continuous, generate, vllm_of
 
 from etude.core.call import Sampling
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.sampled import Sampled, TokenRequest
+from etude.inference.engine import Sampled, TokenRequest
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 

@@ -74,7 +74,7 @@ class Way:
 
     def __call__(self) -> None:
         self._add()
-        self.learner.drop_gradient()
+        self.learner.optimiser.drop_gradient()
 
     def whole(self) -> None:
         """The same, and what an optimiser step has beside it."""
@@ -83,13 +83,13 @@ class Way:
     def gradient(self) -> torch.Tensor:
         """All of it, as one vector in float32."""
         self._add()
-        masters = self.learner._masters.by_name.values()
+        masters = self.learner.optimiser.masters.values()
         found = [one.grad.flatten().float() for one in masters if one.grad is not None]
-        self.learner.drop_gradient()
+        self.learner.optimiser.drop_gradient()
         return torch.cat(found)
 
     def _add(self) -> None:
-        self.learner.drop_gradient()
+        self.learner.optimiser.drop_gradient()
         self.learner.add_gradient(self._units, Grpo())
 
 

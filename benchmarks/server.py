@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 from common import parse_arguments, print_json, print_table, progress, silent
 
-from etude.inference.process_mark import marked_process
+from etude.inference.child_process import marked_process
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 
 PROGRAM = "ETUDE_TEST_VLLM"

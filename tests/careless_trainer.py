@@ -6,7 +6,7 @@ from etude.config.builder import Builder
 from etude.config.finetuning import TrainerConfig
 from etude.config.registry import register_trainer
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
-from etude.loop.trainer import Trainer
+from etude.loop.interface import Trainer
 
 
 class CarelessTrainerConfig(TrainerConfig, name="test_careless"):

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import etude.components
-import etude.finetune
 import etude.report.run_report
+import etude.verbs
 from etude.cli.app import app
 
 NEVER = 1 << 62
@@ -68,16 +68,16 @@ def _etude(arguments: Sequence[str], kill_at: int) -> int:
     output = os.open("output.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    countdown, finetune = Countdown(kill_at), etude.finetune.finetune
+    countdown, train_in = Countdown(kill_at), etude.verbs.train_in
 
     async def counted(*given: Any, **named: Any) -> Any:
         countdown.start()
         try:
-            return await finetune(*given, **named)
+            return await train_in(*given, **named)
         finally:
             countdown.stop()
 
-    etude.finetune.finetune = counted  # type: ignore[assignment]
+    etude.verbs.train_in = counted  # type: ignore[assignment]
     etude.report.run_report.write_reward_plot = lambda history, path: None  # type: ignore[assignment]
     try:
         app([*arguments])

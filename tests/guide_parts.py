@@ -9,7 +9,7 @@ from typing import Any
 import etude
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
 from etude.core.job import TrainingStatusEnum
-from etude.loop.epoch_trainer import EpochTrainer
+from etude.loop.trainer import EpochTrainer
 
 
 class GuideBuilderConfig(TrajectoryBuilderConfig, name="guide_builder"):

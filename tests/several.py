@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from etude.backends.trainer_adapter import Capabilities
+from etude.backends.capabilities import Capabilities
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, LlmConfig
 from etude.config.finetuning import TrainerAdapterConfig
@@ -16,9 +16,10 @@ from etude.config.load import parse_config
 from etude.config.registry import register_dataset, register_llm, register_trainer_adapter
 from etude.config.schema import Config
 from etude.core.example import Example
-from etude.finetune import Outcome, finetune
 from etude.report.files import write_metrics_files
+from etude.run import Run
 from etude.store.run_folder import RunFolder
+from etude.verbs import train_in
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Watcher, examples, learning_engine
 
@@ -118,12 +119,12 @@ class Several:
         self.engines = {"prover": learning_engine(), "verifier": learning_engine(base=45)}
         self.watcher = Watcher()
 
-    async def start(self, config: Config) -> Outcome:
+    async def start(self, config: Config) -> Run:
         folder = (
             RunFolder.open(self.path) if self.path.exists() else RunFolder.create(self.path.parent, "run")
         )
         with folder:
-            return await finetune(
+            return await train_in(
                 config,
                 folder,
                 engines=self.engines,

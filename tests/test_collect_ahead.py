@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from pydantic import ValidationError
 
-from etude.backends.trainer_adapter import Capabilities
+from etude.backends.capabilities import Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, FinetuneRunConfig
 from etude.core.errors import CapabilityError, ErrorBudgetExceeded, TrainingError
 from etude.core.job import TrainingStatusEnum

@@ -25,7 +25,7 @@ from etude.core.job import TrainingStatusEnum
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.integrations.art.wire import check_episode_order
 from etude.loop.curriculum import apply, initial_state
-from etude.loop.trainer import Trainer
+from etude.loop.interface import Trainer
 from tests.algorithms.scripted_episodes import call, conversation, episode, group
 from tests.algorithms.test_collecting import evaluated, finish, make_builder, siblings
 from tests.support import ScriptedEngine

@@ -12,9 +12,8 @@ import pytest
 from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig
 from etude.core.errors import RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
-from etude.loop.epoch_trainer import EpochTrainer, EpochTrainerConfig
-from etude.store.jobs import jobs_of
-from etude.store.log import EpochLog
+from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
+from etude.store.log import EpochLog, jobs_of
 from tests import guide_parts as guide
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 

@@ -20,8 +20,9 @@ from etude import EvaluationRunOutput, TrajectoryCollection
 from etude.cli.app import app
 from etude.config.load import load_config
 from etude.core.errors import TrainingError
-from etude.finetune import Outcome, finetune
-from etude.loop.new_run import new_run
+from etude.loop.lifecycle import new_run
+from etude.run import Run
+from etude.verbs import train_in
 from tests.support import ScriptedEngine
 
 EPOCHS, GENERATIONS, EXAMPLES = 3, 4, 10
@@ -79,10 +80,10 @@ def instant() -> ScriptedEngine:
     return ScriptedEngine(lambda request: ["yes", "no"][request.key % 2], slowly=True)
 
 
-async def train(engine: ScriptedEngine, name: str = "guide") -> Outcome:
+async def train(engine: ScriptedEngine, name: str = "guide") -> Run:
     config = load_config("config.yml", [("finetuning.num_epochs", str(EPOCHS))])
     with new_run(config, name) as run:
-        return await finetune(config, run, engines={"my_model": engine})
+        return await train_in(config, run, engines={"my_model": engine})
 
 
 def etude(*arguments: str) -> str:
@@ -94,7 +95,7 @@ def etude(*arguments: str) -> str:
 async def test_the_guides_components_train_with_its_config_on_other_data_in_every_epoch(guide, server):
     engine = instant()
     outcome = await train(engine)
-    assert [status.status for status in outcome.statuses] == ["completed"] * EPOCHS
+    assert [status.status for status in outcome.jobs] == ["completed"] * EPOCHS
     assert server.keys == {"Bearer sk-training"}
     # Every episode was played: no call has the key of another.
     assert len({request.key for request in engine.requests}) == EPOCHS * GENERATIONS * EXAMPLES

@@ -6,7 +6,7 @@ import pytest
 
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
-from etude.loop.assembly import assemble_trainer
+from etude.loop.targets import assemble_trainer
 from etude.runtime import open_runtime
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
@@ -32,7 +32,7 @@ async def test_both_models_are_trained_on_one_set_of_episodes(run):
     outcome = await run.start(config(num_epochs=2))
     assert run.requests() == {"prover": 3 * 4 * 2, "verifier": 3 * 4 * 2}
     assert [engine.version for engine in run.engines.values()] == [2, 2]
-    assert [status.run_id for status in outcome.statuses] == [
+    assert [job.name for job in outcome.jobs] == [
         "run-epoch-1.prover",
         "run-epoch-1.verifier",
         "run-epoch-2.prover",

@@ -4,7 +4,7 @@ import pytest
 
 from etude.core.keys import generator
 from etude.protocols import EpisodeTree, choices
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
 from tests.protocols.games import agent_of
 from tests.several import Several, config

@@ -9,7 +9,7 @@ import pytest
 from etude.algorithms.dpo import DpoBuilder, DpoBuilderConfig
 from etude.algorithms.expert_iteration import ExpertIterationBuilder, ExpertIterationBuilderConfig
 from etude.algorithms.grpo import EQUAL_REWARDS, GrpoBuilder, GrpoBuilderConfig
-from etude.backends.trainer_adapter import ALL_METHODS, Capabilities
+from etude.backends.capabilities import ALL_METHODS, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.errors import (
     CapabilityError,
@@ -21,8 +21,7 @@ from etude.core.errors import (
 )
 from etude.core.job import TrainingStatusEnum
 from etude.core.skipped import Skipped
-from etude.groups import following
-from etude.loop.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.run_report import RunReport
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
@@ -181,7 +180,7 @@ async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(ru
     run.adapter.cancels = False
     run.adapter.slow = {"run-epoch-1"}
     run.adapter.behave = lambda found: asyncio.sleep(60)
-    monkeypatch.setattr(following, "_LOOKS", 1)
+    monkeypatch.setattr("etude.groups.line._LOOKS", 1)
     with pytest.raises(JobStillRunning, match=r"says that it is 'running'\. Resume the run to wait"):
         await run.start()
     again = run.restarted()

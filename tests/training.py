@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig
-from etude.backends.trainer_adapter import Capabilities, TrainerAdapter
+from etude.backends.capabilities import Capabilities
+from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
 from etude.config.schema import Config
 from etude.core.call import ChatRequest
 from etude.core.example import Example
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.progress import Silent
-from etude.loop.epoch_trainer import EpochTrainer, EpochTrainerConfig
+from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.files import write_metrics_files
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.function_evaluator import FunctionEvaluator
+from etude.rewards.evaluator import FunctionEvaluator
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.runtime import Report, Runtime

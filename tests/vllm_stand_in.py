@@ -105,7 +105,7 @@ def engine_of(source: str, lora: str | None = None) -> Any:
 
 async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     from etude.core.call import Sampling
-    from etude.inference.sampled import TokenRequest
+    from etude.inference.engine import TokenRequest
 
     queue: asyncio.Queue[Any] = asyncio.Queue()
     sampling = Sampling(body["temperature"], body["top_p"], body["max_tokens"], tuple(body["stop"]))

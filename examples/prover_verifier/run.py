@@ -21,11 +21,11 @@ from typing import Any
 from etude.config.import_path import make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
-from etude.finetune import finetune
-from etude.loop.evaluate import engine_of, measure
-from etude.loop.new_run import new_run
+from etude.loop.evaluation import engine_of, measure
+from etude.loop.lifecycle import new_run
 from etude.runtime import open_runtime
 from etude.store.versions import BASE, LAST, choose_version
+from etude.verbs import train_in
 
 from base import build_base
 from task import LINES, PROTOCOLS, optimum
@@ -52,7 +52,7 @@ async def run(
     made = time.monotonic()
     config = config_of(folder, algorithm, seed, trained_on, epochs=8 if quick else ALGORITHMS[algorithm][1])
     with new_run(config, algorithm) as training:
-        await finetune(config, training)
+        await train_in(config, training)
     trained = time.monotonic()
     protocols: dict[str, Any] = {}
     for protocol in measured:

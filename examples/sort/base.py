@@ -20,7 +20,7 @@ from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import build_policy, build_tokenizer
-from etude.rewards.measure import measure
+from etude.rewards.evaluation_run import measure
 
 from agent import in_place, sort
 

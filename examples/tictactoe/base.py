@@ -22,7 +22,7 @@ from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import build_policy, build_tokenizer
-from etude.rewards.measure import measure
+from etude.rewards.evaluation_run import measure
 
 from agent import play, points
 from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, say, show

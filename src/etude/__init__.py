@@ -11,24 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
-    from etude.backends.job_content import JobNameTakenError
-    from etude.backends.lm_client import LanguageModelClient
-    from etude.backends.lm_errors import LanguageModelClientError
-    from etude.backends.openai_errors import TrainingJobNotFoundClientError
     from etude.backends.trainer_adapter import TrainerAdapter
     from etude.config.builder import Builder
     from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
     from etude.config.finetuning import (
-        CurriculumLearningConfig,
         FinetuneConfig,
-        FinetuneRunConfig,
-        RewardFunctionConfig,
-        TargetConfig,
         TrainerAdapterConfig,
         TrainerConfig,
         TrajectoryBuilderConfig,
     )
-    from etude.config.load import load_config, parse_config
+    from etude.config.load import load_config
     from etude.config.registry import (
         register_dataset,
         register_evaluator,
@@ -40,58 +32,47 @@ if TYPE_CHECKING:
     )
     from etude.config.schema import Config
     from etude.core.call import ChatRequest, Completion
-    from etude.core.errors import BackendError, ConfigError, EtudeError, RequestError
-    from etude.core.evaluation import (
-        EvalInput,
-        EvalInputItem,
-        EvalOutput,
-        EvalOutputItem,
-        EvaluationRunOutput,
-    )
+    from etude.core.errors import ConfigError, EtudeError, RequestError
+    from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
     from etude.core.example import Example
     from etude.core.interfaces import Engine, Evaluator
     from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-    from etude.core.message import OpenAIMessage
-    from etude.core.skipped import DryRun, Frozen, Skipped
-    from etude.core.trajectory import (
-        DPOItem,
-        EpisodeItem,
-        EpisodeItemRole,
-        Trajectory,
-        TrajectoryCollection,
-    )
+    from etude.core.skipped import Skipped
+    from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
-    from etude.loop.trainer import Trainer
-    from etude.rewards.function_evaluator import evaluator
+    from etude.jobs.content import JobNameTakenError
+    from etude.loop.interface import Trainer
+    from etude.loop.trainer import EpochTrainer
+    from etude.rewards.evaluator import evaluator
     from etude.rollout.blocking import SyncEpisode
-    from etude.rollout.episode import Episode, Reply
-    from etude.rollout.reply import ToolCall
-    from etude.rollout.workflow import function, workflow
+    from etude.rollout.episode import Episode
+    from etude.rollout.function import function
+    from etude.rollout.reply import Reply, ToolCall
+    from etude.rollout.workflow import workflow
+    from etude.run import Run, TrainedModel
+    from etude.verbs import evaluate, evaluate_async, load_run, resume, resume_async, train, train_async
 
     __version__: str
 
 _HOMES = {
-    "etude.backends.capabilities": ("Capabilities",),
-    "etude.backends.job_content": ("JobNameTakenError",),
-    "etude.backends.lm_client": ("LanguageModelClient",),
-    "etude.backends.lm_errors": ("LanguageModelClientError",),
-    "etude.backends.openai_errors": ("TrainingJobNotFoundClientError",),
-    "etude.backends.trainer_adapter": ("TrainerAdapter",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
+    "etude.backends.capabilities": ("Capabilities",),
+    "etude.backends.trainer_adapter": ("TrainerAdapter",),
     "etude.config.builder": ("Builder",),
-    "etude.config.component": ("DatasetConfig", "EvaluatorConfig", "LlmConfig", "WorkflowConfig"),
+    "etude.config.component": (
+        "DatasetConfig",
+        "EvaluatorConfig",
+        "LlmConfig",
+        "WorkflowConfig",
+    ),
     "etude.config.finetuning": (
-        "CurriculumLearningConfig",
         "FinetuneConfig",
-        "FinetuneRunConfig",
-        "RewardFunctionConfig",
-        "TargetConfig",
         "TrainerAdapterConfig",
         "TrainerConfig",
         "TrajectoryBuilderConfig",
     ),
-    "etude.config.load": ("load_config", "parse_config"),
+    "etude.config.load": ("load_config",),
     "etude.config.registry": (
         "register_dataset",
         "register_evaluator",
@@ -102,19 +83,33 @@ _HOMES = {
         "register_workflow",
     ),
     "etude.config.schema": ("Config",),
-    "etude.core.call": ("ChatRequest", "Completion"),
-    "etude.core.errors": ("BackendError", "ConfigError", "EtudeError", "RequestError"),
+    "etude.core.call": (
+        "ChatRequest",
+        "Completion",
+    ),
+    "etude.core.errors": (
+        "ConfigError",
+        "EtudeError",
+        "RequestError",
+    ),
     "etude.core.evaluation": (
-        "EvalInput",
         "EvalInputItem",
         "EvalOutput",
         "EvalOutputItem",
         "EvaluationRunOutput",
     ),
     "etude.core.example": ("Example",),
-    "etude.core.job": ("ModelVersion", "TrainingJobRef", "TrainingJobStatus", "TrainingStatusEnum"),
-    "etude.core.message": ("OpenAIMessage",),
-    "etude.core.skipped": ("DryRun", "Frozen", "Skipped"),
+    "etude.core.interfaces": (
+        "Engine",
+        "Evaluator",
+    ),
+    "etude.core.job": (
+        "ModelVersion",
+        "TrainingJobRef",
+        "TrainingJobStatus",
+        "TrainingStatusEnum",
+    ),
+    "etude.core.skipped": ("Skipped",),
     "etude.core.trajectory": (
         "DPOItem",
         "EpisodeItem",
@@ -124,34 +119,49 @@ _HOMES = {
     ),
     "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
     "etude.groups.shared": ("SharedModelGroup",),
-    "etude.core.interfaces": ("Engine", "Evaluator"),
-    "etude.rewards.function_evaluator": ("evaluator",),
+    "etude.jobs.content": ("JobNameTakenError",),
+    "etude.loop.interface": ("Trainer",),
+    "etude.loop.trainer": ("EpochTrainer",),
+    "etude.rewards.evaluator": ("evaluator",),
     "etude.rollout.blocking": ("SyncEpisode",),
-    "etude.rollout.episode": ("Episode", "Reply"),
-    "etude.rollout.reply": ("ToolCall",),
-    "etude.rollout.workflow": ("function", "workflow"),
-    "etude.loop.trainer": ("Trainer",),
+    "etude.rollout.episode": ("Episode",),
+    "etude.rollout.function": ("function",),
+    "etude.rollout.reply": (
+        "Reply",
+        "ToolCall",
+    ),
+    "etude.rollout.workflow": ("workflow",),
+    "etude.run": (
+        "Run",
+        "TrainedModel",
+    ),
+    "etude.verbs": (
+        "evaluate",
+        "evaluate_async",
+        "load_run",
+        "resume",
+        "resume_async",
+        "train",
+        "train_async",
+    ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "BackendError",
     "Builder",
     "Capabilities",
     "ChatRequest",
     "Completion",
     "Config",
     "ConfigError",
-    "CurriculumLearningConfig",
     "DPOItem",
     "DatasetConfig",
-    "DryRun",
     "Engine",
     "Episode",
     "EpisodeItem",
     "EpisodeItemRole",
+    "EpochTrainer",
     "EtudeError",
-    "EvalInput",
     "EvalInputItem",
     "EvalOutput",
     "EvalOutputItem",
@@ -160,28 +170,22 @@ __all__ = [
     "EvaluatorConfig",
     "Example",
     "FinetuneConfig",
-    "FinetuneRunConfig",
-    "Frozen",
     "JobNameTakenError",
-    "LanguageModelClient",
-    "LanguageModelClientError",
     "LlmConfig",
     "ModelVersion",
-    "OpenAIMessage",
     "OpenAiSharedModelGroup",
     "Reply",
     "RequestError",
-    "RewardFunctionConfig",
+    "Run",
     "SharedModelGroup",
     "Skipped",
     "SyncEpisode",
-    "TargetConfig",
     "ToolCall",
+    "TrainedModel",
     "Trainer",
     "TrainerAdapter",
     "TrainerAdapterConfig",
     "TrainerConfig",
-    "TrainingJobNotFoundClientError",
     "TrainingJobRef",
     "TrainingJobStatus",
     "TrainingStatusEnum",
@@ -191,10 +195,12 @@ __all__ = [
     "TrajectoryCollection",
     "WorkflowConfig",
     "__version__",
+    "evaluate",
+    "evaluate_async",
     "evaluator",
     "function",
     "load_config",
-    "parse_config",
+    "load_run",
     "register_dataset",
     "register_evaluator",
     "register_llm",
@@ -202,6 +208,10 @@ __all__ = [
     "register_trainer_adapter",
     "register_trajectory_builder",
     "register_workflow",
+    "resume",
+    "resume_async",
+    "train",
+    "train_async",
     "workflow",
 ]
 

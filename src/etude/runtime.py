@@ -1,4 +1,4 @@
-"""What is running: the parts of one run, assembled from its config."""
+"""The runtime: the parts of one run, assembled from its config."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.config.builder import Builder
+from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
 from etude.core.call import Sampling
 from etude.core.errors import RequestError
@@ -15,7 +16,7 @@ from etude.core.example import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine
 from etude.core.progress import Progress, Silent
-from etude.rewards.collections import Evaluation
+from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
@@ -39,6 +40,10 @@ class Runtime:
     """By their names in `llms`."""
     target_model: str
     """The entry of `llms` that is trained; of several, the first."""
+    target: str | None = None
+    """The name of the target that this is the runtime of, where several models are trained in one run."""
+    target_config: TargetConfig = field(default_factory=TargetConfig)
+    """When that target is trained."""
     validation_examples: Sequence[Example] = ()
     """Held-out examples; empty when there is no validation."""
     progress: Progress = field(default_factory=Silent)
@@ -117,5 +122,5 @@ def _target_model(config: Config, models: Mapping[str, Engine]) -> str:
 
 def _sampling(config: Config) -> dict[str, Sampling]:
     """How each model samples where a call does not say, as its config has it."""
-    found = {name: getattr(llm, "sampling", None) for name, llm in config.llms.items()}
-    return {name: sampling for name, sampling in found.items() if isinstance(sampling, Sampling)}
+    sampling = {name: getattr(llm, "sampling", None) for name, llm in config.llms.items()}
+    return {name: each for name, each in sampling.items() if isinstance(each, Sampling)}

@@ -10,8 +10,7 @@ import httpx
 from pydantic import SecretStr
 
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter
-from etude.backends.lm_server_config import LmServerAdapterConfig
+from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.core.training_rows import ROWS
 from tests.backends.openai_stand_in import BASE, FINAL, KEY, StandIn, error_response
 

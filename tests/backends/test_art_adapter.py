@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from etude.backends.job_content import JobNameTakenError
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
@@ -15,6 +14,7 @@ from etude.inference.openai_config import OpenAiLlmConfig
 from etude.integrations.art.adapter import ArtAdapter
 from etude.integrations.art.client import ArtError, ArtInference
 from etude.integrations.art.config import ArtAdapterConfig
+from etude.jobs.content import JobNameTakenError
 from tests.backends.art_stand_in import KEY, StandIn, running
 from tests.backends.test_art_wire import collection, said
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.backends.hyperparameters import JobHyperparameters
+from etude.backends.capabilities import JobHyperparameters
 from etude.backends.local_adapter import LocalAdapter
 from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.config.finetuning import FinetuneConfig

@@ -5,11 +5,11 @@ import socket
 import httpx
 import pytest
 
-from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_errors import (
+from etude.backends.lm_client import (
     BadResponseError,
     ClientTimeoutError,
     EngineClientError,
+    LanguageModelClient,
     LanguageModelClientError,
     ServerVersionError,
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.backends.lm_errors import ClientTimeoutError, EngineClientError
+from etude.backends.lm_client import ClientTimeoutError, EngineClientError
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import TrainingJobRef, TrainingStatusEnum

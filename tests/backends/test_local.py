@@ -10,10 +10,11 @@ from etude.backends.local_config import LocalAdapterConfig
 from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.errors import CapabilityError, MissingExtraError, RequestError
-from etude.finetune import finetune
 from etude.inference import local as local_model
 from etude.inference.embedded import EmbeddedEngine
+from etude.store.facts import histories_of
 from etude.store.run_folder import RunFolder
+from etude.verbs import train_in
 from tests.models.tiny_models import fresh_policy
 
 AGENT = """
@@ -61,8 +62,8 @@ async def trained(project, name, epochs, **changes):
 
 
 async def go_on(run, epochs, **changes):
-    outcome = await finetune(config(epochs, **changes), run)
-    return [status.metadata["model_version"]["digest"] for status in outcome.statuses]
+    await train_in(config(epochs, **changes), run)
+    return [entry.version.digest for entry in histories_of(run.path)[None].trained]
 
 
 async def test_a_run_that_is_taken_up_again_ends_with_the_same_bits(project):

@@ -75,7 +75,7 @@ def everything(adapter):
     """All that the next job depends on."""
     learner, of = adapter._learner, adapter._policy
     names = {parameter: name for name, parameter in of.trainable().items()}
-    state = learner._optimiser.state
+    state = learner.optimiser.adam.state
     return (
         of.version,
         learner.step,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from etude.backends.local_adapter import learner_options
 from etude.backends.local_config import LocalAdapterConfig
-from etude.backends.local_training import learner_options, objective_of
 from etude.config.finetuning import FinetuneConfig
+from etude.jobs.units import objective_of
 from etude.learner.schedule import Schedule
-from etude.server import job_data
 from etude.server.hyperparameters import DpoHyperparameters, GrpoHyperparameters, resolved
 
 
@@ -39,7 +39,8 @@ def test_a_job_of_the_server_has_the_same_objectives():
     for asked in ({}, {"loss": "ipo", "beta": 0.3}, {"loss": "sigmoid_norm", "label_smoothing": 0.1}):
         values = resolved("dpo", DpoHyperparameters(**asked), 4, None, fine_tuned=False)
         config = LocalAdapterConfig(dpo={**asked, "reference": "base"})
-        assert job_data.objective_of("dpo", values) == objective_of("dpo", config)
+        assert objective_of("dpo", values) == objective_of("dpo", config.options_of("dpo"))
     for asked in ({"variant": "gspo"}, {"correction": "mask", "entropy_bonus": 0.1, "off_policy_limit": 1.0}):
         values = resolved("grpo", GrpoHyperparameters(**asked), 4, None, fine_tuned=False)
-        assert job_data.objective_of("grpo", values) == objective_of("grpo", LocalAdapterConfig(grpo=asked))
+        config = LocalAdapterConfig(grpo=asked)
+        assert objective_of("grpo", values) == objective_of("grpo", config.options_of("grpo"))

@@ -10,12 +10,11 @@ from openai import AsyncOpenAI
 
 from etude.algorithms.branches import branches_of
 from etude.algorithms.transcript import trajectory_of
-from etude.backends.openai_adapter import OpenAiAdapter
+from etude.backends.openai_adapter import OpenAiAdapter, price_of
+from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_config import OpenAiAdapterConfig
-from etude.backends.openai_jobs import TrainingJobNotFoundClientError
-from etude.backends.openai_prices import price_of
 from etude.backends.openai_rows import dpo_row, supervised_row
-from etude.backends.pauses import pauses
+from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
 from etude.core.example import Example
@@ -294,7 +293,7 @@ async def test_facts_can_be_added_to_the_log(tmp_path):
 
 @pytest.mark.parametrize("fault", ["lost", 500, 503])
 async def test_a_job_whose_answer_got_lost_is_found_and_not_made_again(fault, monkeypatch):
-    monkeypatch.setattr("etude.backends.openai_create._WAIT", 0.0)
+    monkeypatch.setattr("etude.backends.openai_api._WAIT", 0.0)
     server = StandIn()
     server.faults["POST /fine_tuning/jobs"] = [fault]
     ref = await backend(server).submit(supervised())

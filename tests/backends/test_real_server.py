@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter
-from etude.backends.lm_server_config import LmServerAdapterConfig
-from etude.backends.openai_connection import connect
+from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.openai_api import connect
 from etude.config.finetuning import FinetuneConfig
 from etude.core.job import TrainingJobRef, TrainingStatusEnum
 from etude.inference.openai_config import OpenAiLlmConfig

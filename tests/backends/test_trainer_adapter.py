@@ -2,7 +2,8 @@
 
 import pytest
 
-from etude.backends.trainer_adapter import Capabilities, TrainerAdapter, check_method, poll_until_final
+from etude.backends.capabilities import Capabilities, check_method
+from etude.backends.trainer_adapter import TrainerAdapter, poll_until_final
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
 from etude.core.errors import CapabilityError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum

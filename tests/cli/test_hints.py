@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from etude.cli.hints import HINTS, Hint
+from etude.cli.console import Hint
+from etude.cli.hints import HINTS
 from tests.cli.projects import ROOT, change, etude, local_project, rows, scripted_project
 from tests.cli.test_dataset import apps, buggify, endpoint  # noqa: F401
 from tests.cli.test_demo import small_example  # noqa: F401
@@ -195,7 +196,7 @@ def where_nothing_is(small_example, printed):  # noqa: F811
 def after_a_demo_that_was_stopped(small_example, printed):  # noqa: F811
     """In a folder of one's own, which is not empty any more."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("etude.demo.demo.finetune", lambda *args, **kwargs: 1 / 0)
+        patch.setattr("etude.demo.demo.train_in", lambda *args, **kwargs: 1 / 0)
         shown = etude("demo", "--out", "here it is", "--method", "dpo", "--seed", "3")
     assert shown.exit_code == 1
     words = shlex.split(last_line(shown))
@@ -342,7 +343,7 @@ def test_a_run_whose_name_would_break_a_line_is_refused(project):
 
 
 def test_what_a_taken_over_config_lacks_is_named_before_the_check(tmp_path, monkeypatch):
-    from tests.integrations.nat_import.test_nat import RL
+    from tests.integrations.nat.test_import_nat import RL
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NVIDIA_API_KEY", raising=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from etude.backends.job_content import JobNameTakenError
+from openai.types.fine_tuning import FineTuningJob
+
 from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter
-from etude.backends.lm_server_config import LmServerAdapterConfig
-from etude.backends.openai_connection import connect
+from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.openai_api import connect
 from etude.core.errors import BackendError, RequestError
 from etude.groups import (
     DryRun,
@@ -29,6 +30,7 @@ from etude.groups import (
 )
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
+from etude.jobs.content import JobNameTakenError
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal
@@ -50,9 +52,39 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model, tmp_path_factory) -> Iterator[ServerProcess]:
-    with ServerProcess(model, tmp_path_factory.mktemp("server"), "--engine-wait", "60") as running:
-        yield running
+def unstarted(model, tmp_path_factory) -> Iterator[ServerProcess]:
+    """The server of all tests, whose address is known before it is started."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = ServerProcess(
+        model, tmp_path_factory.mktemp("server"), "--engine-wait", "60", "--port", str(port)
+    )
+    server.address = f"http://127.0.0.1:{port}"
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(unstarted) -> ServerProcess:
+    if not unstarted.is_running:
+        unstarted.start()
+    return unstarted
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(server) -> FineTuningJob:
+    """A finished job of a group that is not here any more."""
+    client = server.client()
+    file = upload(client, [{"messages": [ASK, YES]}] * 2)
+    method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 1, **FAST}}}
+    job = client.fine_tuning.jobs.create(
+        model="tiny", training_file=file, method=method, metadata={"etude_version": "1"}
+    )
+    while job.status not in ("succeeded", "failed"):
+        time.sleep(0.1)
+        job = client.fine_tuning.jobs.retrieve(job.id)
+    return job
 
 
 @pytest.fixture
@@ -104,6 +136,14 @@ class Setting:
     def job(self, ref):
         return self.server.client().fine_tuning.jobs.retrieve(ref.metadata["job_id"])
 
+    def close(self):
+        """Cancel the jobs that nobody waited for: the next test would have to."""
+        for journal in self.journals:
+            journal.close()
+        for job in self.jobs() if self.server.is_running else ():
+            if job.status not in ("succeeded", "failed", "cancelled"):
+                self.server.client().fine_tuning.jobs.cancel(job.id)
+
     def engine(self):
         with self.server.http() as http:
             return http.get("/engine/status").json()
@@ -113,8 +153,7 @@ class Setting:
 def setting(server, tmp_path) -> Iterator[Setting]:
     made = Setting(server, tmp_path)
     yield made
-    for journal in made.journals:
-        journal.close()
+    made.close()
 
 
 async def trained(group, play, name=None, agent="prover"):
@@ -122,6 +161,25 @@ async def trained(group, play, name=None, agent="prover"):
     await group.create_supervised_fine_tune_job({agent: [play]}, job_name=name)
     await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
     return await group.switch_to_next_model()
+
+
+async def test_a_group_waits_for_a_server_that_is_not_there_yet_and_says_so(unstarted, tmp_path, caplog):
+    """The first of the tests: the others go on with the server that it starts."""
+    setting = Setting(unstarted, tmp_path)
+    with caplog.at_level(logging.INFO):
+        with pytest.raises(
+            TimeoutError, match=r"no language-model server answers at .* after 0.2 s.*etude serve"
+        ):
+            await setting.group(name="late").wait_for_ready(timeout=0.2)
+        assert f"waiting up to 0.2 s for a language-model server at {unstarted.address}" in caplog.text
+        assert "ConnectError" in caplog.text
+        waiting = asyncio.create_task(setting.group(name="late").wait_for_ready(timeout=120))
+        try:
+            await asyncio.to_thread(unstarted.start)
+        finally:
+            await waiting
+        assert f"the language-model server at {unstarted.address} answers now" in caplog.text
+    setting.close()
 
 
 @pytest.mark.parametrize(
@@ -270,12 +328,12 @@ async def test_what_submits_nothing_leaves_the_engine_alone(setting, plays):
 @pytest.mark.parametrize("free_engine", [False, True])
 async def test_the_engine_is_away_only_for_jobs_that_need_its_place(setting, plays, free_engine):
     group = setting.group(name=f"engine-{free_engine}", free_engine=free_engine, num_epochs=15)
-    await group.create_supervised_fine_tune_job({"prover": list(plays)}, job_name=f"room-{free_engine}")
+    ref = await group.create_supervised_fine_tune_job({"prover": list(plays)}, job_name=f"room-{free_engine}")
     seen = set()
     # Nobody asks after the job, as if its process had died: the engine comes back by itself.
-    while (job := setting.jobs()[-1]).status not in ("succeeded", "failed"):
+    while (job := setting.job(ref)).status not in ("succeeded", "failed"):
         seen.add((job.status, setting.engine()["status"]))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02 if job.status == "running" else 0.05)
     assert job.status == "succeeded"
     training = {engine for status, engine in seen if status == "running"}
     assert ("stopped" in training) is free_engine
@@ -285,11 +343,9 @@ async def test_the_engine_is_away_only_for_jobs_that_need_its_place(setting, pla
     await group.wait_for_fine_tune_job(timeout=30)
 
 
-async def test_a_state_of_neural_interactive_proofs_is_gone_on_from(setting, plays):
-    made = setting.group(name="maker")
-    await trained(made, plays[0])
-    job, name = made.get_state().fine_tune_job.metadata["job_id"], made.model_name
-    state = {"fine_tune_job_id": job, "fine_tuned_model_name": name}
+async def test_a_group_goes_on_from_a_state_of_neural_interactive_proofs(setting, plays, fine_tuned):
+    name = fine_tuned.fine_tuned_model
+    state = {"fine_tune_job_id": fine_tuned.id, "fine_tuned_model_name": name}
     group = setting.group("nip", "nip")
     group.set_state(state)
     await group.eval()
@@ -320,31 +376,6 @@ async def test_a_job_under_way_in_such_a_state_is_switched_to(setting, server, p
     assert (version.number, version.location) == (2, made)
 
 
-async def test_a_server_that_is_not_there_yet_is_waited_for_and_told_of(model, tmp_path, caplog):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    late = ServerProcess(model, tmp_path, "--port", str(port))
-    late.address = f"http://127.0.0.1:{port}"
-    setting = Setting(late, tmp_path)
-    with caplog.at_level(logging.INFO):
-        with pytest.raises(
-            TimeoutError, match=r"no language-model server answers at .* after 0.2 s.*etude serve"
-        ):
-            await setting.group(name="late").wait_for_ready(timeout=0.2)
-        assert f"waiting up to 0.2 s for a language-model server at {late.address}" in caplog.text
-        assert "ConnectError" in caplog.text
-        waiting = asyncio.create_task(setting.group(name="late").wait_for_ready(timeout=120))
-        try:
-            await asyncio.to_thread(late.start)
-            await waiting
-        finally:
-            late.stop()
-        assert f"the language-model server at {late.address} answers now" in caplog.text
-    for journal in setting.journals:
-        journal.close()
-
-
 async def test_a_line_of_another_model_is_an_error_that_names_both(setting, plays, pair):
     group = setting.group(name="line")
     group.line.model = "polcy"
@@ -360,9 +391,8 @@ async def test_a_line_of_another_model_is_an_error_that_names_both(setting, play
             await create
 
 
-async def test_a_fine_tuned_model_goes_on_with_the_rank_that_it_has(setting, plays):
-    group = setting.group(name="rank", lora_rank=2, num_epochs=1)
-    await trained(group, plays[0])
-    again = setting.group(name="rank", lora_rank=3, num_epochs=1)
+async def test_a_fine_tuned_model_goes_on_with_the_rank_that_it_has(setting, plays, fine_tuned):
+    group = setting.group(name="rank", lora_rank=3, num_epochs=1)
+    group.set_state({"fine_tune_job_id": fine_tuned.id, "fine_tuned_model_name": fine_tuned.fine_tuned_model})
     with pytest.raises(BackendError, match="lora_rank 2"):
-        await again.create_supervised_fine_tune_job({"prover": [plays[1]]})
+        await group.create_supervised_fine_tune_job({"prover": [plays[1]]})

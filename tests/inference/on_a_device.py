@@ -12,8 +12,7 @@ import torch
 
 from etude.core.call import Sampling
 from etude.inference.decoder import make_decoder
-from etude.inference.row import Row
-from etude.inference.sampler import uniforms
+from etude.inference.sampler import Row, uniforms
 from tests.models.tiny_models import family
 from tests.pretended import DEVICE, Pretended, moved, pretending
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from etude.core.call import Sampling
-from etude.inference.decoder import RecomputeDecoder, Row, SlotDecoder, make_decoder
-from etude.inference.sampler import uniforms
+from etude.inference.decoder import RecomputeDecoder, make_decoder
+from etude.inference.sampler import Row, uniforms
+from etude.inference.slot_decoder import SlotDecoder
 from tests.models.tiny_models import family, policy, true_logprobs
 
 SLIDING = {"sliding_window": 16, "head_dim": 8}

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from etude.core.call import Sampling
-from etude.inference import packed_linear
-from etude.inference.decoder import Row, make_decoder
+from etude.inference import fused_weights
+from etude.inference.decoder import make_decoder
 from etude.inference.fused_weights import can_fuse
-from etude.inference.sampler import uniforms
+from etude.inference.sampler import Row, uniforms
 from etude.models.policy import LoraOptions
 from tests.models.tiny_models import family, fresh_policy, true_logprobs
 
@@ -72,7 +72,7 @@ def test_the_logprobs_are_the_models_own(name, deterministic):
 
 @pytest.mark.parametrize("name", ["llama", "all biases"])
 def test_the_logprobs_are_the_models_own_with_weights_large_enough_to_be_packed(name, monkeypatch):
-    monkeypatch.setattr(packed_linear, "_LEAST", 1)
+    monkeypatch.setattr(fused_weights, "_LEAST", 1)
     of = shaken(FUSED[name]())
     assert_right(of, sampled(of))
 

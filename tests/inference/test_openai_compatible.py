@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from etude.core.call import ChatRequest, Completion, Sampling, Usage
 from etude.core.errors import EngineError, RequestError
 from etude.core.job import ModelVersion
+from etude.inference.engine import counting_retries
 from etude.inference.openai_compatible import OpenAiEngine, openai_llm
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.inference.retries import counting_retries
-from etude.wire.openai_failures import Disturbed, Refused, failure_of
-from etude.wire.openai_wire import parse_completion, request_fields
+from etude.wire.client import Disturbed, Refused, failure_of, parse_completion, request_fields
 
 SECRET = "sk-do-not-show-me"
 LOGPROBS = (-0.25, -1.5, -0.0078125)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from etude.inference.packed_linear import PackedLinear
+from etude.inference.fused_weights import PackedLinear
 
 
 @pytest.mark.parametrize("out", [3, 64, 1000])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etude.inference.openai_config import OpenAiLlmConfig
-from etude.inference.providers import PROVIDERS, provider_at
+from etude.inference.openai_config import PROVIDERS, OpenAiLlmConfig, provider_at
 
 
 def config(**settings) -> OpenAiLlmConfig:
@@ -30,17 +29,17 @@ def environment(monkeypatch):
 )
 def test_a_provider_is_known_by_its_address(url, name):
     assert provider_at(url).name == name
-    assert config(base_url=url).told_by.name == name
+    assert config(base_url=url).provider_there.name == name
 
 
 def test_without_an_address_it_is_openai_unless_the_environment_says_otherwise(monkeypatch):
-    assert config().told_by.name == "openai"
+    assert config().provider_there.name == "openai"
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:8000/v1/")
-    assert (config().told_by.name, config().address) == ("other", "http://localhost:8000/v1")
+    assert (config().provider_there.name, config().address) == ("other", "http://localhost:8000/v1")
 
 
 def test_a_provider_can_be_named():
-    assert config(base_url="http://localhost:1/v1", provider="vllm").told_by is PROVIDERS["vllm"]
+    assert config(base_url="http://localhost:1/v1", provider="vllm").provider_there is PROVIDERS["vllm"]
 
 
 @pytest.mark.parametrize(

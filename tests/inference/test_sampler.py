@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 
 from etude.core.call import Sampling
 from etude.core.errors import EngineError
-from etude.inference.row import Row
-from etude.inference.sampler import append_samples, sample, uniforms
+from etude.inference.sampler import Row, append_samples, distribution, uniforms
+from etude.inference.sampler import draw as drawn
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -4.0]
 DRAWS = 20_000
+
+
+def sample(logits_BV, temperature_B, top_p_B, uniform_B):
+    """Token ids [B] and their logprobs [B]."""
+    probs_BV = distribution(logits_BV, temperature_B, top_p_B)
+    ids_B1, logprobs_B1 = drawn(probs_BV, temperature_B == 0, uniform_B[:, None])
+    return ids_B1[:, 0], logprobs_B1[:, 0]
 
 
 def draw(logits, *, temperature=1.0, top_p=1.0, uniform):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etude.core.call import Sampling
-from etude.inference.row import Row
+from etude.inference.sampler import Row
 from etude.inference.slot_table import Copy, SlotTable
 
 LONG = list(range(100, 200))

@@ -17,13 +17,13 @@ import torch
 
 from etude.core.call import Sampling
 from etude.core.errors import EngineAway, EngineError
-from etude.inference.sampled import SampledToken, TokenRequest
+from etude.inference.engine import SampledToken, TokenRequest
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmOptions, VllmProcess
-from etude.models.lora_folder import write_lora_folder
 from etude.models.policy import LoraOptions, Policy
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.models.weights import write_lora_folder
 from tests.vllm import STAND_IN, command_of, commands
 
 PROMPT = (5, 40, 41, 42)

@@ -16,8 +16,7 @@ from etude.learner.flex import block_mask
 from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.sft import Sft
-from etude.learner.tree import token_tree
-from etude.learner.tree_layout import TreeLayout
+from etude.learner.tree import TreeLayout, token_tree
 from tests.learner.gradients import batch_of
 from tests.learner.trees import forest
 from tests.models.tiny_models import family

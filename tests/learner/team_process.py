@@ -14,8 +14,7 @@ from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.sft import Sft
-from etude.learner.sharding import ShardingTeam
-from etude.learner.team import PeerLost, Team, joined
+from etude.learner.team import PeerLost, ShardingTeam, Team, joined
 from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy
 from etude.models.weights import load_tensors, save_tensors
 from tests.learner.gradients import batch_of

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.learner.dealing import Row, runs
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep
+from etude.learner.packing import Row, runs
 from etude.learner.padding import padded_row
 from etude.learner.team import Team
 from etude.learner.tree import token_tree

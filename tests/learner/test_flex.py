@@ -15,9 +15,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 from etude.learner import flex
 from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.tree import token_tree
+from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_attention import _attend
-from etude.learner.tree_layout import TreeLayout
 from etude.learner.tree_model import tree_hidden, why_not_trees
 from tests.learner.gradients import assert_same, batch_of, gradient_of
 from tests.learner.trees import forest
@@ -60,7 +59,7 @@ def test_the_block_mask_is_the_one_that_torch_makes(tree, window):
     assert size % 128 == 0 and (0 <= size - len(tree) < 128 or size == 256)
 
     def looks(batch, head, query, key):
-        return layout.sees(query, key, window)
+        return layout.attends(query, key, window)
 
     made, wanted = layout.block_mask(window), create_block_mask(looks, None, None, size, size, device="cpu")
     assert torch.equal(made.to_dense(), wanted.to_dense())

@@ -7,7 +7,7 @@ import torch
 
 from etude.learner.checkpointing import checkpointed
 from etude.learner.grpo import Grpo
-from etude.learner.lean_llama import is_lean
+from etude.learner.tree_model import is_lean
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, batch_of, gradient_of
 from tests.learner.trees import forest

@@ -33,7 +33,7 @@ def jobs(count):
 
 def everything(learner):
     """All that the next step depends on."""
-    state = learner._optimiser.state_dict()["state"]
+    state = learner.optimiser.adam.state_dict()["state"]
     moments = {(key, name): value.tolist() for key, parts in state.items() for name, value in parts.items()}
     return learner.step, learner.trained, learner.policy.digest(), moments
 
@@ -168,7 +168,7 @@ def test_gradients_are_clipped_to_their_norm():
     norms = [learner.train(jobs(1)[0], Sft())["grad_norm"] for learner in (plain, clipped)]
     assert norms[0] == pytest.approx(norms[1])
     moments = [
-        torch.cat([state["exp_avg"].flatten() for state in learner._optimiser.state.values()]).norm()
+        torch.cat([state["exp_avg"].flatten() for state in learner.optimiser.adam.state.values()]).norm()
         for learner in (plain, clipped)
     ]
     assert float(moments[1]) == pytest.approx(1e-3 * 0.1, rel=1e-3)

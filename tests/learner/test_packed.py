@@ -140,7 +140,7 @@ def test_steps_repeat_bit_for_bit():
 def test_chosen_tokens_without_logits_of_all_at_once(monkeypatch, packing, bonus):
     batch, objective = batch_of(forest(5, 40, temperatures=(1.0, 0.5))), Grpo(entropy_bonus=bonus)
     whole = gradient_of(policy(), batch, objective, packing=packing)
-    monkeypatch.setattr("etude.learner.selective._LOGITS", 400 * 7)
+    monkeypatch.setattr("etude.learner.head._LOGITS", 400 * 7)
     assert_same(gradient_of(policy(), batch, objective, packing=packing), whole)
 
 
@@ -164,7 +164,7 @@ def test_logits_are_never_there_for_all_positions(monkeypatch, name, packing):
     batch = batch_of(units_for(objective, forest(5, 60)))
     vocabulary = of.model.config.vocab_size
     most = max(value.numel() for value in of.trainable().values())
-    monkeypatch.setattr("etude.learner.selective._LOGITS", most)
+    monkeypatch.setattr("etude.learner.head._LOGITS", most)
     with Largest() as largest:
         gradient_of(of, batch, objective, packing=packing)
     trained = sum(weight != 0 for unit in batch.units for one in unit for weight in one.weights)

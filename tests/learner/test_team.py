@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from etude.learner.grpo import Grpo
-from etude.learner.launch import launch_command
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.team import Team
+from etude.learner.team import Team, launch_command
 from etude.models.weights import load_tensors
 from tests.learner.team_process import CASES, SHARDED, batch, learner_of, trained, trained_on_few
 
@@ -113,14 +112,14 @@ def test_what_is_finer_than_bfloat16_is_in_the_checkpoint(two, name):
     one = learner_of("tree", "half")
     one.policy.load_tensors(load_tensors(two / name / "trained.safetensors"))
     one.restore(two / name)
-    masters = one._masters.by_name
+    masters = one.optimiser.masters
     for weight, value in one.policy.trainable().items():
         assert value.dtype == torch.bfloat16 and torch.equal(value, masters[weight].bfloat16())
     assert any(not torch.equal(masters[weight], value) for weight, value in one.policy.trainable().items())
     found = {weight: value.detach() for weight, value in masters.items()}
     again = learner_of("tree", "half")
     again.train(batch("grpo", 1), Grpo())
-    wanted = {weight: value.detach() for weight, value in again._masters.by_name.items()}
+    wanted = {weight: value.detach() for weight, value in again.optimiser.masters.items()}
     assert_near(found, wanted, again.policy.base_tensors(), HALF_TOLERANCE)
     one.train(batch("grpo", 2), Grpo())
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from etude.backends.local_config import LocalAdapterConfig
-from etude.backends.local_training import objective_of
+from etude.jobs.units import objective_of
 from etude.learner.dpo import Dpo
 from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
@@ -119,7 +119,7 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, kl, tmp_path):
     inputs = grpo_inputs(units) | {"ref_per_token_logps": padded(base, 0.0)[:, 1:]}
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
     config = LocalAdapterConfig(grpo={"variant": variant, "constant_length": 9, "kl_estimator": kl})
-    assert_same(gradient_of(of, batch_of(units), objective_of("grpo", config)), theirs)
+    assert_same(gradient_of(of, batch_of(units), objective_of("grpo", config.options_of("grpo"))), theirs)
     assert config.grpo.advantage_scale == trainer.scale_rewards.replace("group", "std")
 
 

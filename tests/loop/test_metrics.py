@@ -1,9 +1,10 @@
 import pytest
 
 from etude.core.evaluation import EvalInput, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.numbers import finite
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.loop.metrics import collection_metrics, finite, selection_metrics, validation_metrics
-from etude.loop.summary import reason_for_skip, summary_of
+from etude.loop.metrics import collection_metrics, reason_for_skip, selection_metrics, validation_metrics
+from etude.store.summary import summary_of
 from tests.report.histories import history
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.stats import estimate
-from etude.loop.evaluation_result import item_rows, scores_of
+from etude.loop.evaluation import item_rows, scores_of
 
 
 def item(name, generation, score, error=None):

@@ -3,7 +3,7 @@
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.example import Example
-from etude.loop.shared_progress import SharedProgress
+from etude.loop.targets import SharedProgress
 from etude.report.state import RunState
 
 

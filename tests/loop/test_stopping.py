@@ -1,6 +1,6 @@
 import pytest
 
-from etude.loop.stopping import reason_to_stop, scores_of
+from etude.loop.metrics import reason_to_stop, scores_of
 from tests.report.histories import history
 
 

@@ -1,5 +1,5 @@
 from etude.core.history import History
-from etude.loop.versions import best_version, last_version, versions_to_keep
+from etude.store.figures import best_version, last_version, versions_to_keep
 from tests.report.histories import epoch, history
 
 

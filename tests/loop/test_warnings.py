@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from etude.core.history import History
-from etude.loop.warnings import causes_in, collapse_in, new_warnings, warnings_of
+from etude.store.summary import causes_in, collapse_in, new_warnings, warnings_of
 from tests.report.histories import epoch, history, validation
 
 RUN = Path("runs/r")

@@ -8,8 +8,8 @@ from itertools import combinations, product
 import pytest
 
 from etude.protocols import SCALES, Outcome, Protocol, Role, Turn, majority
-from etude.protocols.combinations import LIMIT, combinations_of, count_of
-from etude.protocols.said import Utterance
+from etude.protocols.outcome import Utterance
+from etude.protocols.survey import LIMIT, combinations_of, count_of
 
 
 class Counting:

@@ -124,7 +124,7 @@ async def test_the_order_of_channels_is_drawn_for_each_round_and_stays(journal: 
 def test_the_log_says_what_an_agent_argues_for_and_how_long_it_has() -> None:
     protocol = nip(max_message_rounds=5, randomize_prover_stance=True)
     rounds = protocol.rounds(0)
-    logs = [log_of(protocol, rounds, [], turn.agent, number, stance=0, key=0)
+    logs = [log_of(protocol, [], turn.agent, number, stance=0, key=0)
             for number, [turn] in enumerate(rounds)]  # fmt: skip
     assert [log.turns_left for log in logs] == [2, 1, 1, 0, 0]
     assert [log.stance for log in logs] == [None, 0, None, 0, None]

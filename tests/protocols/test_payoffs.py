@@ -42,7 +42,8 @@ OPPOSED = {
 def paid(protocol: Protocol, *agents: str, **outcome: Any) -> tuple[float, ...]:
     """What agents earn when the play ends so; by default all is right, and the verifier had the turn."""
     happened = {"truth": 1, "stance": 1, "over": True, "decider": "verifier", **outcome}
-    earned = protocol.payoff(Outcome(**happened))
+    sides = protocol.sides(happened["stance"], 1)
+    earned = protocol.payoff(Outcome(**happened, sides=sides))
     return tuple(earned[agent] for agent in agents)
 
 

@@ -133,7 +133,7 @@ async def test_every_way_through_a_branching_vote_has_its_own_verdict(journal: J
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"vote": None}, "ann and bob and cid may both decide in round 0; say with `vote`"),
+        ({"vote": None}, "ann and bob and cid may both decide in round 0; give the `vote`"),
         ({"vote": lambda ballots: 3.0}, r"the vote came to 3.0; a verdict is a number from -1 to 1"),
         ({"vote": lambda ballots: ballots["eve"]}, "the vote raised KeyError: 'eve'"),
         ({"vote": lambda ballots: float("nan")}, "the vote came to nan"),

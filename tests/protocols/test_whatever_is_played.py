@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from etude.protocols import EpisodeTree, Protocol, Widths, choices, most_calls, play
 from etude.protocols.log import play_log
-from etude.protocols.resolving import Facts, next_round, resolve
-from etude.protocols.rules import drawn_side, voters_of
+from etude.protocols.rules import Facts, drawn_side, next_round, resolve, voters_of
 from etude.protocols.tree import Node
 from tests.protocols.courts import RULES, Crowd, Offers, bargain, deliberation, hearing, jury, roll_call
 from tests.protocols.games import Labelled, example

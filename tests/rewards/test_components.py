@@ -10,10 +10,8 @@ from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.errors import ConfigError, RequestError
 from etude.core.evaluation import EvalInputItem
-from etude.rewards.function_evaluator import FunctionEvaluator
-from etude.rewards.group_judge import GroupJudge
-from etude.rewards.llm_judge import LlmJudge
-from etude.rewards.weighted import WeightedEvaluator
+from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator
+from etude.rewards.judge import GroupJudge, LlmJudge
 
 HERE = "tests.rewards.test_components"
 

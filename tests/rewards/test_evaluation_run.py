@@ -15,11 +15,9 @@ from etude.core.errors import EngineError, ErrorBudgetExceeded, RequestError, St
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
-from etude.inference.retries import note_retry
+from etude.inference.engine import note_retry
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.evaluator import scored
-from etude.rewards.function_evaluator import FunctionEvaluator
-from etude.rewards.weighted import WeightedEvaluator
+from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, scored
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal

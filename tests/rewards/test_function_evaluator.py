@@ -22,14 +22,15 @@ from etude.core.errors import EngineError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
-from etude.rewards.evaluator import evaluate, scored
-from etude.rewards.function_evaluator import (
+from etude.rewards.evaluator import (
     FunctionEvaluator,
     FunctionEvaluatorConfig,
     as_evaluator,
     evaluator,
     function_evaluator,
+    scored,
 )
+from etude.rewards.scorer import evaluate
 
 EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")
 ITEM = EvalInputItem(

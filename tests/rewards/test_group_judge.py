@@ -12,8 +12,8 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import EngineError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
-from etude.rewards.evaluator import evaluate
-from etude.rewards.group_judge import RUBRIC, GroupJudge, GroupJudgeConfig
+from etude.rewards.judge import RUBRIC, GroupJudge, GroupJudgeConfig
+from etude.rewards.scorer import evaluate
 from tests.rewards.scripted_engine import ScriptedEngine, answering
 
 SYSTEM = {"role": "system", "content": "Add. " * 100}

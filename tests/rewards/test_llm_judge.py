@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from etude.core.call import Completion
 from etude.core.errors import EngineError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.rewards.evaluator import evaluate
-from etude.rewards.judge import MalformedAnswer, parse_object
-from etude.rewards.llm_judge import LlmJudge, LlmJudgeConfig
+from etude.rewards.judge import LlmJudge, LlmJudgeConfig, MalformedAnswer, parse_object
+from etude.rewards.scorer import evaluate
 from tests.rewards.scripted_engine import ScriptedEngine, answering
 
 ITEM = EvalInputItem(

@@ -13,8 +13,7 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.evaluator import scored
-from etude.rewards.function_evaluator import FunctionEvaluator
+from etude.rewards.evaluator import FunctionEvaluator, scored
 from etude.rewards.rescore import rescore
 from etude.rollout.collector import Collector
 from etude.rollout.workflow import Workflow

@@ -12,7 +12,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalInputItem
 from etude.core.example import Example
 from etude.core.message import Message
-from etude.rewards.transcript import common_prefix, messages_of
+from etude.rewards.judge import common_prefix, messages_of
 
 SYSTEM = {"role": "system", "content": "add"}
 QUESTION = {"role": "user", "content": "2 + 2"}

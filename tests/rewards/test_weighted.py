@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.rewards.evaluator import evaluate
-from etude.rewards.function_evaluator import FunctionEvaluator
-from etude.rewards.weighted import WeightedEvaluator, WeightedEvaluatorConfig
+from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, WeightedEvaluatorConfig
+from etude.rewards.scorer import evaluate
 
 ITEM = EvalInputItem(id="q", output_obj="x")
 

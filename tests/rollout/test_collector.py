@@ -13,7 +13,7 @@ from etude.core.errors import EngineAway, EngineError, ImpossibleCall, RequestEr
 from etude.rollout import run_workflow
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow, workflow
-from etude.store.archive import iter_episodes, read_episode
+from etude.store.episodes import iter_episodes, read_episode
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, examples, jobs, timeless
 from tests.support import EchoEngine, ScriptedEngine
@@ -90,7 +90,7 @@ async def test_an_interrupted_episode_gets_back_the_answers_it_had(journal: Jour
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert not journal.contains("train/0/0")
+    assert journal.get("train/0/0") is None
     record = await collect_one(play, journal, engine=engine)
     assert len(engine.requests) == 2
     assert record.output[0] == f"{engine.requests[0].key % 1000}: hi"

@@ -11,7 +11,7 @@ from etude.config import registry
 from etude.config.import_path import make_importable
 from etude.core.errors import DatasetError, MissingExtraError
 from etude.core.example import Example
-from etude.rollout.dataset_config import (
+from etude.rollout.dataset_rows import (
     CsvDatasetConfig,
     DatasetStructure,
     HuggingFaceDatasetConfig,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
 from tests.rollout.running import timeless
 

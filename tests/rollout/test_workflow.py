@@ -8,14 +8,8 @@ import pytest
 from etude.config import registry
 from etude.config.import_path import make_importable
 from etude.core.errors import RequestError
-from etude.rollout.workflow import (
-    FunctionWorkflowConfig,
-    Workflow,
-    as_workflow,
-    function,
-    function_workflow,
-    workflow,
-)
+from etude.rollout.function import function
+from etude.rollout.workflow import FunctionWorkflowConfig, Workflow, as_workflow, function_workflow, workflow
 
 
 async def play(example, episode):

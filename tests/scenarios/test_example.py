@@ -22,7 +22,7 @@ from etude.rollout.collector import Collector
 from etude.store.run_folder import RunFolder
 from tests.support import ScriptedEngine
 
-FOLDER = Path(__file__).parents[3] / "examples" / "code_validation"
+FOLDER = Path(__file__).parents[2] / "examples" / "code_validation"
 
 
 def answer(request: ChatRequest) -> str:

@@ -16,7 +16,7 @@ from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem
 from etude.core.stats import estimate
 from etude.protocols import EpisodeTree, Node
-from etude.rewards.evaluator import evaluate
+from etude.rewards.scorer import evaluate
 from etude.scenarios.evaluators import (
     NeitherConfig,
     NoDecisionConfig,

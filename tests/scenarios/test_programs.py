@@ -15,7 +15,7 @@ from etude.scenarios.programs.mutate import mutants
 from etude.scenarios.programs.problem import Family
 from etude.scenarios.sandbox.check import IoTests, check_program, same_value
 
-SHIPPED = Path(__file__).parents[3] / "examples" / "code_validation" / "programs.jsonl"
+SHIPPED = Path(__file__).parents[2] / "examples" / "code_validation" / "programs.jsonl"
 
 BY_NAME = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 

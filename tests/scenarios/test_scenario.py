@@ -63,11 +63,11 @@ ALL = pytest.mark.parametrize(("name", "arguments"), PROTOCOL_CASES, ids=lambda 
 
 def turns(protocol: Protocol, stance: Verdict = 1) -> Iterator[tuple[str, Turn, Log]]:
     """All turns of a protocol that goes on to its end, with all that was said before."""
-    for rounds in protocol.schedules:
+    for key, rounds in enumerate(protocol.schedules):
         path: list[Node] = []
         for number, taken in enumerate(rounds):
             for turn in taken:
-                log = log_of(protocol, rounds, path, turn.agent, number, stance=stance, key=0)
+                log = log_of(protocol, path, turn.agent, number, stance=stance, key=key)
                 yield turn.agent, turn, log
             for turn in taken:
                 said = dict.fromkeys(turn.writes, "said")

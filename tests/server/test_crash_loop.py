@@ -13,7 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from etude.inference.process_mark import marked_process
+from etude.inference.child_process import marked_process
 from etude.store.lock import locked_by
 from tests.server.data import ASK, FINAL, create, messages, supervised, upload, wait
 from tests.server.process import ServerProcess

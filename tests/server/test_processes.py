@@ -13,8 +13,7 @@ import pytest
 
 from etude.core.errors import RequestError
 from etude.server.job_folder import JobFolder
-from etude.server.processes import training_processes
-from etude.server.settings import server_settings
+from etude.server.settings import server_settings, training_processes
 from tests.server.data import create, dpo, grpo, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole

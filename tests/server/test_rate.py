@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.server.rate import RateLimit
+from etude.server.guard import RateLimit
 from tests.server.process import ServerProcess
 
 

@@ -11,8 +11,8 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.rewards.collections import numbered, phase_name
 from etude.store.encode import encode_episode
+from etude.store.episodes import choose_phase, epoch_of, phases_of
 from etude.store.journal import Journal
-from etude.store.phases import choose_phase, epoch_of, phases_of
 
 LATEST_FIRST = [
     "eval",

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from etude.core.errors import RequestError, StoreError
-from etude.store.environment import describe_environment, git_state
-from etude.store.names import new_run_name
-from etude.store.run_folder import RunFolder
-from etude.store.run_list import list_runs
+from etude.store.facts import facts_of, list_runs
+from etude.store.run_folder import RunFolder, describe_environment, git_state, new_run_name
 
 HOLD = """
 import sys
@@ -122,7 +120,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     try:
         with pytest.raises(StoreError, match=f"run a is in use by process {other.pid}; wait for it"):
             RunFolder.open(tmp_path / "a")
-        assert [run.in_use_by for run in list_runs(tmp_path)] == [other.pid]
+        assert [facts_of(run).in_use_by for run in list_runs(tmp_path)] == [other.pid]
         with RunFolder.read(tmp_path / "a") as reader:
             assert reader.journal.get("nothing") is None
     finally:
@@ -181,7 +179,7 @@ async def test_runs_are_listed_the_last_changed_first(tmp_path: Path) -> None:
         os.utime(tmp_path / name / "run.db", (stamp, stamp))
     (tmp_path / "no run").mkdir()
     assert [run.name for run in list_runs(tmp_path)] == ["new", "old"]
-    assert [run.in_use_by for run in list_runs(tmp_path)] == [None, None]
+    assert [facts_of(run).in_use_by for run in list_runs(tmp_path)] == [None, None]
 
 
 async def test_reading_a_run_does_not_change_its_place_in_the_list(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from etude.algorithms.scored import ScoredEpisode
 from etude.core.call import Call
 from etude.core.message import message_key
 from etude.core.trajectory import Trajectory
-from etude.protocols.choice import choices
+from etude.protocols.tree import choices
 
 
 @dataclass(frozen=True, slots=True)

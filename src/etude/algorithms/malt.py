@@ -22,7 +22,7 @@ from etude.config.references import RefersToAgent
 from etude.config.registry import register_trajectory_builder
 from etude.core.keys import fold
 from etude.core.trajectory import Method, Trajectory
-from etude.protocols.widths import Widths
+from etude.protocols.growing import Widths
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

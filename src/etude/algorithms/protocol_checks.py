@@ -8,8 +8,8 @@ from etude.algorithms.branches import EVERY_FUNCTION
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
 from etude.protocols.decision import VERDICTS, WORDS
-from etude.protocols.guess import answer_for
-from etude.protocols.widths import Widths, branches, most_calls
+from etude.protocols.growing import Widths, branches, most_calls
+from etude.protocols.scenario import answer_for
 from etude.protocols.workflow import ProtocolWorkflow
 
 if TYPE_CHECKING:

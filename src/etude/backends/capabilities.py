@@ -1,15 +1,55 @@
-"""What a training backend can do, and the check that a run asks for nothing else."""
+"""What a training backend can do and can be given, and the checks that a run asks for nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from etude.config.component import LlmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
 from etude.core.trajectory import Method
 from etude.inference.openai_config import OpenAiLlmConfig
+
+
+@dataclass(frozen=True, slots=True)
+class JobHyperparameters:
+    """How jobs are to train. None leaves it to the adapter's config."""
+
+    num_epochs: int | None = None
+    """Times that a job goes over its data."""
+    rl_learning_rate: float | None = None
+    """The learning rate of `dpo` and `grpo`."""
+    dpo_beta: float | None = None
+    """How hard preferences pull away from the reference, in `dpo`."""
+    lora_rank: int | None = None
+    """Rank of the LoRA weights; 0 trains all weights."""
+    lora_alpha: float | None = None
+    """Scale of the LoRA weights."""
+
+    def given(self) -> dict[str, Any]:
+        """Those that say something, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def refuse_all_but(self, known: Collection[str], backend: str) -> None:
+        """Raise CapabilityError for one that is given and not among `known`."""
+        refused = [f"{name} ({value})" for name, value in self.given().items() if name not in known]
+        if refused:
+            raise CapabilityError(
+                f"the trainer adapter '{backend}' cannot be told {', '.join(refused)}: leave it out, or "
+                "choose another adapter" + (f". It can be told {', '.join(sorted(known))}" if known else "")
+            )
+
+    def for_api(self, method: Method) -> dict[str, Any]:
+        """As the fine-tuning API names them, for a job of the method."""
+        named = {"n_epochs": self.num_epochs, "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
+        if method != "supervised":
+            named["learning_rate"] = self.rl_learning_rate
+        if method == "dpo":
+            named["beta"] = self.dpo_beta
+        return {name: value for name, value in named.items() if value is not None}
+
 
 ALL_METHODS: frozenset[Method] = frozenset({"grpo", "dpo", "supervised"})
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities
-from etude.backends.hyperparameters import JobHyperparameters
+from pydantic import Field
+
+from etude.backends.capabilities import ALL_METHODS, Capabilities, JobHyperparameters
 from etude.backends.lm_client import FREE_ENGINE, LanguageModelClient
-from etude.backends.lm_server_config import LmServerAdapterConfig
-from etude.backends.openai_connection import connect, run_key, trained_model
+from etude.backends.openai_api import connect, run_key, trained_model
+from etude.backends.openai_config import JobsConfig
 from etude.backends.openai_jobs import OpenAiJobs
+from etude.config.changeable import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.job import TrainingJobRef, TrainingJobStatus
@@ -21,6 +23,23 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from etude.config.builder import Builder
+
+
+class LmServerAdapterConfig(JobsConfig, name="lm_server"):
+    """Train at a language-model server: `etude serve`, on this machine or another."""
+
+    hyperparameters: dict[str, float | int | str | bool] = Field(
+        default_factory=dict,
+        description="More hyperparameters of jobs, as the server names them; they go before the keys above.",
+    )
+    free_engine: bool = Field(
+        default=False,
+        description="Have the server put its engine away while a job trains, where both do not fit on the "
+        "device; it is brought back afterwards.",
+    )
+    ready_timeout: Annotated[float, CHANGEABLE] = Field(
+        default=300.0, ge=0, description="Seconds to wait for the server, and for its engine to come back."
+    )
 
 
 class LmServerAdapter(OpenAiJobs):

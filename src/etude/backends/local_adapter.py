@@ -4,48 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities
-from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.job_content import JobContent, data_hash
+from etude.backends.capabilities import ALL_METHODS, Capabilities, JobHyperparameters
 from etude.backends.job_log import JobLog
-from etude.backends.job_status import job_status
 from etude.backends.local_config import LocalAdapterConfig, LoraConfig
-from etude.backends.local_training import (
-    batch_of,
-    data_at,
-    for_method,
-    hyperparameters_of,
-    learner_options,
-    lora_with,
-    objective_of,
-)
-from etude.backends.trainer_adapter import TrainerAdapter
-from etude.backends.versions import FinishedJob, VersionFolders
+from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
 from etude.core.trajectory import TrajectoryCollection
+from etude.jobs.content import JobContent, data_hash
+from etude.jobs.folders import StateFolders
+from etude.jobs.training import JobData, JobTraining, is_trained
+from etude.jobs.units import objective_of, units_of_collection
 from etude.learner.batch import TrainingBatch
-from etude.learner.learner import Learner, StepReport, TrainingCanceled
+from etude.learner.kl_reward import with_kl_in_rewards
+from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.learner.plan import Step
+from etude.learner.schedule import Schedule
 from etude.models.policy import LoraOptions, Policy
 
+_NO_MATTER = {"reward", "token_budget", "packing", "gradient_checkpointing"}
+"""Keys of the config that change how a job computes, and not what it learns."""
 
-@dataclass(slots=True)
-class _Job:
-    """A job of this process."""
 
-    task: asyncio.Task[FinishedJob]
+@dataclass(frozen=True, slots=True)
+class FinishedJob:
+    """A job and the version that it made."""
+
+    version: ModelVersion
+    metrics: dict[str, float]
     content: JobContent
-    """Without its start, which is known when it is over."""
-    canceled: threading.Event = field(default_factory=threading.Event)
-    progress: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
+    """What it was made of; its start is the number of a version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +51,33 @@ class _Order:
     config: LocalAdapterConfig
     batch: TrainingBatch
     content: JobContent
+    """Without its start, which is known once it trains."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.config.options_of(self.trajectories.method)
+
+
+@dataclass(slots=True)
+class _Job:
+    """A job of this process, which listens to its training."""
+
+    order: _Order
+    canceled: threading.Event = field(default_factory=threading.Event)
+    progress: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    task: asyncio.Task[FinishedJob] | None = None
+
+    def started(self, done: int) -> None:
+        """It begins."""
+
+    def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
+        self.metrics, self.progress = dict(metrics), 100.0 * step.number / step.of
+
+    def checkpointed(
+        self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
+    ) -> Collection[int]:
+        return ()
 
 
 class LocalAdapter(TrainerAdapter):
@@ -71,7 +93,7 @@ class LocalAdapter(TrainerAdapter):
     def __init__(self, adapter_config: LocalAdapterConfig, policy: Policy, folder: Path, seed: int) -> None:
         super().__init__(adapter_config)
         self._policy = policy
-        self._versions = VersionFolders(folder)
+        self._versions = StateFolders(folder, "v", "version")
         self._seed = seed
         self._newest = 0
         """The highest version that is known: a job makes one after it, wherever it starts."""
@@ -84,7 +106,7 @@ class LocalAdapter(TrainerAdapter):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Put LoRA weights on the model where the config asks for them, and make the optimiser."""
         await super().initialize(run_config)
-        lora = lora_with(self.adapter_config, self._hyperparameters)
+        lora = self.adapter_config.lora_with(self._hyperparameters)
         if lora is not None:
             modules = tuple(lora.target_modules) if lora.target_modules else None
             try:
@@ -105,8 +127,8 @@ class LocalAdapter(TrainerAdapter):
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """See `TrainerAdapter.use_hyperparameters`. LoRA weights are put on the model by `initialize`."""
-        before = lora_with(self.adapter_config, self._hyperparameters)
-        after = lora_with(self.adapter_config, hyperparameters)
+        before = self.adapter_config.lora_with(self._hyperparameters)
+        after = self.adapter_config.lora_with(hyperparameters)
         if self._learner is not None and before != after:
             raise CapabilityError(
                 f"the model trains {_lora_words(before)} since the adapter was initialized, and cannot train "
@@ -123,29 +145,28 @@ class LocalAdapter(TrainerAdapter):
         """Start training in a thread. See `TrainerAdapter.submit`."""
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
-        learner, config = self._require_learner(), for_method(trajectories.method, *self._settings)
+        learner, method = self._require_learner(), trajectories.method
+        config = self.adapter_config.for_job(method, self._hyperparameters)
         facts = hyperparameters_of(config, learner.options.schedule, self._seed)
-        content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
+        content = JobContent.of(data_hash(trajectories), method, facts)
         if (running := self._jobs.get(name)) is not None:
-            running.content.require(name, content)
-        if (finished := self._versions.of_job(name)) is not None:
+            running.order.content.require(name, content)
+        if (finished := self._finished(name)) is not None:
             number = str(finished.version.number)
             finished.content.require(name, replace(content, start=str(self._policy.version)), number)
         if running is not None or finished is not None:
             return ref
         # Made before the job starts, so that data which cannot be trained on is an error here.
-        batch = batch_of(trajectories, config, self._policy.template)
-        order = _Order(trajectories, config, batch, content)
-        canceled = threading.Event()
-        task = asyncio.create_task(asyncio.to_thread(self._train, order, canceled))
-        self._jobs[name] = _Job(task, content, canceled)
+        batch = units_of_collection(trajectories, config.options_of(method), self._policy.template)
+        self._jobs[name] = job = _Job(_Order(trajectories, config, batch, content))
+        job.task = asyncio.create_task(asyncio.to_thread(self._train, job))
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Where the job stands; jobs that other processes finished are found by their version."""
         job = self._jobs.get(ref.run_id)
-        if job is None:
-            return _stored_status(ref, self._versions.of_job(ref.run_id))
+        if job is None or job.task is None:
+            return _stored_status(ref, self._finished(ref.run_id))
         if not job.task.done():
             return job_status(
                 ref, TrainingStatusEnum.RUNNING, job.progress, metadata={"metrics": dict(job.metrics)}
@@ -164,7 +185,7 @@ class LocalAdapter(TrainerAdapter):
     ) -> TrainingJobStatus:
         """Wait for the thread itself; `poll_interval` plays no part."""
         job = self._jobs.get(ref.run_id)
-        if job is not None:
+        if job is not None and job.task is not None:
             await asyncio.wait([job.task])
         return await self.status(ref)
 
@@ -194,7 +215,7 @@ class LocalAdapter(TrainerAdapter):
     async def cancel(self, ref: TrainingJobRef) -> None:
         """Stop the job before it goes on to more data."""
         job = self._jobs.get(ref.run_id)
-        if job is not None:
+        if job is not None and job.task is not None:
             job.canceled.set()
             await asyncio.wait([job.task])
 
@@ -212,29 +233,30 @@ class LocalAdapter(TrainerAdapter):
     def _restore(self, version: ModelVersion) -> None:
         with self._policy.lock:
             self._newest = max(self._newest, self._policy.version, version.number)
-            self._policy.adopt(self._versions.here(version))
+            self._policy.adopt(self._here(version))
             if self._optimiser_of != version.number:
                 self._take_optimiser_of(version.number)
 
-    def _train(self, order: _Order, canceled: threading.Event) -> FinishedJob:
+    def _train(self, job: _Job) -> FinishedJob:
         """In a thread: train, and save the new version. Everything is as it was after any error."""
-        learner, policy, config = self._require_learner(), self._policy, order.config
-        name, template = order.trajectories.run_id, policy.template
-        objective = objective_of(order.trajectories.method, config)
+        learner, policy, order = self._require_learner(), self._policy, job.order
         with policy.lock:
             start = policy.version
             if self._optimiser_of != start:
                 self._take_optimiser_of(start)
-            number, before = max(self._newest, start, self._versions.newest()) + 1, policy.copy_tensors()
-            learner.options = replace(
-                learner.options, learning_rate=config.learning_rate, passes=config.passes
-            )
+            number = max(self._newest, start, self._versions.newest()) + 1
+            before = policy.copy_tensors()
+            learner.options = replace(learner.options, learning_rate=order.config.learning_rate)
             try:
-                data, facts = data_at(order.trajectories, config, learner)
-                batch = order.batch if data is order.trajectories else batch_of(data, config, template)
-                metrics = learner.train(batch, objective, self._on_step(name), canceled) | facts
+                data, facts = self._data(order, learner)
+                metrics = JobTraining(learner, data, job).run(job.canceled) | facts
                 content = replace(order.content, start=str(start))
-                finished = self._versions.write(name, number, content, metrics, policy, learner)
+                written = {
+                    "job": order.trajectories.run_id,
+                    "metrics": metrics,
+                    "content": asdict(content),
+                }
+                version = self._versions.write(number, written, learner, learner.snapshot())
             except BaseException as error:
                 policy.load_tensors(before)
                 self._take_optimiser_of(start)
@@ -243,13 +265,44 @@ class LocalAdapter(TrainerAdapter):
                         f"training failed: {error}; if memory ran out, lower token_budget of the adapter"
                     ) from error
                 raise
-            policy.mark_changed(number, finished.version.digest)
+            policy.mark_changed(number, version.digest)
             self._newest = self._optimiser_of = number
-        return finished
+        return FinishedJob(version, metrics, content)
 
-    @property
-    def _settings(self) -> tuple[LocalAdapterConfig, JobHyperparameters]:
-        return self.adapter_config, self._hyperparameters
+    def _data(self, order: _Order, learner: Learner) -> tuple[JobData, dict[str, float]]:
+        """The job's data, and facts about them, seen from the weights as they are."""
+        method, options, batch = order.trajectories.method, order.options, order.batch
+        facts: dict[str, float] = {}
+        if options.get("reward_kl"):
+            priced, mean = with_kl_in_rewards(order.trajectories, options["reward_kl"], learner.divergences)
+            batch, facts = units_of_collection(priced, options, self._policy.template), {"kl_in_reward": mean}
+        data = JobData(
+            objective_of(method, options),
+            rows=[(unit,) for unit in batch.units if is_trained(unit)],
+            passes=order.config.passes,
+            batch_size=order.config.batch_size,
+            seed=self._seed,
+            key=("pass", learner.step),
+        )
+        return data, facts
+
+    def _finished(self, name: str) -> FinishedJob | None:
+        """The job of that name and its version, when its folder is still there. Raises StoreError."""
+        for number in self._versions.numbers():
+            facts = self._versions.facts(number)
+            try:
+                if facts["job"] == name:
+                    version = self._here(ModelVersion.model_validate(facts["version"]))
+                    return FinishedJob(version, facts["metrics"], JobContent(**facts["content"]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._versions.damaged(number, error) from error
+        return None
+
+    def _here(self, version: ModelVersion) -> ModelVersion:
+        """The version by its folder as it is now: a run may have been moved since it was made."""
+        if not version.number:
+            return version
+        return version.model_copy(update={"location": str(self._versions.folder(version.number))})
 
     def _take_optimiser_of(self, number: int) -> None:
         """Put the optimiser to where it was when a version was made."""
@@ -258,15 +311,6 @@ class LocalAdapter(TrainerAdapter):
         else:
             self._require_learner().reset()
         self._optimiser_of = number
-
-    def _on_step(self, name: str) -> Callable[[StepReport], None]:
-        def report(step: StepReport) -> None:
-            job = self._jobs.get(name)
-            if job is not None:
-                job.metrics = dict(step.metrics)
-                job.progress = min(100.0, job.progress + 100.0 / step.of)
-
-        return report
 
     def _require_learner(self) -> Learner:
         if self._learner is None:
@@ -283,4 +327,28 @@ def _stored_status(
 ) -> TrainingJobStatus:
     if finished is None:
         return job_status(ref, TrainingStatusEnum.NOT_FOUND, message="no such job in this process or folder")
-    return job_status(ref, TrainingStatusEnum.COMPLETED, 100.0, message=note, metadata=finished.metadata())
+    metadata = {"model_version": finished.version.model_dump(mode="json"), "metrics": finished.metrics}
+    return job_status(ref, TrainingStatusEnum.COMPLETED, 100.0, message=note, metadata=metadata)
+
+
+def hyperparameters_of(config: LocalAdapterConfig, schedule: Schedule, seed: int) -> dict[str, Any]:
+    """All that decides what a job learns from its data, as JSON."""
+    return {
+        "config": config.model_dump(mode="json", exclude=_NO_MATTER),
+        "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
+        "seed": seed,
+    }
+
+
+def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:
+    """How the config takes optimiser steps in a run, of whose epochs each is one training."""
+    epochs = config.lr_schedule_epochs or (1 if run.fine_tune_from_scratch else run.num_epochs)
+    return LearnerOptions(
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        schedule=Schedule(config.lr_schedule, config.warmup_steps, config.lr_floor, epochs),
+        token_budget=config.token_budget,
+        packing=config.packing,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )

@@ -10,23 +10,26 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from etude.backends.capabilities import Capabilities, check_method
-from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.job_content import JobContent
+from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
 from etude.backends.job_log import JobLog
-from etude.backends.job_status import job_status
+from etude.backends.openai_api import (
+    TrainingJobNotFoundClientError,
+    api_errors,
+    create_once,
+    error_repr,
+    metrics_of,
+    progress_of,
+    suffix_of,
+)
 from etude.backends.openai_config import JobsConfig
-from etude.backends.openai_create import create_once, suffix_of
-from etude.backends.openai_errors import TrainingJobNotFoundClientError, api_errors, error_repr
-from etude.backends.openai_events import metrics_of, progress_of
 from etude.backends.openai_rows import jsonl, rows_of
-from etude.backends.pauses import pauses
-from etude.backends.trainer_adapter import TrainerAdapter
+from etude.backends.trainer_adapter import TrainerAdapter, job_status, pauses
 from etude.core.errors import BackendError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.skipped import Skipped
 from etude.core.trajectory import Method, TrajectoryCollection
+from etude.jobs.content import JobContent
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Protocol
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities, check_method
-from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.pauses import pauses
+from etude.backends.capabilities import ALL_METHODS, Capabilities, JobHyperparameters, check_method
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.around import is_entered, wrap_implementations
 from etude.core.errors import TrainingError
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 
 __all__ = ["ALL_METHODS", "Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
+
+_FIRST_PAUSE = 0.25
+_BACKOFF = 1.5
 
 
 class Jobs(Protocol):
@@ -185,7 +186,41 @@ async def poll_until_final(
 ) -> TrainingJobStatus:
     """Ask for the status until it is final, after `pauses`: `wait_until_complete` for most."""
     for pause in pauses(poll_interval, poll_interval):
-        if (found := await status()).status.is_final:
-            return found
+        if (current := await status()).status.is_final:
+            return current
         await asyncio.sleep(pause)
     raise AssertionError("the pauses do not end")
+
+
+def pauses(usual: float, longest: float) -> Iterator[float]:
+    """Seconds between looks at a job that runs elsewhere, without end.
+
+    The first ones are short, for jobs that are; from `usual` on they grow slowly to `longest`.
+    """
+    pause = min(_FIRST_PAUSE, usual)
+    while pause < usual:
+        yield pause
+        pause *= 2
+    pause = usual
+    while True:
+        yield pause
+        pause = max(usual, min(pause * _BACKOFF, longest))
+
+
+def job_status(
+    ref: TrainingJobRef,
+    status: TrainingStatusEnum,
+    progress: float | None = None,
+    *,
+    message: str | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> TrainingJobStatus:
+    """The status of the job that `ref` names; `progress` in percent."""
+    return TrainingJobStatus(
+        run_id=ref.run_id,
+        backend=ref.backend,
+        status=status,
+        progress=progress,
+        message=message,
+        metadata=metadata,
+    )

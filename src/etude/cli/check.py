@@ -40,7 +40,7 @@ def check(config: ConfigFile, override: Overrides = None, as_json: AsJson = Fals
 
 def _show_next(report: CheckReport, settings: Config, config: Path, overrides: Sequence[str]) -> None:
     """Offer the next command; secrets that were typed are not repeated."""
-    from etude.loop.resuming import names_secret
+    from etude.loop.lifecycle import names_secret
 
     if not report.is_ready:
         say(f"\nmend what is marked {MARKS['error']}, and check again")

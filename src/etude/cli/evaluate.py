@@ -17,9 +17,9 @@ from etude.cli.train import run_configuration
 if TYPE_CHECKING:
     from etude.config.document import Override
     from etude.config.schema import Config
-    from etude.loop.evaluation_result import Evaluation
-    from etude.store.request import EvaluationRequest
+    from etude.loop.evaluation import Evaluation
     from etude.store.run_folder import RunFolder
+    from etude.store.stored_config import EvaluationRequest
 
 _CELL = 60
 """Characters of an output in the per-example table."""
@@ -55,8 +55,8 @@ def evaluate(
     """Run the agent on examples and score it, with the same code as in training."""
     from etude.config.load import load_config
     from etude.core.errors import RequestError
-    from etude.loop.new_run import new_run
-    from etude.store.find import find_run
+    from etude.loop.lifecycle import new_run
+    from etude.store.facts import find_run
     from etude.store.stored_config import CONFIG
 
     if rescore is not None:
@@ -84,7 +84,7 @@ def evaluate_in(
     settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool, per_example: bool
 ) -> None:
     """Evaluate in an open run folder, and show the scores."""
-    from etude.loop.evaluate import evaluate
+    from etude.loop.evaluation import evaluate
     from etude.report.progress import progress_for
 
     with then(lambda: hints.resume(run.path)), progress_for(stream=_beside(as_json)) as progress:
@@ -97,7 +97,7 @@ def evaluate_in(
 
 def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, per_example: bool) -> None:
     """Score the stored episodes of a run with the evaluators of a config."""
-    from etude.loop.rescoring import rescore_run
+    from etude.loop.evaluation import rescore_run
     from etude.report.progress import progress_for
     from etude.store.run_folder import RunFolder
 
@@ -114,9 +114,9 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, p
 
 def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_example: bool) -> None:
     """The scores as a table, or as a JSON object."""
-    from etude.loop.evaluation_result import item_rows
-    from etude.loop.warnings import cut_off_in
+    from etude.loop.evaluation import item_rows
     from etude.report.figure_lines import shown_bounds
+    from etude.store.summary import cut_off_in
 
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
@@ -145,7 +145,7 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_e
 
 
 def _show_examples(evaluation: Evaluation) -> None:
-    from etude.loop.evaluation_result import item_rows
+    from etude.loop.evaluation import item_rows
 
     names = list(evaluation.scores())
     rows = [
@@ -179,8 +179,8 @@ def _requested(
 ) -> tuple[Config, EvaluationRequest]:
     """The config with the wished-for model in place of its own, and the request to keep."""
     from etude.config.load import load_config
-    from etude.loop.wished_model import model_overrides
-    from etude.store.request import EvaluationRequest
+    from etude.loop.model import model_overrides
+    from etude.store.stored_config import EvaluationRequest
     from etude.store.versions import run_version
 
     settings = load_config(config, overrides)

@@ -58,7 +58,7 @@ def export(
 ) -> None:
     """Export the trained model with a model card, or the trajectories of a run."""
     from etude.core.errors import RequestError
-    from etude.store.find import find_run
+    from etude.store.facts import find_run
 
     path = find_run(run, output_dir)
     if trajectories is not None:
@@ -70,8 +70,8 @@ def export(
 
 
 def _export_model(run: Path, version: str, out: Path | None, lora: bool, as_json: bool) -> None:
-    from etude.loop.warnings import collapse_in
     from etude.store.facts import histories_of
+    from etude.store.summary import collapse_in
     from etude.store.versions import choose_version
 
     wanted = choose_version(run, version)
@@ -173,7 +173,7 @@ def transcripts(
 ) -> None:
     """Write what was said in the episodes of a run, a file for each; or print one of them."""
     from etude.export.transcripts import episode_transcript, write_transcripts
-    from etude.store.find import find_run
+    from etude.store.facts import find_run
     from etude.store.run_folder import RunFolder
 
     path = find_run(run, output_dir)

@@ -10,8 +10,8 @@ from etude.cli.console import path_shown, say, say_wrapped, table
 
 if TYPE_CHECKING:
     from etude.core.history import History
-    from etude.loop.figures import Entry
     from etude.store.facts import RunFacts
+    from etude.store.figures import Entry
 
 _CAUSES = 5
 """Causes of failures that are shown."""
@@ -29,8 +29,8 @@ def show_figures(summary: Mapping[str, Any]) -> None:
 
 def show_evaluators(history: History) -> None:
     """The mean of each evaluator with its interval, in everything that was measured."""
-    from etude.loop.figures import figure_of, short_name
     from etude.report.figure_lines import evaluators_in, shown_bounds
+    from etude.store.figures import figure_of, short_name
 
     measured = (entry for entry in history.epochs if entry.resting is None)
     entries: list[Entry] = [*history.validations, *measured]
@@ -55,7 +55,7 @@ def show_retries(count: int) -> None:
 
 def show_causes(run: Path, causes: list[dict[str, Any]]) -> None:
     """Why episodes and scores failed, how often, and the command that shows one of them."""
-    from etude.loop.warnings import show_command, shown_cause
+    from etude.store.summary import show_command, shown_cause
 
     for cause in causes[:_CAUSES]:
         say_wrapped(f"failed          {shown_cause(cause)}")

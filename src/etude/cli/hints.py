@@ -169,8 +169,8 @@ def after_training(run: Path) -> Hint:
 
     Raises StoreError when the run cannot be read.
     """
-    from etude.loop.versions import best_version, last_version
     from etude.store.facts import histories_of
+    from etude.store.figures import best_version, last_version
     from etude.store.stored_config import is_local
     from etude.store.versions import is_hosted
 
@@ -188,7 +188,7 @@ def after_training(run: Path) -> Hint:
 
 def _after_nothing(run: Path) -> Hint:
     """A run that trained on nothing does not get further by going on."""
-    from etude.store.phases import phases_of
+    from etude.store.episodes import phases_of
     from etude.store.run_folder import RunFolder
 
     with RunFolder.read(run) as folder:

@@ -73,7 +73,7 @@ def import_nat(
         say(f"\nto look at, by the lines of {path_shown(config)}:")
     for note in imported.notes:
         where = note.key if note.line is None else f"{note.line}: {note.key}"
-        say(f"  {where}: {note.said}")
+        say(f"  {where}: {note.message}")
     missing = missing_variables(folder / "config.yml")
     if missing:
         say(f"\nput {', '.join(missing)} into the environment first: {hints.check_project(folder).command}")

@@ -35,10 +35,10 @@ def resume(
     `-o` may change how it goes on: `finetuning.num_epochs`, to train for longer, the error budget, time
     limits, concurrency, and secrets, which are not kept in run folders.
     """
-    from etude.loop.resuming import config_to_resume, note_changes
-    from etude.store.find import find_run, latest_unfinished
-    from etude.store.request import read_request
+    from etude.loop.lifecycle import config_to_resume, note_changes
+    from etude.store.facts import find_run, latest_unfinished
     from etude.store.run_folder import RunFolder
+    from etude.store.stored_config import read_request
 
     path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
     request = read_request(path)
@@ -64,7 +64,7 @@ def resume(
 
 def _forgets_failures(folder: RunFolder, as_json: bool) -> bool:
     """Have failures tried again, and say which; False when the run is over, and there is nothing to do."""
-    from etude.loop.retrying import retry_failed
+    from etude.loop.lifecycle import retry_failed
 
     forgotten = run_async(retry_failed(folder))
     if as_json:

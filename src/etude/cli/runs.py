@@ -18,8 +18,8 @@ from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
     from etude.core.history import History
-    from etude.loop.figures import Entry
     from etude.store.facts import RunFacts
+    from etude.store.figures import Entry
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -28,11 +28,9 @@ app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, ric
 @reported
 def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the runs in a folder, the latest first."""
-    from etude.store.facts import facts_of
-    from etude.store.run_list import list_runs
+    from etude.store.facts import facts_of, list_runs
 
-    runs = list_runs(output_dir)
-    facts = [facts_of(run.path) for run in runs]
+    facts = [facts_of(run) for run in list_runs(output_dir)]
     if as_json:
         emit([run_facts.as_json() for run_facts in facts])
         return
@@ -41,8 +39,8 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         next_step(hints.at_the_start())
         return
     rows = [
-        (each.name, each.kind, _state(each), _epochs(each), *_ends(each), _when(run.changed))
-        for each, run in zip(facts, runs, strict=True)
+        (each.name, each.kind, _state(each), _epochs(each), *_ends(each), _when(each.changed))
+        for each in facts
     ]
     table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
     readable = next((run_facts.path for run_facts in facts if run_facts.state != "unreadable"), None)
@@ -53,8 +51,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
 @reported
 def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Show a run: its facts, epochs and validations."""
-    from etude.store.facts import facts_of, histories_of
-    from etude.store.find import find_run
+    from etude.store.facts import facts_of, find_run, histories_of
 
     path = find_run(run, output_dir)
     histories = histories_of(path)
@@ -79,8 +76,7 @@ def compare(
     """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
     from etude.core.errors import RequestError
     from etude.store.comparison import differing_settings, paired_difference, paired_differences
-    from etude.store.facts import facts_of, histories_of
-    from etude.store.find import find_run
+    from etude.store.facts import facts_of, find_run, histories_of
 
     if len(runs) < 2:
         raise RequestError("name two runs or more: etude runs compare RUN RUN")
@@ -119,8 +115,8 @@ def compare(
 
 def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the training jobs of a run with their status."""
-    from etude.store.find import find_run
-    from etude.store.jobs import INTERRUPTED, jobs_of
+    from etude.store.facts import find_run
+    from etude.store.log import INTERRUPTED, jobs_of
 
     path = find_run(run, output_dir)
     jobs_found = jobs_of(path)
@@ -150,8 +146,8 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 
 
 def _show_facts(facts: RunFacts) -> None:
-    from etude.loop.warnings import cut_off_in
     from etude.report.figure_lines import shown_score
+    from etude.store.summary import cut_off_in
 
     say(f"run             {path_shown(facts.path)}")
     say(f"state           {_state(facts)}")
@@ -187,8 +183,8 @@ def _show_summary(target: str | None, summary: Mapping[str, Any]) -> None:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
-    from etude.loop.metrics import drift_of, failed_counts
-    from etude.loop.warnings import causes_in
+    from etude.store.figures import drift_of, failed_counts
+    from etude.store.summary import causes_in
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])

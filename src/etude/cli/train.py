@@ -38,7 +38,7 @@ def train(
     Ctrl-C stops it at any time, and `etude resume` goes on.
     """
     from etude.config.load import load_config
-    from etude.loop.new_run import new_run
+    from etude.loop.lifecycle import new_run
 
     overrides: list[Override] = [*(override or ())]
     overrides += run_configuration(
@@ -68,15 +68,15 @@ def run_configuration(**settings: Any) -> list[tuple[str, str]]:
 
 def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> dict[str, Any]:
     """Train in an open run folder, show how it goes, and say what came of it; the summary."""
-    from etude.finetune import finetune
     from etude.report.progress import progress_for
+    from etude.verbs import train_in as train_run
 
     with then(lambda: hints.after_stop(run.path)), progress_for(json=as_json) as progress:
-        outcome = run_async(finetune(settings, run, progress=progress))
+        summary = run_async(train_run(settings, run, progress=progress)).summary
     if not as_json:
-        _tell(outcome.summary, run)
+        _tell(summary, run)
         next_step(hints.after_training(run.path))
-    return outcome.summary
+    return summary
 
 
 def _tell(summary: dict[str, Any], run: RunFolder) -> None:

@@ -62,7 +62,11 @@ def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:
 
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield f"{(model.__doc__ or '').strip()}\n"
-    fields = {field.alias or name: field for name, field in model.model_fields.items() if name != "reward"}
+    fields = {
+        field.alias or name: field
+        for name, field in model.model_fields.items()
+        if name != "reward" and not field.exclude
+    }
     if fields:
         rows = [_row(name, field) for name, field in fields.items()]
         yield "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows]) + "\n"

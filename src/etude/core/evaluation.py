@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import compress
 from typing import Any
 
@@ -128,3 +129,12 @@ class EvaluationRunOutput(DataModel):
             ]
             for name, output in self.evaluation_results
         }
+
+
+_VARYING = re.compile(r"[0-9a-f]{8,}|[0-9]+", re.IGNORECASE)
+"""The part of a message that differs between failures of one cause: numbers, ids, digests."""
+
+
+def without_numbers(message: str) -> str:
+    """The message with each number, id and digest in it replaced, so that those of one cause are equal."""
+    return _VARYING.sub("#", message)

@@ -19,16 +19,15 @@ from etude.core.progress import Progress, Silent
 from etude.demo.report import DemoReport, Variant, shown_episodes
 from etude.demo.tasks import TASKS, Task, copy_example
 from etude.export.model import export_model
-from etude.finetune import finetune
 from etude.inference.local import require_local_extra
-from etude.loop.evaluate import engine_of, measure
-from etude.loop.evaluation_result import Evaluation
-from etude.loop.new_run import new_run
+from etude.loop.evaluation import Evaluation, engine_of, measure
+from etude.loop.lifecycle import new_run
 from etude.report.run_report import PLOT
 from etude.runtime import Runtime, open_runtime
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
 from etude.store.versions import LAST, RunVersion, choose_version
+from etude.verbs import train_in
 
 RUN = "training"
 """Name of the demo's run."""
@@ -50,7 +49,7 @@ async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Pr
     await _make_base(folder, seed, progress)
     config = demo_config(folder, method, seed)
     with new_run(config, RUN) as run:
-        await finetune(config, run, progress=progress)
+        await train_in(config, run, progress=progress)
         trained = choose_version(run.path, LAST)
         phases = _phases(run)
         async with _runtime_of(config, run, trained, progress) as runtime:

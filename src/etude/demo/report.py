@@ -12,8 +12,8 @@ from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
 from etude.core.keys import generator
 from etude.core.message import Message
-from etude.loop.evaluation_result import Evaluation
-from etude.store.archive import read_episode
+from etude.loop.evaluation import Evaluation
+from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 
 _SHOWN = 3

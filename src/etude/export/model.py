@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from etude.core.errors import RequestError
-from etude.export.draft import draft_of
 from etude.export.model_card import model_card
-from etude.loop.stored_policy import load_version
+from etude.loop.model import load_version
+from etude.store.files import draft_of
 from etude.store.versions import RunVersion
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from etude.config.document import dump
 from etude.core.history import History
 from etude.export.places import without_places
-from etude.loop.figures import Entry, figure_of, version_of, with_rewards
-from etude.loop.warnings import collapse_in
 from etude.report.figure_lines import evaluators_in, shown_score
 from etude.store.facts import facts_of, histories_of
+from etude.store.figures import Entry, figure_of, version_of, with_rewards
 from etude.store.stored_config import CONFIG, stored_data, trained_parts
+from etude.store.summary import collapse_in
 from etude.store.versions import RunVersion
 
 _PACKAGES = ("etude", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers")

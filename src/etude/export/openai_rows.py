@@ -15,9 +15,9 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.message import Message
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
-from etude.export.draft import draft_of
 from etude.export.trajectories import PhaseTrajectories
-from etude.store.archive import read_episode
+from etude.store.episodes import read_episode
+from etude.store.files import draft_of
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data, trained_parts
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.core.errors import MissingExtraError
+from etude.core.numbers import finite
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
-from etude.export.draft import draft_of
 from etude.export.trajectories import PhaseTrajectories
-from etude.loop.metrics import finite
+from etude.store.files import draft_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

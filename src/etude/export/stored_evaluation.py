@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from etude.core.episode import EpisodeRecord
-from etude.core.evaluation import EvalInput, EvalOutput, EvalOutputItem, EvaluationRunOutput
-from etude.core.example import Example
+from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
 from etude.rewards.collections import numbered, phase_name
-from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.gathering import OnEpisode, OnScore, item_of
-from etude.store.archive import iter_episodes
+from etude.rewards.evaluation import Evaluation, EvaluationRequest, item_of, summary_of
+from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 
 
-class StoredEvaluation(EvaluationRun):
+class StoredEvaluation(Evaluation):
     """Gives back what a run has stored of one epoch, and runs nothing.
 
     A trajectory builder that works with it builds from a finished run what it built then.
@@ -35,19 +31,9 @@ class StoredEvaluation(EvaluationRun):
         self._epoch = epoch
         self._calls: Counter[str] = Counter()
 
-    async def run(
-        self,
-        examples: Sequence[Example],
-        *,
-        phase: str = "",
-        generations: int = 1,
-        sampling: Mapping[str, Any] | None = None,
-        on_episode: OnEpisode | None = None,
-        on_score: OnScore | None = None,
-        keep_episodes: bool = True,
-    ) -> EvaluationRunOutput:
-        """All episodes with their scores, by example and generation; other arguments play no part."""
-        phases = self._asked_for(phase)
+    async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
+        """All stored episodes with their scores; of the request only the phase counts."""
+        phases = self._asked_for(request.phase)
         records = [
             record
             for name in phases
@@ -62,7 +48,7 @@ class StoredEvaluation(EvaluationRun):
         failures = Counter(record.failure.kind for record in records if record.failure is not None)
         return EvaluationRunOutput(
             eval_input=EvalInput(eval_input_items=[item_of(record) for record in records]),
-            evaluation_results=[(name, _output(items)) for name, items in scores.items()],
+            evaluation_results=[(name, summary_of(items)) for name, items in scores.items()],
             workflow_interrupted=bool(failures),
             failures=dict(failures),
         )
@@ -80,12 +66,12 @@ class StoredEvaluation(EvaluationRun):
 
     def _score(self, record: EpisodeRecord, evaluator: str) -> EvalOutputItem:
         """The stored score; of an episode that has none, an item that says so."""
-        place = {"id": record.example.id, "generation": record.generation}
+        item = {"id": record.example.id, "generation": record.generation}
         if record.failure is not None:
             reason = f"{record.failure.kind}: {record.failure.reason}"
-            return EvalOutputItem(**place, error=reason)
+            return EvalOutputItem(**item, error=reason)
         stored = self._journal.get(f"{record.id}/score/{evaluator}")
-        return EvalOutputItem(**place, **(stored or {"error": "not scored before the run was stopped"}))
+        return EvalOutputItem(**item, **(stored or {"error": "not scored before the run was stopped"}))
 
 
 def _numbered_anew(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
@@ -96,10 +82,3 @@ def _numbered_anew(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
         generations.append(replace(record, generation=seen[record.example.id]))
         seen[record.example.id] += 1
     return generations
-
-
-def _output(items: list[EvalOutputItem]) -> EvalOutput:
-    values = [item.score for item in items if item.is_scored and item.score is not None]
-    return EvalOutput(
-        average_score=math.fsum(values) / len(values) if values else None, eval_output_items=items
-    )

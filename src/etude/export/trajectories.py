@@ -16,7 +16,7 @@ from etude.core.errors import RequestError
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.export.stored_evaluation import StoredEvaluation
 from etude.runtime import Runtime
-from etude.store.phases import epoch_of, phases_of
+from etude.store.episodes import epoch_of, phases_of
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data, without_secrets
 

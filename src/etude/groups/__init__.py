@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from etude.backends.job_content import JobNameTakenError
 from etude.backends.lm_client import LanguageModelClient
 from etude.core.skipped import DryRun, Frozen, Skipped
 from etude.groups.agents import GroupAgent, ModelSettings, agents_of_model
@@ -10,7 +9,9 @@ from etude.groups.data import Step
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.lineage import LineageEntry
 from etude.groups.openai_group import OpenAiSharedModelGroup, OpenAiSharedModelGroupState
-from etude.groups.shared import JobResult, JobStatus, SharedModelGroup, SharedModelGroupState
+from etude.groups.shared import JobResult, JobStatus, SharedModelGroup
+from etude.groups.state import SharedModelGroupState
+from etude.jobs.content import JobNameTakenError
 
 __all__ = [
     "DryRun",

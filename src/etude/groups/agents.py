@@ -1,4 +1,4 @@
-"""The agents of a group, and what they must agree on."""
+"""The agents of a group, and the settings that they must agree on."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.lm_server_config import LmServerAdapterConfig
+from etude.backends.capabilities import JobHyperparameters
+from etude.backends.lm_server import LmServerAdapterConfig
 from etude.backends.local_config import LocalAdapterConfig
 from etude.backends.openai_config import JobsConfig
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import RequestError
 from etude.protocols.protocol import Protocol
 
+_LEAST = {"min_rows": 1, "num_epochs": 1, "lora_rank": 0}
 _POSITIVE = ("rl_learning_rate", "dpo_beta", "lora_alpha_scale")
 
 
@@ -45,16 +46,16 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         """Raise RequestError for a value that no job can have."""
-        least = {"min_rows": 1, "num_epochs": 1, "lora_rank": 0}
-        for name, value in asdict(self).items():
-            if value is None or name not in {*least, *_POSITIVE}:
+        for name in (*_LEAST, *_POSITIVE):
+            value, is_whole = getattr(self, name), name in _LEAST
+            if value is None:
                 continue
-            wanted = (int,) if name in least else (int, float)
-            if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value):
-                raise RequestError(f"{name} is a {'whole ' * (name in least)}number, and not {value!r}")
-            if name in least and value < least[name]:
-                raise RequestError(f"{name} is at least {least[name]}, and not {value}")
-            if name in _POSITIVE and value <= 0:
+            kind = int if is_whole else int | float
+            if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+                raise RequestError(f"{name} is a {'whole ' * is_whole}number, and not {value!r}")
+            if is_whole and value < _LEAST[name]:
+                raise RequestError(f"{name} is at least {_LEAST[name]}, and not {value}")
+            if not is_whole and value <= 0:
                 raise RequestError(f"{name} is greater than 0, and not {value}")
         if self.lora_alpha_scale != 1.0 and not self.lora_rank:
             raise RequestError("lora_alpha_scale is a multiple of lora_rank: set that too")
@@ -66,14 +67,14 @@ class ModelSettings:
 
     @property
     def hyperparameters(self) -> JobHyperparameters:
-        """What jobs are told of these."""
+        """Those of these settings that travel with a job."""
         return JobHyperparameters(
             self.num_epochs, self.rl_learning_rate, self.dpo_beta, self.lora_rank, self.lora_alpha
         )
 
     @classmethod
     def of_adapter(cls, model_name: str, config: TrainerAdapterConfig, **settings: bool) -> ModelSettings:
-        """The settings that a config has for its adapter; those of the shipped adapters are known here."""
+        """The settings of a trainer adapter's config; other adapters than the shipped ones keep theirs."""
         if isinstance(config, JobsConfig):
             return cls(model_name, **_of_jobs(config), **settings)
         if not isinstance(config, LocalAdapterConfig):
@@ -91,7 +92,7 @@ class ModelSettings:
 
 
 def _of_jobs(config: JobsConfig) -> dict[str, Any]:
-    """Where the config leaves something to the API, so do the settings."""
+    """The settings of a config of fine-tuning jobs; None where it leaves a value to the API."""
     own: Mapping[str, Any] = config.hyperparameters if isinstance(config, LmServerAdapterConfig) else {}
     given: dict[str, Any] = {"n_epochs": config.n_epochs, "beta": config.beta, **own}
     rank, alpha = given.get("lora_rank"), given.get("lora_alpha")
@@ -135,21 +136,21 @@ def agents_of_model(
 def by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
     """The agents of a group by name.
 
-    Raises RequestError for no agents, one that is there twice, or one of another group.
+    Raises RequestError for no agents, two with one name, or one of another group.
     """
-    found: dict[str, GroupAgent] = {}
+    named: dict[str, GroupAgent] = {}
     for agent in agents:
         belongs_to = agent.shared_model_group or agent.agent_name
         if belongs_to != group:
             raise RequestError(
                 f"agent '{agent.agent_name}' belongs to the group '{belongs_to}', not to '{group}'"
             )
-        if agent.agent_name in found:
+        if agent.agent_name in named:
             raise RequestError(f"group '{group}' has two agents called '{agent.agent_name}'")
-        found[agent.agent_name] = agent
-    if not found:
+        named[agent.agent_name] = agent
+    if not named:
         raise RequestError(f"group '{group}' has no agents")
-    return found
+    return named
 
 
 def agreed(group: str, agents: Mapping[str, GroupAgent]) -> ModelSettings:

@@ -2,36 +2,140 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from etude.backends.capabilities import check_from_base, check_way_back
-from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.job_content import JobNameTakenError
-from etude.backends.trainer_adapter import TrainerAdapter
-from etude.core.errors import EtudeError, RequestError
+from etude.backends.capabilities import JobHyperparameters, check_from_base, check_way_back
+from etude.backends.trainer_adapter import TrainerAdapter, pauses
+from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.skipped import DryRun, Frozen, Skipped
 from etude.core.trajectory import TrajectoryCollection
-from etude.groups.following import FOR_RUNS, Advice, require_completed, version_of, wait_for
-from etude.groups.lineage import JobData, LineageEntry, LineageLog
-from etude.groups.liveness import check_adopted, check_changed
+from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_adopted, check_changed
+from etude.jobs.content import JobNameTakenError
 from etude.store.journal import Journal
+
+_LOOKS = 12
+"""At a job that was cancelled: for about ten seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The last sentence of errors about a job: the next thing to do."""
+
+    late: str
+    """For a job that was not done in time, and was cancelled."""
+    running: str
+    """For a job that was not done in time, and goes on."""
+    failed: str
+    taken: str
+    """For a job whose name belongs to another one."""
+
+
+FOR_RUNS = Advice(
+    late="Resume the run to try again; a job that needs longer needs a larger 'job_timeout' in the trainer's "
+    "config.",
+    running="Resume the run to wait for the same job again; a job that needs longer needs a larger "
+    "'job_timeout' in the trainer's config.",
+    failed="Nothing that was collected is lost; resume the run to submit it again.",
+    taken="resume the run with its settings as they were then, or start a new one",
+)
+FOR_GROUPS = Advice(
+    late="Make it again to try again; a job that needs longer needs a larger 'timeout' of "
+    "wait_for_fine_tune_job.",
+    running="Wait for it again with wait_for_fine_tune_job, with a larger 'timeout'.",
+    failed="Make it again, of the same data, to try again.",
+    taken="give this job another name",
+)
+
+
+async def wait_for(
+    adapter: TrainerAdapter, ref: TrainingJobRef, seconds: float, poll_interval: float, advice: Advice
+) -> TrainingJobStatus:
+    """The final status of a job.
+
+    After `seconds` the backend is asked to cancel it. Raises TrainingError when it is cancelled then, and
+    JobStillRunning when the backend does not say so.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            status = await adapter.wait_until_complete(ref, poll_interval=poll_interval)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        return await _cancel(adapter, ref, seconds, advice, error)
+    if not status.status.is_final:
+        raise TrainingError(
+            f"job {ref.run_id} ({ref.backend}): wait_until_complete came back while it is '{status.status}'"
+        )
+    return status
+
+
+async def _cancel(
+    adapter: TrainerAdapter, ref: TrainingJobRef, seconds: float, advice: Advice, cause: TimeoutError
+) -> TrainingJobStatus:
+    """Ask the backend to cancel a job; the status that it then reports, if the job is completed after all."""
+    await adapter.cancel(ref)
+    status = await adapter.status(ref)
+    for pause in islice(pauses(1.0, 1.0), _LOOKS):
+        if status.status.is_final or type(adapter).cancel is TrainerAdapter.cancel:
+            break
+        await asyncio.sleep(pause)
+        status = await adapter.status(ref)
+    late = f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s"
+    if status.status is TrainingStatusEnum.COMPLETED:
+        return status
+    if status.status.is_final:
+        raise TrainingError(f"{late} and was cancelled. {advice.late}") from cause
+    raise JobStillRunning(
+        f"{late}. Its backend was asked to cancel it and says that it is '{status.status}'. {advice.running}"
+    ) from cause
+
+
+def require_completed(ref: TrainingJobRef, status: TrainingJobStatus, advice: Advice) -> None:
+    """Raise TrainingError for a job that failed, was cancelled or is not known to the backend."""
+    if status.status is TrainingStatusEnum.COMPLETED:
+        return
+    reason = f": {status.message.rstrip('.')}" if status.message else ""
+    if not status.status.is_final:
+        raise TrainingError(
+            f"job {ref.run_id} ({ref.backend}) is not over: it is '{status.status}'; wait for it first"
+        )
+    ended = f"job {ref.run_id} ({ref.backend}) ended as '{status.status}'"
+    raise TrainingError(f"{ended}{reason}. {advice.failed}")
+
+
+def version_of(status: TrainingJobStatus, required: bool, ref: TrainingJobRef) -> ModelVersion | None:
+    """The weights that a completed job made.
+
+    None when the backend does not say; raises TrainingError when it promised to (`required`).
+    """
+    version = (status.metadata or {}).get("model_version")
+    if version is not None:
+        return ModelVersion.model_validate(version)
+    if required:
+        raise TrainingError(
+            f"job {ref.run_id} ({ref.backend}) is completed, and does not say what weights it made"
+        )
+    return None
+
 
 Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """What is submitted, and from which weights."""
+    """Which jobs are submitted, and from which weights they start."""
 
     frozen: bool = False
     """Submit nothing."""
     dry_run: bool = False
-    """Make everything ready, and submit nothing."""
+    """Prepare everything, and submit nothing."""
     min_rows: int = 1
     """Fewer trajectories are too little to train on."""
     from_scratch: bool = False
@@ -60,15 +164,15 @@ class ModelLine:
         self.log = LineageLog(journal, name)
         self.rules = rules or LineRules()
         self.advice: Advice = FOR_RUNS
-        """What errors say is to be done."""
+        """The next steps that errors name."""
         self._hyperparameters = JobHyperparameters()
         self.version: ModelVersion | None = None
         """The weights that are sampled from, where the backend says."""
         self._warn = warn
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """Train with these in place of the adapter's. Raises CapabilityError for what that cannot be told."""
+        """Train with these in place of the adapter's. Raises CapabilityError for what it cannot take."""
         self.adapter.use_hyperparameters(hyperparameters)
         self._hyperparameters = hyperparameters
 
@@ -131,7 +235,7 @@ class ModelLine:
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Where a job stands."""
+        """The status of a job."""
         return await self.noted(ref, await self.adapter.status(ref))
 
     async def is_known(self, ref: TrainingJobRef) -> bool:
@@ -139,7 +243,7 @@ class ModelLine:
         return (await self.status(ref)).status is not TrainingStatusEnum.NOT_FOUND
 
     async def wait(self, ref: TrainingJobRef, seconds: float, poll_interval: float) -> TrainingJobStatus:
-        """The status of the completed job; what the backend has to say about it is passed on, once.
+        """The status of the completed job; the backend's message about it is passed on, once.
 
         Raises TrainingError when it ends otherwise, or not in time.
         """
@@ -184,8 +288,8 @@ class ModelLine:
         self.version = version
 
     def _say_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             self._warn(text)
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
@@ -197,7 +301,7 @@ class ModelLine:
         return f"'{self.adapter.adapter_config.type_name}'"
 
     async def _known(self, name: str, asked: JobData) -> JobData | None:
-        """The job of that name, if there is one. Raises JobNameTakenError when it is another one."""
+        """The noted job of that name, if any. Raises JobNameTakenError when it differs from the one asked."""
         known = self.log.job(name)
         if known is not None and known.differences(asked):
             ref = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)
@@ -206,7 +310,7 @@ class ModelLine:
         return known
 
     async def _start_from(self, start: ModelVersion | None) -> None:
-        """Have the backend's next job start from there, whatever it has done meanwhile."""
+        """Have the backend's next job start from a version, whatever it has done meanwhile."""
         if start is None or not self.adapter.capabilities().versions:
             return
         last = max((entry.version.number for entry in self.log.entries()), default=0)
@@ -214,7 +318,7 @@ class ModelLine:
         await self.adapter.restore(start)
 
     async def _not_made(self, name: str, known: JobData | None) -> None:
-        """The job is not there after all; an earlier one of that name may be."""
+        """Note that a job was not made after all; an earlier one of that name may have been."""
         if known is None:
             await self.log.forget_job(name)
         else:

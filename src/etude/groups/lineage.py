@@ -1,4 +1,4 @@
-"""Lineage: where each version of a model came from, as it is kept in the run's journal."""
+"""Lineage: where each version of a model came from, and the checks that a new one is new and in use."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.backends.hyperparameters import JobHyperparameters
-from etude.backends.job_content import data_hash
+from etude.backends.capabilities import JobHyperparameters
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
+from etude.jobs.content import data_hash
 from etude.store.journal import Journal
 
 
 class JobData(BaseModel):
-    """What a job was given."""
+    """The data of a job, and where it starts from."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -39,7 +39,7 @@ class JobData(BaseModel):
         parent: ModelVersion | None,
         hyperparameters: JobHyperparameters,
     ) -> JobData:
-        """What `collection` is, for a job that starts from `parent`."""
+        """The data of a job that trains on `collection` from `parent`."""
         return cls(
             method=collection.method,
             rows=len(collection),
@@ -49,7 +49,7 @@ class JobData(BaseModel):
         )
 
     def differences(self, asked: JobData) -> list[str]:
-        """In what a job that is asked for is another one than this."""
+        """In which ways a job that is asked for differs from this one, in words."""
         differences = []
         if asked.data_hash != self.data_hash:
             differences.append("other data")
@@ -72,7 +72,7 @@ class LineageEntry(BaseModel):
     data: JobData | None = None
     """None for a job that was submitted elsewhere."""
     metrics: dict[str, Any] = Field(default_factory=dict)
-    """Of the training, as the backend told them."""
+    """Of the training, as the backend reports them."""
     timestamp: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     """When it was adopted: ISO 8601, UTC."""
 
@@ -85,13 +85,13 @@ class LineageLog:
         self._prefix = f"groups/{name}/"
 
     async def add_job(self, run_id: str, data: JobData) -> None:
-        """Note what a job is about to be given."""
+        """Note the data of a job that is about to be submitted."""
         await self._journal.put(f"{self._prefix}jobs/{run_id}", data.model_dump(mode="json"))
 
     def job(self, run_id: str) -> JobData | None:
-        """What a job was given."""
-        found = self._journal.get(f"{self._prefix}jobs/{run_id}")
-        return None if found is None else JobData.model_validate(found)
+        """The data of a job; None when none of that name is noted."""
+        value = self._journal.get(f"{self._prefix}jobs/{run_id}")
+        return None if value is None else JobData.model_validate(value)
 
     async def forget_job(self, run_id: str) -> None:
         """Forget a job that was not made after all."""
@@ -105,11 +105,9 @@ class LineageLog:
 
     def newest(self) -> int:
         """The highest number that a version has, or will have by a job that was submitted; 0 for none."""
-        jobs = [
-            JobData.model_validate(value).number or 0
-            for _, value in self._journal.scan(f"{self._prefix}jobs/")
-        ]
-        return max([*jobs, *(entry.version.number for entry in self.entries())], default=0)
+        jobs = (JobData.model_validate(job) for _, job in self._journal.scan(f"{self._prefix}jobs/"))
+        promised = [job.number or 0 for job in jobs]
+        return max([*promised, *(entry.version.number for entry in self.entries())], default=0)
 
     async def add(self, entry: LineageEntry) -> None:
         """Note a version that was adopted; one that is noted stays as it is. Raises as `check`."""
@@ -145,8 +143,8 @@ class LineageLog:
 
     def base(self) -> ModelVersion | None:
         """The weights that the line began with."""
-        found = self._journal.get(f"{self._prefix}base")
-        return None if found is None else ModelVersion.model_validate(found)
+        value = self._journal.get(f"{self._prefix}base")
+        return None if value is None else ModelVersion.model_validate(value)
 
     async def put_state(self, state: dict[str, Any]) -> None:
         """Keep a group's state."""
@@ -154,8 +152,38 @@ class LineageLog:
 
     def state(self) -> dict[str, Any] | None:
         """The group's state as it was kept last."""
-        found: dict[str, Any] | None = self._journal.get(f"{self._prefix}state")
-        return found
+        state: dict[str, Any] | None = self._journal.get(f"{self._prefix}state")
+        return state
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}lineage/{number:08d}"
+
+
+def check_changed(
+    before: ModelVersion | None, after: ModelVersion, job: str, start: ModelVersion | None = None
+) -> None:
+    """Raise TrainingError unless the job made new weights, under a number that follows that of `before`.
+
+    `start` is the version that the job started from, where that is not `before`.
+    """
+    if before is None:
+        return
+    if after.digest == (start or before).digest:
+        raise TrainingError(
+            f"job {job} says that it is completed, and the weights have not changed (digest {after.digest}). "
+            "Check the learning rate, and that the trajectories have differing rewards."
+        )
+    if after.number <= before.number:
+        raise TrainingError(
+            f"job {job} made version {after.number}, and version {before.number} was there before it; "
+            "versions must count upwards"
+        )
+
+
+def check_adopted(engine_version: int, version: ModelVersion, model: str) -> None:
+    """Raise TrainingError unless the engine samples from the new weights."""
+    if engine_version != version.number:
+        raise TrainingError(
+            f"the model {model!r} still samples from version {engine_version} after adopting version "
+            f"{version.number} ({version.location}): the policy sampled next would not be the one trained"
+        )

@@ -2,38 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from etude.backends.job_content import data_hash
 from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter
-from etude.backends.openai_jobs import OpenAiJobs, TrainingJobNotFoundClientError
+from etude.backends.openai_api import TrainingJobNotFoundClientError
+from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.keys import content_hash
 from etude.core.skipped import Skipped
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 from etude.groups.agents import GroupAgent
-from etude.groups.checkpoints import HostedState, by_own_names, read_state
 from etude.groups.data import Rollouts, Steps, collection, dpo_data, grpo_data, supervised_data
-from etude.groups.following import FOR_GROUPS, require_completed, version_of
-from etude.groups.line import LineRules, ModelLine
+from etude.groups.line import FOR_GROUPS, LineRules, ModelLine, require_completed, version_of
 from etude.groups.lineage import LineageEntry
-from etude.groups.ready import until
 from etude.groups.shared import (
     NOTHING,
     STATUSES,
     JobResult,
     JobStatus,
     SharedModelGroup,
-    SharedModelGroupState,
 )
+from etude.groups.state import HostedState, SharedModelGroupState, by_own_names, read_state
+from etude.jobs.content import data_hash
 from etude.protocols.protocol import Protocol
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.fine_tuning import FineTuningJob
+
+_LOG = logging.getLogger("etude.groups")
+_POLL = 0.5
+
+
+async def _until(is_ready: Callable[[], Awaitable[bool]], seconds: float, who: str, what: str) -> None:
+    """Poll until it is ready, and log what `who` waits for if that is not at once.
+
+    Raises TimeoutError, naming both, when it is not ready after `seconds`.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            if await is_ready():
+                return
+            _LOG.warning("%s waits up to %g s for %s, which is not healthy", who, seconds, what)
+            # A server in another process sends no event when it has started.
+            while not await is_ready():  # noqa: ASYNC110
+                await asyncio.sleep(min(_POLL, seconds))
+            _LOG.warning("%s goes on: %s is healthy", who, what)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"{who} is not ready after {seconds:g} s: {what} is not healthy") from error
+
 
 OpenAiSharedModelGroupState = SharedModelGroupState
 
@@ -58,7 +82,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     ) -> None:
         """`line` is the model with its engine and adapter; its rules become those of the agents.
 
-        Raises CapabilityError for hyperparameters of the agents' settings that the adapter cannot be told.
+        Raises CapabilityError for hyperparameters of the agents' settings that the adapter cannot take.
         """
         super().__init__(group_name, agent_wholes, protocol)
         self.line = line
@@ -76,13 +100,13 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         self._is_given = False
         """Whether the state is one that `set_state` was given, and not the journal's."""
         self._is_taken_up = False
-        """Whether model and backend are where the state says."""
+        """Whether model and backend are at the state's version."""
         self._last: JobResult | None = None
         self._openai: AsyncOpenAI | None = None
 
     @property
     def training_client_type(self) -> ClientType:
-        """What jobs go through: the OpenAI API, a language-model server, another adapter, or nothing."""
+        """Where jobs are sent: the OpenAI API, a language-model server, another adapter, or nowhere."""
         adapter = self.line.adapter
         if isinstance(adapter, LmServerAdapter):
             return "lm_server"
@@ -128,7 +152,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         guess_replaced_rollouts: Rollouts = NOTHING,
         job_name: str | None = None,
     ) -> JobResult:
-        """See `SharedModelGroup.create_supervised_fine_tune_job`."""
+        """Make a job that imitates the rollouts of this group's agents."""
         self._require_own(rollouts_per_agent)
         self._require_own(guess_replaced_rollouts)
         for name in guess_replaced_rollouts:
@@ -143,7 +167,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         negative_examples_per_agent: Steps,
         job_name: str | None = None,
     ) -> JobResult:
-        """See `SharedModelGroup.create_dpo_fine_tune_job`."""
+        """Make a DPO job of pairs of steps."""
         self._require_own(positive_examples_per_agent)
         data = dpo_data(positive_examples_per_agent, negative_examples_per_agent, self.line.model)
         return await self._make_fine_tune_api_call(data, "dpo", job_name)
@@ -154,19 +178,19 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         rewards: Mapping[str, float] | None = None,
         job_name: str | None = None,
     ) -> JobResult:
-        """See `SharedModelGroup.create_grpo_fine_tune_job`."""
+        """Make a GRPO job of rollouts."""
         self._require_own(rollouts_per_agent)
         data = grpo_data(rollouts_per_agent, rewards, self.line.model)
         return await self._make_fine_tune_api_call(data, "grpo", job_name)
 
     async def get_fine_tune_job_status(self) -> JobStatus:
-        """See `SharedModelGroup.get_fine_tune_job_status`."""
+        """The status of the last job."""
         await self._take_up()
         ref = self._state.fine_tune_job
         return "not_found" if ref is None else STATUSES[(await self.line.status(ref)).status]
 
     async def get_fine_tune_job_error_repr(self) -> str:
-        """See `SharedModelGroup.get_fine_tune_job_error_repr`."""
+        """The reason why the last job failed, or why there is none."""
         await self._take_up()
         ref = self._state.fine_tune_job
         if isinstance(self._last, Skipped):
@@ -185,15 +209,15 @@ class OpenAiSharedModelGroup(SharedModelGroup):
             await self.line.wait(self._state.fine_tune_job, timeout, poll_interval)
 
     async def switch_to_next_model(self) -> ModelVersion | None:
-        """See `SharedModelGroup.switch_to_next_model`."""
+        """Sample from the weights that the last job made, and journal it."""
         await self._take_up()
         ref, now = self._state.fine_tune_job, self.line.version
         if isinstance(self._last, Skipped):
             return now
         if ref is None:
             raise TrainingJobNotFoundClientError(None)
-        known = None if now is None else self.line.log.entry(now.number)
-        if known is not None and known.job.run_id == ref.run_id:
+        entry = None if now is None else self.line.log.entry(now.number)
+        if entry is not None and entry.job.run_id == ref.run_id:
             return now
         status = await self.line.status(ref)
         require_completed(ref, status, self.line.advice)
@@ -211,7 +235,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         return self._state.model_dump(mode="json")
 
     def set_state(self, checkpoint: SharedModelGroupState | dict[str, Any]) -> None:
-        """See `SharedModelGroup.set_state`. States of Neural Interactive Proofs are understood too.
+        """Go on from a state; those of Neural Interactive Proofs are understood too.
 
         The next call that needs the model takes it up, and journals it: `wait_for_ready`, `eval`, a job, or
         `switch_to_next_model`.
@@ -247,14 +271,14 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
         """Wait until the backend answers, then take up the state: the one given, or the journal's.
 
-        Tells the log what it waits for. At a language-model server its version is checked too. Raises
+        Logs what it waits for. At a language-model server its version is checked too. Raises
         TimeoutError after `timeout` seconds, ServerVersionError.
         """
         if self.training_client_type == "lm_server":
             await self.language_model_client.wait_for_ready(timeout)
         else:
             backend = f"the training backend '{self.line.adapter.adapter_config.type_name}'"
-            await until(self.line.adapter.is_healthy, timeout, f"group '{self.group_name}'", backend)
+            await _until(self.line.adapter.is_healthy, timeout, f"group '{self.group_name}'", backend)
         await self._take_up()
 
     async def _take_up(self) -> None:
@@ -294,8 +318,8 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     def _require_own(self, per_agent: Mapping[str, Any]) -> None:
         for name in per_agent:
             if name not in self.agent_wholes:
-                there = ", ".join(self.agent_wholes)
-                raise RequestError(f"group '{self.group_name}' has no agent '{name}'; agents: {there}")
+                known = ", ".join(self.agent_wholes)
+                raise RequestError(f"group '{self.group_name}' has no agent '{name}'; agents: {known}")
 
     async def _make_fine_tune_api_call(
         self, fine_tune_dataset: list[list[Trajectory]], method: Method, job_name: str | None = None
@@ -327,16 +351,16 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     async def _attempt(self, job_name: str) -> str:
         """The name of a job's next attempt: the same one until it has failed."""
         ref = self._state.fine_tune_job
-        tried = None if ref is None else ref.run_id
-        if tried is None or (tried != job_name and not tried.startswith(f"{job_name}{_RETRY}")):
+        last = "" if ref is None else ref.run_id
+        if last != job_name and not last.startswith(f"{job_name}{_RETRY}"):
             return job_name
         if not await self.fine_tune_job_failed():
-            return tried
-        attempt = tried.removeprefix(job_name).removeprefix(_RETRY) or "0"
+            return last
+        attempt = last.removeprefix(job_name).removeprefix(_RETRY) or "0"
         return f"{job_name}{_RETRY}{int(attempt) + 1}"
 
     async def _make_fine_tune_api_call_openai(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
-        """Make the job at OpenAI. Raises CapabilityError for a method that the API has not."""
+        """Make the job at OpenAI. Raises CapabilityError for a method that the API does not have."""
         return await self.line.submit(fine_tune_dataset)
 
     async def _make_fine_tune_api_call_lm_server(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
@@ -344,11 +368,11 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         return await self.line.submit(fine_tune_dataset)
 
     async def _get_openai_fine_tune_job(self) -> FineTuningJob:
-        """The job as the OpenAI API tells it. Raises TrainingJobNotFoundClientError."""
+        """The job as the OpenAI API reports it. Raises TrainingJobNotFoundClientError."""
         return await self._fine_tune_job("openai")
 
     async def _get_lm_server_fine_tune_job(self) -> FineTuningJob:
-        """The job as the language-model server tells it. Raises TrainingJobNotFoundClientError."""
+        """The job as the language-model server reports it. Raises TrainingJobNotFoundClientError."""
         return await self._fine_tune_job("lm_server")
 
     async def _fine_tune_job(self, client: ClientType) -> FineTuningJob:

@@ -1,4 +1,4 @@
-"""A shared model group: the agents that share one trainable model, and what can be done with it."""
+"""A shared model group: the agents that share one trainable model, its jobs and its versions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
-
 from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
 from etude.core.skipped import Skipped
 from etude.groups.agents import GroupAgent, ModelSettings, agreed, by_name
 from etude.groups.data import Rollouts, Steps
+from etude.groups.state import SharedModelGroupState
 from etude.protocols.protocol import Protocol
 
 JobStatus: TypeAlias = Literal["pending", "running", "succeeded", "failed", "cancelled", "not_found"]
-"""Where a fine-tune job stands."""
+"""The status of a fine-tune job."""
 
 STATUSES: dict[TrainingStatusEnum, JobStatus] = {
     TrainingStatusEnum.PENDING: "pending",
@@ -27,33 +26,12 @@ STATUSES: dict[TrainingStatusEnum, JobStatus] = {
     TrainingStatusEnum.CANCELED: "cancelled",
     TrainingStatusEnum.NOT_FOUND: "not_found",
 }
-"""The words of jobs, as adapters have them, in those of groups."""
+"""The statuses of groups for those of adapters."""
 
 JobResult: TypeAlias = TrainingJobRef | Skipped
 """The job that was made; or why there is none: `Frozen`, `DryRun`, or `Skipped` for too little data."""
 
 NOTHING: Rollouts = MappingProxyType({})
-
-
-class SharedModelGroupState(BaseModel):
-    """The state of a group: what it goes on from in another process."""
-
-    model_config = ConfigDict(frozen=True)
-
-    fine_tune_job: TrainingJobRef | None = None
-    """The last job that was made."""
-    version: ModelVersion | None = None
-    """The weights that are sampled from; None is the base model, before anything else is known."""
-
-    @property
-    def fine_tune_job_id(self) -> str | None:
-        """The name of the last job."""
-        return None if self.fine_tune_job is None else self.fine_tune_job.run_id
-
-    @property
-    def fine_tuned_model_name(self) -> str | None:
-        """Where the fine-tuned weights are; None for the base model."""
-        return self.version.location if self.version is not None and self.version.number else None
 
 
 class SharedModelGroup(ABC):
@@ -62,7 +40,7 @@ class SharedModelGroup(ABC):
     def __init__(
         self, group_name: str, agent_wholes: Iterable[GroupAgent], protocol: Protocol | None = None
     ) -> None:
-        """`protocol` is what the agents play, where it is one.
+        """`protocol` is the one that the agents play, if any.
 
         Raises RequestError when the agents do not belong together: of another group, not in the
         protocol, or different in anything that the model depends on.
@@ -73,8 +51,8 @@ class SharedModelGroup(ABC):
         self.protocol = protocol
         for name in self.agent_wholes if protocol is not None else ():
             if protocol is not None and name not in protocol.agents:
-                there = ", ".join(protocol.agents)
-                raise RequestError(f"protocol '{protocol.name}' has no agent '{name}'; agents: {there}")
+                known = ", ".join(protocol.agents)
+                raise RequestError(f"protocol '{protocol.name}' has no agent '{name}'; agents: {known}")
 
     @property
     def is_trainable(self) -> bool:
@@ -109,7 +87,7 @@ class SharedModelGroup(ABC):
         return self.settings.rl_learning_rate
 
     def agent_ids_and_names(self) -> Iterable[tuple[int, str]]:
-        """The id and the name of each agent. An id is the agent's place in the protocol, from 0."""
+        """The id and the name of each agent. An id is the agent's index in the protocol, from 0."""
         order = list(self.agent_wholes if self.protocol is None else self.protocol.agents)
         return ((order.index(name), name) for name in self.agent_wholes)
 
@@ -159,7 +137,7 @@ class SharedModelGroup(ABC):
 
     @abstractmethod
     async def get_fine_tune_job_status(self) -> JobStatus:
-        """Where the last job stands; `not_found` when there is none, or the backend does not know it."""
+        """The status of the last job; `not_found` when there is none, or the backend does not know it."""
 
     async def fine_tune_job_failed(self) -> bool:
         """Whether there is a job that failed, was cancelled or is lost, and should be made again."""
@@ -168,7 +146,7 @@ class SharedModelGroup(ABC):
 
     @abstractmethod
     async def get_fine_tune_job_error_repr(self) -> str:
-        """What the backend says is wrong with the last job, or why there is none; may be empty."""
+        """The backend's reason why the last job failed, or why there is none; may be empty."""
 
     @abstractmethod
     async def switch_to_next_model(self) -> ModelVersion | None:
@@ -194,7 +172,7 @@ class SharedModelGroup(ABC):
         """
 
     async def train(self) -> None:  # noqa: B027  # a hook with a sound default
-        """Prepare for training: free what sampling takes up, where both do not fit."""
+        """Prepare for training: free the memory of sampling, where both do not fit."""
 
     async def eval(self) -> None:  # noqa: B027  # a hook with a sound default
         """Prepare for sampling."""

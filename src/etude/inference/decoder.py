@@ -1,4 +1,4 @@
-"""A decoder: runs the model one step, rows of token ids in, one more sampled token for each."""
+"""Decoders: run the model one step, rows of token ids in, one more sampled token for each."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import Protocol
 
 import torch
 
-from etude.inference.recompute_decoder import RecomputeDecoder
-from etude.inference.row import Row
+from etude.inference.sampler import Row, append_samples
 from etude.inference.slot_decoder import SlotDecoder
-from etude.models.architecture import takes_key_value_slots
+from etude.models.architecture import logits_after, takes_key_value_slots
 from etude.models.policy import Policy
-
-__all__ = ["Decoder", "RecomputeDecoder", "Row", "SlotDecoder", "make_decoder"]
 
 
 class Decoder(Protocol):
@@ -40,3 +37,39 @@ def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
     if takes_key_value_slots(policy.model):
         return SlotDecoder(policy, slots=slots, deterministic=deterministic)
     return RecomputeDecoder(policy, deterministic=deterministic)
+
+
+class RecomputeDecoder:
+    """Keeps nothing between two steps, for models whose layers hold more than keys and values.
+
+    With `deterministic`, every row is read alone: then its numbers do not depend on its neighbours.
+    """
+
+    def __init__(self, policy: Policy, *, deterministic: bool) -> None:
+        self._policy = policy
+        self._deterministic = deterministic
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row]) -> list[Row]:
+        """Every row gains a token."""
+        for batch in [[row] for row in rows] if self._deterministic else [rows]:
+            append_samples(batch, self._logits(batch))
+        return list(rows)
+
+    def release(self, row: Row) -> None:
+        """Nothing is kept."""
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def _logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Logits [B, V] after each row's last token."""
+        device = self._policy.device
+        width = max(len(row.ids) for row in rows)
+        last = [len(row.ids) - 1 for row in rows]
+        kept = sorted(set(last))
+        padded = [row.ids + [0] * (width - len(row.ids)) for row in rows]
+        logits_BKV = logits_after(
+            self._policy.model, torch.tensor(padded, device=device), torch.tensor(kept, device=device)
+        )
+        return logits_BKV[range(len(rows)), [kept.index(position) for position in last]]

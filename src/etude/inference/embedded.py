@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.job import ModelVersion
-from etude.inference.decoder import Row, make_decoder
-from etude.inference.sampled import OnToken, Sampled, SampledToken, TokenRequest
-from etude.inference.sampler import uniforms
+from etude.inference.decoder import make_decoder
+from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, before_stop
+from etude.inference.sampler import Row, uniforms
 from etude.models.policy import Policy
 from etude.models.speech import Speech
 
@@ -72,7 +72,7 @@ class EmbeddedEngine:
         return self.policy.version
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Sample one assistant message. See `Engine.complete`."""
+        """Sample one assistant message; others are sampled beside it."""
         prompt = self.policy.template.prompt(request)
         sampled = await self.sample(
             TokenRequest(prompt.ids, request.sampling, request.key, request.conversation)
@@ -94,7 +94,7 @@ class EmbeddedEngine:
         )
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
-        """Continue a prompt of token ids; `on_token` is told of each token as it is sampled.
+        """Continue a prompt of token ids; `on_token` is called with each token as it is sampled.
 
         Raises EngineError as `complete`; cancelling the call frees what it held.
         """
@@ -111,7 +111,7 @@ class EmbeddedEngine:
         return await job.future
 
     async def adopt(self, version: ModelVersion) -> None:
-        """Sample from `version` from now on. See `Engine.adopt`."""
+        """Load the weights of `version`; they are sampled from at the next step."""
         await asyncio.to_thread(self.policy.adopt, version)
 
     async def close(self) -> None:
@@ -132,9 +132,9 @@ class EmbeddedEngine:
                 "conversation"
             )
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
-        key = request.key if sampling.seed is None else sampling.seed
         loop = asyncio.get_running_loop()
-        row = Row(request.conversation, list(request.prompt_ids), sampling, uniforms(key), top=request.top)
+        ids, uniform = list(request.prompt_ids), uniforms(request.seed)
+        row = Row(request.conversation, ids, sampling, uniform, top=request.top)
         return _Job(row, length, min(length + wanted, context), loop, loop.create_future())
 
     def _start_afresh(self) -> None:
@@ -150,8 +150,8 @@ class EmbeddedEngine:
             try:
                 done = self._advance(active)
             except Exception as error:  # noqa: BLE001  whatever broke, nobody may be left waiting
-                told = f"the engine failed: {type(error).__name__}: {error}"
-                self._deliver(active, str(error) if isinstance(error, EngineError) else told)
+                cause = f"the engine failed: {type(error).__name__}: {error}"
+                self._deliver(active, str(error) if isinstance(error, EngineError) else cause)
                 self._start_afresh()  # What broke half-way may have left anything behind.
                 active = []
                 continue
@@ -186,19 +186,19 @@ class EmbeddedEngine:
                 self._weights_id = self.policy.weights_id
             grown = {id(row) for row in self._decoder.step([job.row for job in alive])}
             version = self.policy.version
-        self._tell([job for job in alive if job.on_token is not None and id(job.row) in grown])
+        self._report([job for job in alive if job.on_token is not None and id(job.row) in grown])
         for job in alive:
             if id(job.row) in grown and self._is_finished(job):
                 job.version = version
                 done.append(job)
         return done
 
-    def _tell(self, jobs: Sequence[_Job]) -> None:
+    def _report(self, jobs: Sequence[_Job]) -> None:
         """Pass new tokens on to those who want each at once."""
         for loop in {job.loop for job in jobs}:
             news = [(job, _newest(job.row)) for job in jobs if job.loop is loop]
             with suppress(RuntimeError):  # The loop was closed, and nobody listens any more.
-                loop.call_soon_threadsafe(_tell_all, news)
+                loop.call_soon_threadsafe(_report_all, news)
 
     def _is_finished(self, job: _Job) -> bool:
         ids, stops = job.row.ids, job.row.sampling.stop
@@ -218,11 +218,7 @@ class EmbeddedEngine:
         sampled = job.row.ids[job.prompt_length :]
         # A character takes four tokens at most, so a stop string that has just appeared is in the tail.
         tail = self._text(sampled[-4 * (max(map(len, stops)) + 1) :])
-        if not any(stop in tail for stop in stops):
-            return None
-        text = self._text(sampled)
-        found = [position for stop in stops if (position := text.find(stop)) >= 0]
-        return text[: min(found)] if found else None
+        return before_stop(self._text(sampled), stops) if any(stop in tail for stop in stops) else None
 
     def _deliver(self, jobs: Sequence[_Job], error: str | None = None) -> None:
         """Hand answers, or the error, over to the event loops that wait for them: one wake-up per loop."""
@@ -249,7 +245,7 @@ def _newest(row: Row) -> SampledToken:
     return SampledToken(row.ids[-1], row.logprobs[-1], row.top_logprobs[-1] if row.top else ())
 
 
-def _tell_all(news: list[tuple[_Job, SampledToken]]) -> None:
+def _report_all(news: list[tuple[_Job, SampledToken]]) -> None:
     for job, token in news:
         if job.on_token is not None and not job.future.done():
             job.on_token(token)

@@ -8,50 +8,40 @@ already, through views that are there already. Weights are copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch.nn import functional
 
-from etude.inference.fused_weights import FusedLayer, affine, after_norm, fused_layer, without_lora
-from etude.inference.kv_slots import KvSlots, SlotLayer
-from etude.inference.step_inputs import StepInputs
-from etude.models.architecture import layer_kinds
+from etude.inference.fused_weights import FusedLayer, affine, after_norm, fused_layer
+from etude.inference.kv_slots import KvSlots, SlotLayer, StepInputs, tensor
+from etude.models.architecture import layer_kinds, without_lora
 
 
-@dataclass(frozen=True, slots=True)
 class Room:
-    """What a forward pass of N tokens writes to, and the ways in which it looks at that."""
+    """Memory that a forward pass of N tokens writes to, and the views through which it looks at that."""
 
-    x: torch.Tensor
-    """[N, E]"""
-    length: torch.Tensor
-    """[N, 1]"""
-    normed: torch.Tensor
-    """[N, E]"""
-    heads: torch.Tensor
-    """[N, G * (R + 2) * D], in the order of FusedLayer.qkv."""
-    query: torch.Tensor
-    """[N * G, R, D] of `heads`."""
-    new: torch.Tensor
-    """[N * G, 2, D] of `heads`: keys and values."""
-    turned: torch.Tensor
-    """[N, G, R + 1, D] of `heads`: queries and keys."""
-    turned_complex: torch.Tensor
-    """`turned` [N, G, R + 1, D / 2] as complex numbers."""
-    mixed: torch.Tensor
-    """[N, G * R * D]"""
-    mixed_by_group: torch.Tensor
-    """`mixed` [N * G, R, D]"""
-    gate_up: torch.Tensor
-    """[N, 2 * I]"""
-    gate: torch.Tensor
-    up: torch.Tensor
+    def __init__(self, memory: Sequence[torch.Tensor], groups: int, size: int) -> None:
+        """`memory` as `FusedLlama` allocates it; `groups` of heads share keys, and a head has `size` D."""
+        self.x, self.length, self.normed, self.heads, self.mixed, self.gate_up = memory
+        """[N, E], [N, 1], [N, E], [N, G * (R + 2) * D] in the order of FusedLayer.qkv, [N, G * R * D] and
+        [N, 2 * I]."""
+        by_group = self.heads.view(len(self.x), groups, -1, size)
+        as_batch = by_group.flatten(0, 1)
+        self.query, self.new = as_batch[:, :-2], as_batch[:, -2:]
+        """[N * G, R, D]; keys and values [N * G, 2, D]."""
+        self.turned = by_group[:, :, :-1]
+        """Queries and keys [N, G, R + 1, D]."""
+        self.turned_complex = torch.view_as_complex(self.turned.view(*self.turned.shape[:-1], -1, 2))
+        """The same as complex numbers [N, G, R + 1, D / 2]."""
+        self.mixed_by_group = self.mixed.view(self.query.shape)
+        self.gate, self.up = self.gate_up.chunk(2, dim=1)
 
 
 class FusedLlama:
-    """The same logits as the model's own forward pass, up to rounding. LoRA weights are merged in."""
+    """Gives the logits of the model's own forward pass, up to rounding. LoRA weights are merged in."""
 
     @torch.no_grad()
     def __init__(self, model: Any) -> None:
@@ -81,14 +71,15 @@ class FusedLlama:
         """Logits [B, V] after each row's last token; keys and values go where `kv.plan` says."""
         rows, width = inputs.ids_BT.shape
         self.reach(kv.columns)
-        room = self._room(self._allocated(rows * width))
+        room = Room(self._allocated(rows * width), self.groups, self.size)
         turn, places = self.turn(inputs.position_BT.flatten()), kv.places(self.groups)
         self.embed(inputs.ids_BT.flatten(), room)
         for kind, layer, held in zip(self._kinds, self.layers, kv.layers, strict=True):
             self.project(layer, room, turn)
             held.by_token(self.groups, self.size).index_copy_(0, places, room.new)
             if width == 1:
-                attend(room, *as_batch(*held.seen()), self._for_groups(inputs.masks[kind]))
+                mask_BG1S = inputs.masks[kind].expand(rows, self.groups, 1, -1)
+                attend(room, *as_batch(*held.seen()), mask_BG1S.flatten(0, 1))
             else:
                 self._attend_from_many(room, held, inputs.masks[kind])
             self.finish(layer, room)
@@ -135,7 +126,8 @@ class FusedLlama:
             self._memory = self._allocated(2 * tokens)
             self._rooms.clear()
         if tokens not in self._rooms:
-            self._rooms[tokens] = self._room([one[:tokens] for one in self._memory])
+            memory = [tensor[:tokens] for tensor in self._memory]
+            self._rooms[tokens] = Room(memory, self.groups, self.size)
         return self._rooms[tokens]
 
     def _attend_from_many(self, room: Room, held: SlotLayer, mask_B1TS: torch.Tensor) -> None:
@@ -153,11 +145,6 @@ class FusedLlama:
         )
         room.mixed.view(rows, width, -1, self.size).copy_(mixed_BHTD.transpose(1, 2))
 
-    def _for_groups(self, mask_B1TS: torch.Tensor) -> torch.Tensor:
-        """Masks of single tokens, [B * G, 1, S]."""
-        rows, _, _, span = mask_B1TS.shape
-        return mask_B1TS.expand(rows, self.groups, 1, span).reshape(-1, 1, span)
-
     def _normed(self, room: Room) -> torch.Tensor:
         """RMSNorm over the root of the width; weight and root are part of what comes after."""
         torch.linalg.vector_norm(room.x, dim=-1, keepdim=True, out=room.length)
@@ -165,28 +152,6 @@ class FusedLlama:
 
     def _allocated(self, tokens: int) -> list[torch.Tensor]:
         return [torch.empty(tokens, width) for width in self._widths]
-
-    def _room(self, memory: list[torch.Tensor]) -> Room:
-        x, length, normed, heads, mixed, gate_up = memory
-        by_group = heads.view(len(x), self.groups, -1, self.size)
-        turned, as_batch = by_group[:, :, :-1], by_group.flatten(0, 1)
-        query = as_batch[:, :-2]
-        gate, up = gate_up.chunk(2, dim=1)
-        return Room(
-            x=x,
-            length=length,
-            normed=normed,
-            heads=heads,
-            query=query,
-            new=as_batch[:, -2:],
-            turned=turned,
-            turned_complex=torch.view_as_complex(turned.view(*turned.shape[:-1], -1, 2)),
-            mixed=mixed,
-            mixed_by_group=mixed.view(query.shape),
-            gate_up=gate_up,
-            gate=gate,
-            up=up,
-        )
 
 
 def as_batch(keys_BGSD: torch.Tensor, values_BGSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -200,3 +165,54 @@ def attend(room: Room, keys_MDS: torch.Tensor, values_MSD: torch.Tensor, mask_M1
     """
     weight_MRS = torch.softmax(torch.baddbmm(mask_M1S, room.query, keys_MDS), dim=-1)
     torch.bmm(weight_MRS, values_MSD, out=room.mixed_by_group)
+
+
+_CPU = torch.device("cpu")
+
+
+class SingleTokens:
+    """What stays the same from step to step is made once, and what a token changes is counted up in place.
+
+    The rows are in the first slots, where keys and values are read without a copy.
+    """
+
+    def __init__(self, model: FusedLlama, kv: KvSlots, positions: Sequence[int], span: int) -> None:
+        """The first step has tokens at `positions`; while it goes on, all of them are within `span`."""
+        model.reach(kv.columns)
+        self._model = model
+        self._positions = [position - 1 for position in positions]
+        self._memory = span, kv.slots, kv.columns
+        rows, groups = len(positions), model.groups
+        before_M = numpy.array(self._positions, numpy.int64).repeat(groups)
+        place_M = before_M + kv.columns * numpy.arange(rows * groups)
+        self._numbers = torch.from_numpy(numpy.stack([before_M, place_M]))
+        position_M, self._place_M = self._numbers
+        self._position_B, self._position_M1 = position_M[::groups], position_M[:, None]
+        hidden_MS = torch.arange(span) > self._position_M1
+        self._mask_MS = hidden_MS * torch.tensor(torch.finfo(torch.float32).min)
+        self._mask_M1S = self._mask_MS[:, None]
+        self._room = model.room(rows)
+        self._layers = []
+        for layer, held in zip(model.layers, kv.layers, strict=True):
+            by_token = held.by_token(groups, model.size)
+            self._layers.append((layer, by_token, *as_batch(*held.first(rows, span))))
+
+    def goes_on(self, positions: Sequence[int], span: int, kv: KvSlots) -> bool:
+        """Whether what is kept is right for a step with tokens at `positions`."""
+        known = self._memory == (span, kv.slots, kv.columns)
+        return known and self._positions == [position - 1 for position in positions]
+
+    def __call__(self, ids: Sequence[int]) -> torch.Tensor:
+        """Logits [B, V] after one more token of each row."""
+        model, room = self._model, self._room
+        self._positions = [position + 1 for position in self._positions]
+        self._numbers.add_(1)
+        self._mask_MS.scatter_(1, self._position_M1, 0.0)
+        turn = model.turn(self._position_B)
+        model.embed(tensor(ids, _CPU), room)
+        for layer, by_token, keys_MDS, values_MSD in self._layers:
+            model.project(layer, room, turn)
+            by_token.index_copy_(0, self._place_M, room.new)
+            attend(room, keys_MDS, values_MSD, self._mask_M1S)
+            model.finish(layer, room)
+        return model.logits(room.x)

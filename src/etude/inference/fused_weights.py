@@ -9,7 +9,43 @@ from typing import Any
 import torch
 from torch import nn
 
-from etude.inference.packed_linear import PackedLinear
+from etude.models.architecture import without_lora
+
+_LEAST = 2**17
+"""Elements of a weight below which oneDNN costs more than it saves."""
+
+
+class PackedLinear:
+    """`x @ weight.T + bias`, of a weight that must not change any more."""
+
+    __slots__ = ("_bias", "_packed", "_weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """`weight` [out, in] and `bias` [out] in float32 on a CPU."""
+        self._weight, self._bias = weight.detach().t(), bias
+        self._packed: torch.Tensor | None = None
+        if weight.numel() >= _LEAST and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """From [N, in] to [N, out]; written to `out` where that is given."""
+        if self._packed is not None:
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+            return y if out is None else out.copy_(y)
+        if self._bias is None:
+            return torch.mm(x, self._weight, out=out)
+        return torch.addmm(self._bias, x, self._weight, out=out)
+
+    def add_to(self, target: torch.Tensor, x: torch.Tensor) -> None:
+        """Add what comes of `x` [N, in] to `target` [N, out]."""
+        if self._packed is not None:
+            total = torch.ops.mkldnn._linear_pointwise.binary(x, target, self._packed, self._bias, "add")
+            target.copy_(total)
+            return
+        target.addmm_(x, self._weight)
+        if self._bias is not None:
+            target.add_(self._bias)
+
 
 _CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
@@ -48,11 +84,6 @@ def can_fuse(model: Any) -> bool:
         and isinstance(inner.lm_head, nn.Linear)
         and all(map(_is_affine, _projections(body.layers)))
     )
-
-
-def without_lora(model: Any) -> Any:
-    """The model itself, whose linear layers may have LoRA weights."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def fused_layer(layer: Any, config: Any) -> FusedLayer:

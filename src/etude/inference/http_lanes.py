@@ -69,10 +69,6 @@ class HttpLanes:
         if self._tls is None:
             # Reading the certificates takes milliseconds, so the lanes share them.
             self._tls = self._httpx.create_ssl_context()
-        client = self._httpx.AsyncClient(
-            verify=self._tls,
-            timeout=None,
-            limits=self._httpx.Limits(keepalive_expiry=_KEEPALIVE_SECONDS),
-        )
-        self._all.append(client)
-        return client
+        limits = self._httpx.Limits(keepalive_expiry=_KEEPALIVE_SECONDS)
+        self._all.append(self._httpx.AsyncClient(verify=self._tls, timeout=None, limits=limits))
+        return self._all[-1]

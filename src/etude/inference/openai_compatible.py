@@ -15,12 +15,10 @@ from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
+from etude.inference.engine import note_retry
 from etude.inference.http_lanes import HttpLanes
-from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.inference.providers import NOT_FOR_REASONING
-from etude.inference.retries import note_retry
-from etude.wire.openai_failures import Disturbed, Refused, failure_of
-from etude.wire.openai_wire import encode, parse_completion, request_fields
+from etude.inference.openai_config import NOT_FOR_REASONING, OPENAI_URL, OpenAiLlmConfig
+from etude.wire.client import Disturbed, Refused, encode, failure_of, parse_completion, request_fields
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -34,7 +32,7 @@ class OpenAiEngine:
     def __init__(self, config: OpenAiLlmConfig) -> None:
         self._config = config
         self._base_url = config.address
-        self._provider = config.told_by
+        self._provider = config.provider_there
         self._secrets = [value.get_secret_value() for value in config.headers.values()]
         self._lanes = HttpLanes(self._headers())
         self._model = config.model_name

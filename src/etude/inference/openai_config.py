@@ -1,8 +1,12 @@
-"""The config of a model behind an OpenAI-compatible endpoint: `_type: openai`."""
+"""The config of a model behind an OpenAI-compatible endpoint, and how the providers of these differ."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -11,7 +15,70 @@ from pydantic import Field, SecretStr, field_validator
 from etude.config.changeable import CHANGEABLE
 from etude.config.component import LlmConfig
 from etude.core.call import Sampling
-from etude.inference.providers import PROVIDERS, Provider, provider_at
+
+ProviderName = Literal["openai", "openrouter", "vllm", "etude", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """The abilities of an endpoint, and how it wants to be asked."""
+
+    name: ProviderName
+    hosts: tuple[str, ...] = ()
+    """Addresses by which it is known."""
+    token_ids: bool = False
+    """Tells the sampled token ids on request, as vLLM >= 0.10.2 does."""
+    logprobs: bool = True
+    """Tells logprobs on request, whatever the model."""
+    max_tokens: str = "max_tokens"
+    """Its name for the most tokens of a completion."""
+    with_token_ids: Mapping[str, Any] = field(default_factory=dict)
+    """Fields sent along where token ids are asked for, to sample from the plain distribution."""
+    with_logprobs: Mapping[str, Any] = field(default_factory=dict)
+    """Fields sent along where logprobs are asked for."""
+    reasoning: tuple[str, ...] = ()
+    """Models that think first, and take no sampling parameters; a date may follow the name."""
+
+    def thinks(self, model: str) -> bool:
+        """Whether a model takes neither sampling parameters nor a request for logprobs."""
+        base = model.removeprefix("ft:").split(":")[0]
+        return any(re.fullmatch(rf"{re.escape(name)}(-\d.*)?", base) for name in self.reasoning)
+
+
+_PLAIN_SAMPLING = MappingProxyType({"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0})
+"""vLLM fills these in from the model's own generation config where a request leaves them open; the
+logprobs it reports are then not those of the distribution that it sampled from."""
+
+NOT_FOR_REASONING = ("temperature", "top_p", "stop")
+"""Fields of a request that OpenAI's reasoning models refuse."""
+
+_ALL = (
+    Provider(
+        "openai",
+        hosts=("api.openai.com",),
+        max_tokens="max_completion_tokens",
+        reasoning=("o1", "o1-mini", "o3", "o3-mini", "o4-mini", "gpt-5", "gpt-5-mini", "gpt-5-nano"),
+    ),
+    Provider(
+        "openrouter",
+        hosts=("openrouter.ai",),
+        # Many of the endpoints behind it have none, and it drops the request for them silently.
+        logprobs=False,
+        with_logprobs=MappingProxyType({"provider": {"require_parameters": True}}),
+    ),
+    Provider("vllm", token_ids=True, with_token_ids=_PLAIN_SAMPLING),
+    Provider("etude", token_ids=True),
+    Provider("other", with_token_ids=_PLAIN_SAMPLING),
+)
+PROVIDERS: Mapping[str, Provider] = MappingProxyType({provider.name: provider for provider in _ALL})
+
+
+def provider_at(url: str) -> Provider:
+    """The provider that has an address; one that nobody is known by is `other`."""
+    host = urlsplit(url).hostname or ""
+    known = (provider for provider in _ALL if any(f".{host}".endswith(f".{name}") for name in provider.hosts))
+    return next(known, PROVIDERS["other"])
+
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -93,21 +160,21 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
         return self.base_url or os.environ.get("OPENAI_BASE_URL", "").rstrip("/") or OPENAI_URL
 
     @property
-    def told_by(self) -> Provider:
+    def provider_there(self) -> Provider:
         """Who answers there, and how."""
         return provider_at(self.address) if self.provider == "auto" else PROVIDERS[self.provider]
 
     @property
     def asks_for_token_ids(self) -> bool:
         """Whether requests ask for the sampled token ids."""
-        return self.told_by.token_ids if self.return_token_ids is None else self.return_token_ids
+        return self.provider_there.token_ids if self.return_token_ids is None else self.return_token_ids
 
     @property
     def asks_for_logprobs(self) -> bool:
         """Whether requests ask for the sampled tokens' logprobs."""
-        provider = self.told_by
-        tells = provider.logprobs and not provider.thinks(self.model_name)
-        return tells if self.logprobs is None else self.logprobs
+        provider = self.provider_there
+        gives = provider.logprobs and not provider.thinks(self.model_name)
+        return gives if self.logprobs is None else self.logprobs
 
     @property
     def sampling(self) -> Sampling:

@@ -1,16 +1,43 @@
-"""Drawing a token from logits, the same way however requests are batched."""
+"""Rows being sampled, and drawing their next tokens: the same way however requests are batched."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy
 import torch
 
+from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.core.keys import generator
-from etude.inference.row import Row
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence that is being sampled."""
+
+    conversation: str
+    ids: list[int]
+    """Prompt, then what was sampled."""
+    sampling: Sampling
+    uniform: Iterator[float]
+    """The row's own random numbers, one for each token."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of the sampled tokens."""
+    top: int = 0
+    """How many of the most likely tokens to keep at each step."""
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    """For each sampled token, the most likely tokens in its place and their logprobs, best first."""
+    slot: int = -1
+    cached: int = 0
+    """Leading tokens whose keys and values are in the slot."""
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the model has not read yet."""
+        return len(self.ids) - self.cached
 
 
 def uniforms(key: int) -> Iterator[float]:
@@ -22,14 +49,15 @@ def uniforms(key: int) -> Iterator[float]:
 
 def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
     """Draw one token for each row from its logits. Raises EngineError when they are not finite."""
-    wanted, device = [row.sampling for row in rows], logits_BV.device
+    samplings, device = [row.sampling for row in rows], logits_BV.device
     uniforms_B1 = numpy.array([[next(row.uniform)] for row in rows], numpy.float32)
     uniform_B1 = torch.from_numpy(uniforms_B1).to(device)
-    if all(one.temperature == 1 and one.top_p == 1 for one in wanted):
+    if all(sampling.temperature == 1 and sampling.top_p == 1 for sampling in samplings):
         probs_BV, greedy_B = torch.softmax(logits_BV.float(), dim=-1), None
     else:
         temperature_B, top_p_B = torch.tensor(
-            [[one.temperature for one in wanted], [one.top_p for one in wanted]], device=device
+            [[sampling.temperature for sampling in samplings], [sampling.top_p for sampling in samplings]],
+            device=device,
         )
         probs_BV, greedy_B = distribution(logits_BV, temperature_B, top_p_B), temperature_B == 0
     ids_B1, logprobs_B1 = draw(probs_BV, greedy_B, uniform_B1)
@@ -40,20 +68,6 @@ def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
         if row.top:
             best, tokens = probs_BV[index].topk(min(row.top, probs_BV.shape[1]))
             row.top_logprobs.append(tuple(zip(tokens.tolist(), best.log().tolist(), strict=True)))
-
-
-def sample(
-    logits_BV: torch.Tensor, temperature_B: torch.Tensor, top_p_B: torch.Tensor, uniform_B: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [B] and their logprobs [B] under the distribution that they were drawn from.
-
-    Inverse-CDF sampling: one uniform number a token, so that a row's draw depends on that row alone.
-    Rows with temperature 0 are greedy; their logprobs are the model's own. Raises EngineError when
-    logits are not finite.
-    """
-    probs_BV = distribution(logits_BV, temperature_B, top_p_B)
-    ids_B1, logprobs_B1 = draw(probs_BV, temperature_B == 0, uniform_B[:, None])
-    return ids_B1[:, 0], logprobs_B1[:, 0]
 
 
 def distribution(logits_BV: torch.Tensor, temperature_B: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
@@ -70,9 +84,11 @@ def distribution(logits_BV: torch.Tensor, temperature_B: torch.Tensor, top_p_B: 
 def draw(
     probs_BV: torch.Tensor, greedy_B: torch.Tensor | None, uniform_B1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token id a row [B, 1] and its logprob [B, 1]; `greedy_B` may be None for none.
+    """One token id a row [B, 1], and its logprob [B, 1] under the distribution that it was drawn from.
 
-    Raises EngineError when the probabilities are not finite.
+    Inverse-CDF sampling: one uniform number a token, so that a row's draw depends on that row alone. Greedy
+    rows, none where `greedy_B` is None, take the likeliest. Raises EngineError when the probabilities are not
+    finite.
     """
     cdf_BV = probs_BV.cumsum(dim=-1)
     total_B1 = cdf_BV[:, -1:]

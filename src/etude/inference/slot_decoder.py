@@ -8,14 +8,11 @@ from itertools import islice
 
 import torch
 
-from etude.inference.fused_llama import FusedLlama
+from etude.inference.fused_llama import FusedLlama, SingleTokens
 from etude.inference.fused_weights import can_fuse
-from etude.inference.kv_slots import KvSlots, span_for
-from etude.inference.row import Row
-from etude.inference.sampler import append_samples
-from etude.inference.single_tokens import SingleTokens
-from etude.inference.slot_table import Copy, SlotTable
-from etude.inference.step_inputs import InputMaker, StepInputs
+from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for
+from etude.inference.sampler import Row, append_samples
+from etude.inference.slot_table import SlotTable
 from etude.models.architecture import layer_kinds
 from etude.models.policy import Policy
 
@@ -56,10 +53,10 @@ class SlotDecoder:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
-        """See `Decoder.step`. Reading prompts and adding single tokens are separate steps."""
+        """A step either reads prompts or adds single tokens."""
         if new := [row for row in rows if row.slot < 0]:
             self._take_in(new, rows)
-        self._copy(self._table.copies())
+        self._kv.copy(self._table.copies())
         grown: list[Row] = []
         for batch in self._batches(rows):
             speaking = batch[0].pending == 1 and not self._deterministic
@@ -72,11 +69,11 @@ class SlotDecoder:
         return grown
 
     def release(self, row: Row) -> None:
-        """See `Decoder.release`."""
+        """What was read stays in the slot, until another conversation needs it."""
         self._table.release(row)
 
     def forget(self) -> None:
-        """See `Decoder.forget`."""
+        """The slots' contents go, and all that was made from the weights."""
         self._table.forget()
         self._fused, self._going = _fused(self._policy), None
 
@@ -111,7 +108,7 @@ class SlotDecoder:
             self._table.place(row, reuse=not self._deterministic)
         self._kv.reserve(len(self._table), 0)
         if not self._deterministic:
-            self._copy(self._table.copies())
+            self._kv.copy(self._table.copies())
             self._gathered(rows)
 
     def _gathered(self, rows: Sequence[Row]) -> list[Row]:
@@ -122,12 +119,8 @@ class SlotDecoder:
             inside = {row.slot for row in rows}
             free = (slot for slot in range(count) if slot not in inside)
             pairs = zip(outside, free, strict=False)
-            self._copy([copy for pair in pairs for copy in self._table.swap(*pair)])
+            self._kv.copy([copy for pair in pairs for copy in self._table.swap(*pair)])
         return sorted(rows, key=lambda row: row.slot)
-
-    def _copy(self, copies: Sequence[Copy]) -> None:
-        if copies:
-            self._kv.copy(copies)
 
     def _one_more(self, rows: list[Row]) -> torch.Tensor:
         """Logits [B, V] after the last token of each row; marks it as cached. They are in the first slots."""
@@ -153,7 +146,11 @@ class SlotDecoder:
             width, fill = max(counts), 0
             span = _span(max(row.cached + count for row, count in zip(rows, counts, strict=True)))
         self._kv.reserve(len(self._table), span)
-        slots = self._slots(rows, fill)
+        slots = [row.slot for row in rows]
+        if fill:
+            taken = set(slots)
+            # Rows of padding write to the waste bin of slots that others own, and harm nothing there.
+            slots += islice((slot for slot in range(len(self._table)) if slot not in taken), fill)
         # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
         leading = not self._deterministic and slots == list(range(len(slots)))
         inputs = self._inputs.padded(rows, slots, (width, span), self._kv, leading=leading)
@@ -178,14 +175,6 @@ class SlotDecoder:
         )
         logits_BV: torch.Tensor = output.logits[:, -1]
         return logits_BV
-
-    def _slots(self, rows: list[Row], fill: int) -> list[int]:
-        slots = [row.slot for row in rows]
-        if fill:
-            taken = set(slots)
-            # Rows of padding write to the waste bin of slots that others own, and harm nothing there.
-            slots += islice((slot for slot in range(len(self._table)) if slot not in taken), fill)
-        return slots
 
 
 def _fused(policy: Policy) -> FusedLlama | None:

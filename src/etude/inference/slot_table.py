@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from etude.inference.row import Row
+from etude.inference.sampler import Row
 
 _FIRST_SLOTS = 8
 _BLOCK = 64
@@ -83,17 +83,16 @@ class SlotTable:
 
     def copies(self) -> list[Copy]:
         """What to copy now, before any slot is written to; it counts as read."""
-        found = self._copies
-        self._copies = []
+        ready, self._copies = self._copies, []
         for row, (leader, length) in list(self._waiting.items()):
-            here = self._held[leader.slot].row is leader
-            if here and leader.cached >= length:
-                found.append((row, Copy(leader.slot, row.slot, length)))
-            if not here or leader.cached >= length:
+            is_here = self._held[leader.slot].row is leader
+            if is_here and leader.cached >= length:
+                ready.append((row, Copy(leader.slot, row.slot, length)))
+            if not is_here or leader.cached >= length:
                 del self._waiting[row]  # Without its leader it reads for itself.
-        for row, copy in found:
+        for row, copy in ready:
             row.cached = copy.length
-        return [copy for _, copy in found]
+        return [copy for _, copy in ready]
 
     def release(self, row: Row) -> None:
         """Keep what the row read for its conversation's next turn."""
@@ -140,10 +139,9 @@ class SlotTable:
         """A slot that begins, or will, with most of the row's tokens; and with how many."""
         best = None
         for block in _blocks(row.ids):
-            found = self._blocks.get(block)
-            if found is None:
+            if block not in self._blocks:
                 break
-            best = found
+            best = self._blocks[block]
         return (None, 0) if best is None else (best, min(_shared(best.ids, row.ids), len(row.ids) - 1))
 
     def _index(self, held: _Held) -> None:

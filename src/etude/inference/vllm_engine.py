@@ -10,8 +10,8 @@ import httpx
 from pydantic_core import to_json
 
 from etude.core.errors import EngineAway, EngineError
+from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, TopLogprobs, before_stop
 from etude.inference.http_lanes import HttpLanes
-from etude.inference.sampled import OnToken, Sampled, SampledToken, TokenRequest, TopLogprobs
 from etude.inference.vllm_process import VllmProcess
 from etude.models.speech import Speech
 
@@ -46,7 +46,7 @@ class VllmEngine:
         )
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
-        """Continue a prompt of token ids. See `TokenEngine.sample`.
+        """Continue a prompt of token ids; waits first where vLLM is being restarted.
 
         The logprobs are those of the distribution that was sampled from: temperature and top_p included.
         """
@@ -80,14 +80,13 @@ class VllmEngine:
     def _body(self, request: TokenRequest) -> dict[str, Any]:
         sampling, room = request.sampling, self.speech.max_context - len(request.prompt_ids)
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
-        seed = request.key if sampling.seed is None else sampling.seed
         return {
             "model": self._name,
             "prompt": list(request.prompt_ids),
             "max_tokens": min(wanted, room),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": seed % 2**_SEED_BITS,
+            "seed": request.seed % 2**_SEED_BITS,
             "stop": list(sampling.stop),
             "stop_token_ids": sorted(self.speech.stop_ids),
             "logprobs": request.top,
@@ -101,8 +100,8 @@ class VllmEngine:
             url = f"{self._process.base_url}/v1/completions"
             async with self._lanes.stream(url, to_json(body)) as reply:
                 if reply.status_code != httpx.codes.OK:
-                    told = (await reply.aread()).decode("utf-8", "replace")[:300]
-                    raise EngineError(f"vLLM answered {reply.status_code}: {told}")
+                    text = (await reply.aread()).decode("utf-8", "replace")[:300]
+                    raise EngineError(f"vLLM answered {reply.status_code}: {text}")
                 if not body["stream"]:
                     yield json.loads(await reply.aread())["choices"][0]
                     return
@@ -122,18 +121,17 @@ class VllmEngine:
 
     def _text(self, ids: tuple[int, ...], stops: tuple[str, ...]) -> str:
         """Without the end of turn, and cut before the first stop string."""
-        said = ids[:-1] if ids and ids[-1] in self.speech.stop_ids else ids
-        text = self.speech.template.decode(list(said))
-        found = [place for stop in stops if (place := text.find(stop)) >= 0]
-        return text[: min(found)] if found else text
+        text = self.speech.template.decode(ids[:-1] if ids and ids[-1] in self.speech.stop_ids else ids)
+        cut = before_stop(text, stops)
+        return text if cut is None else cut
 
 
 def _tokens(choice: Mapping[str, Any], count: int) -> list[SampledToken]:
     """The new tokens of a streamed piece."""
     ids = choice.get("token_ids") or []
-    told = choice.get("logprobs") or {}
-    logprobs = told.get("token_logprobs") or []
-    tops = told.get("top_logprobs") or [None] * len(ids)
+    fields = choice.get("logprobs") or {}
+    logprobs = fields.get("token_logprobs") or []
+    tops = fields.get("top_logprobs") or [None] * len(ids)
     if not len(ids) == len(logprobs) == len(tops):
         raise ValueError(
             f"{len(ids)} token ids, {len(logprobs)} logprobs, {len(tops)} lists of the likeliest"

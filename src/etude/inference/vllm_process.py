@@ -19,8 +19,7 @@ import httpx
 from pydantic import SecretStr
 
 from etude.core.errors import EngineAway, EngineError
-from etude.inference.last_lines import last_lines
-from etude.inference.process_mark import forget_process, kill_marked, mark_process
+from etude.inference.child_process import forget_process, kill_marked, last_lines, mark_process
 
 _LOG = logging.getLogger("etude.vllm")
 
@@ -85,7 +84,7 @@ class VllmProcess:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What its requests need."""
+        """Those that its requests need."""
         return {"authorization": f"Bearer {self.key.get_secret_value()}"}
 
     @property
@@ -109,14 +108,9 @@ class VllmProcess:
         await self._set("starting")
         try:
             await self._spawn()
-            await self._wait_healthy()
-        except EngineError as error:
-            await self._end()
-            await self._set("failed", str(error))
-            raise
-        except BaseException:
-            await self._end()
-            await self._set("stopped")
+        except BaseException as error:
+            failed = isinstance(error, EngineError)
+            await self._set("failed" if failed else "stopped", str(error) if failed else "")
             raise
         await self._set("running")
         self._watching = asyncio.create_task(self._watch(), name="watch vllm")
@@ -149,7 +143,8 @@ class VllmProcess:
 
         Raises EngineError when vLLM refuses them.
         """
-        await self._load_lora(name, folder)
+        # Never `load_inplace`: that reads the folder again at every step, and changes answers half-way.
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
         self._loras[name] = folder
 
     async def remove_lora(self, name: str) -> None:
@@ -157,10 +152,6 @@ class VllmProcess:
         if self._loras.pop(name, None) is not None and self.state == "running":
             with contextlib.suppress(EngineError):
                 await self._post("/v1/unload_lora_adapter", {"lora_name": name})
-
-    async def _load_lora(self, name: str, folder: Path) -> None:
-        # Never `load_inplace`: that reads the folder again at every step, and changes answers half-way.
-        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     async def _post(self, path: str, body: Mapping[str, str]) -> None:
         try:
@@ -173,23 +164,38 @@ class VllmProcess:
             raise EngineError(f"vLLM refused {path} with {reply.status_code}: {reply.text[:300]}")
 
     async def _spawn(self) -> None:
+        """Start the process, and wait until it is healthy. Raises EngineError; then there is none."""
+        try:
+            await self._launch()
+            await self._wait_healthy()
+        except BaseException:
+            await self._end()
+            raise
+
+    async def _launch(self) -> None:
         options = self.options
         options.folder.mkdir(parents=True, exist_ok=True)
         kill_marked(self._mark)
         if self.log.exists() and self.log.stat().st_size > _LARGEST_LOG:
             self.log.replace(self.log.with_suffix(".log.1"))
-        self.port = _free_port()
-        arguments = _arguments(options, self.source, self.port)
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            self.port = int(listening.getsockname()[1])
+        environment = {
+            "VLLM_API_KEY": self.key.get_secret_value(),
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
         with self.log.open("ab") as log:
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *options.command,
-                    *arguments,
+                    *_arguments(options, self.source, self.port),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    env=_environment(self.key),
+                    env={**os.environ, **environment},
                 )
             except OSError as error:
                 raise EngineError(
@@ -206,10 +212,13 @@ class VllmProcess:
         process, end = self._process, time.monotonic() + self.options.start_seconds
         assert process is not None
         while not await self._is_healthy():
+            trouble = ""
             if process.returncode is not None:
-                raise EngineError(f"vLLM ended with code {process.returncode} at its start. {self._told()}")
-            if time.monotonic() > end:
-                raise EngineError(f"vLLM did not start in {self.options.start_seconds:g} s. {self._told()}")
+                trouble = f"vLLM ended with code {process.returncode} at its start"
+            elif time.monotonic() > end:
+                trouble = f"vLLM did not start in {self.options.start_seconds:g} s"
+            if trouble:
+                raise EngineError(f"{trouble}. {self._log_end()}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), 0.25)
 
@@ -229,16 +238,16 @@ class VllmProcess:
 
     async def _watch(self) -> None:
         while True:
-            what = await self._trouble()
+            trouble = await self._trouble()
             self.restarts += 1
-            await self._set("restarting", f"{what}. {self._told()}")
+            await self._set("restarting", f"{trouble}. {self._log_end()}")
             _LOG.error("%s", self.reason)
             await self._end(politely=False)
             if not await self._restart():
                 return
 
     async def _trouble(self) -> str:
-        """Waits for something to go wrong, and says what."""
+        """Wait for something to go wrong; gives it in words."""
         process, seen = self._process, time.monotonic()
         assert process is not None
         while True:
@@ -252,14 +261,13 @@ class VllmProcess:
                 return f"vLLM did not answer for {self.options.hung_seconds:g} s"
 
     async def _restart(self) -> bool:
-        """Whether it runs again."""
+        """Start it again, several times if need be; whether it runs then."""
         for attempt in range(self.options.attempts):
             await asyncio.sleep(min(60.0, self.options.backoff_seconds * 2**attempt))
             try:
                 await self._spawn()
-                await self._wait_healthy()
                 for name, folder in self._loras.items():
-                    await self._load_lora(name, folder)
+                    await self.add_lora(name, folder)
             except EngineError as error:
                 await self._end()
                 await self._set("restarting", str(error))
@@ -289,7 +297,7 @@ class VllmProcess:
             self.state, self.reason = state, reason
             self._changed.notify_all()
 
-    def _told(self) -> str:
+    def _log_end(self) -> str:
         lines = last_lines(self.log)
         return f"The last lines of {self.log}:\n{lines}" if lines else f"{self.log} is empty"
 
@@ -304,18 +312,3 @@ def _arguments(options: VllmOptions, source: str, port: int) -> Sequence[str]:
         *("--max-lora-rank", str(options.max_lora_rank)),
         *options.arguments,
     )
-
-
-def _environment(key: SecretStr) -> dict[str, str]:
-    return {
-        **os.environ,
-        "VLLM_API_KEY": key.get_secret_value(),
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])

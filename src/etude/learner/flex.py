@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 BLOCK = 128
 """Tokens of a block."""
@@ -27,7 +28,7 @@ _COMPILATIONS = 64
 """At most, over all models of a process: for one size and then for any, for each kind of model, of mask, and
 with and without a gradient."""
 
-Looks = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
+Looks = Callable[[Any, Any, Tensor, Tensor], Tensor]
 """Whether the tokens at some places look at those at others, for a sequence and a head that play no part."""
 
 
@@ -45,7 +46,7 @@ def filled(size: int) -> int:
     return max(_FEWEST, -(-size // BLOCK)) * BLOCK
 
 
-def block_mask(ends_N: torch.Tensor, depths_N: torch.Tensor, window: int | None) -> Any:
+def block_mask(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Any:
     """The blocks of a tree in which some tokens look at others, and in which all do.
 
     As `create_block_mask` makes it, which needs compiling for every size or all pairs of tokens at once.
@@ -65,14 +66,7 @@ def block_mask(ends_N: torch.Tensor, depths_N: torch.Tensor, window: int | None)
     return BlockMask.from_kv_blocks(*parts, *wholes, BLOCK_SIZE=BLOCK, mask_mod=looks)
 
 
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: Any,
-    scores: Scores,
-    compiled: bool,
-) -> torch.Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores, compiled: bool) -> Tensor:
     """Queries [1, H, N, D] over keys and values [1, G, N, D]; gives [1, H, N, D].
 
     `mask` is the block mask for the window of `scores`. Not compiled it holds all scores, for tests. Raises
@@ -89,19 +83,12 @@ def attend(
     return _call(query, key, value, mask, scores, compiled)[..., :width]
 
 
-def _call(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: Any,
-    scores: Scores,
-    compiled: bool,
-) -> torch.Tensor:
+def _call(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores, compiled: bool) -> Tensor:
     cap = None if scores.softcap is None else _cap(scores.softcap)
     run = _compiled() if compiled else _flex
     # Otherwise a second model's scale or softcap would become a variable, which the kernels do not take.
     with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS, specialize_float=True):
-        found: torch.Tensor = run(query, key, value, mask, scores.scale, cap)
+        found: Tensor = run(query, key, value, mask, scores.scale, cap)
     return found
 
 
@@ -160,7 +147,7 @@ def _first(error: BaseException) -> BaseException:
     return error if before is None else _first(before)
 
 
-def _looks(ends_N: torch.Tensor, depths_N: torch.Tensor, window: int | None) -> Looks:
+def _looks(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Looks:
     """A function of tensors alone, as the compiler wants it."""
     if window is None:
         return lambda batch, head, query, key: (key <= query) & (query < ends_N[key])
@@ -171,14 +158,14 @@ def _looks(ends_N: torch.Tensor, depths_N: torch.Tensor, window: int | None) -> 
     )
 
 
-def _cap(softcap: float) -> Callable[..., torch.Tensor]:
-    def cap(score: torch.Tensor, batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+def _cap(softcap: float) -> Callable[..., Tensor]:
+    def cap(score: Tensor, batch: Any, head: Any, query: Any, key: Any) -> Tensor:
         return softcap * torch.tanh(score / softcap)
 
     return cap
 
 
-def _listed(blocks_QK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
     """For each row of blocks how many there are, and which; what comes after these plays no part."""
     which = torch.argsort(blocks_QK.int(), dim=-1, descending=True, stable=True)
     return blocks_QK.sum(dim=-1).int()[None, None], which.int()[None, None]

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from etude.models.architecture import logits_after, text_config
+from etude.models.architecture import logits_after, text_config, without_lora
 
 _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4}
 _ROUGHLY = 5e-2
 """By how much of the largest logit others may be off; half precision rounds as much."""
 
 
-def plain_model(model: Any) -> Any:
-    """The model that LoRA weights may be on."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def last_hidden(model: Any, ids_BT: torch.Tensor) -> torch.Tensor:
+def last_hidden(model: Any, ids_BT: Tensor) -> Tensor:
     """Last hidden states [B, T, D] of a plain forward pass."""
-    hidden_BTD: torch.Tensor = (
-        plain_model(model).base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-    )
+    hidden_BTD: Tensor = without_lora(model).base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
     return hidden_BTD
 
 
-def head_logits(model: Any, hidden_ED: torch.Tensor) -> torch.Tensor:
+def head_logits(model: Any, hidden_ED: Tensor) -> Tensor:
     """Logits [E, V] of last hidden states."""
-    logits: torch.Tensor = plain_model(model).get_output_embeddings()(hidden_ED)
+    logits: Tensor = without_lora(model).get_output_embeddings()(hidden_ED)
     config = text_config(model)
     # The names of Cohere, Granite and Gemma; what others do is found out by trying.
     logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
@@ -36,7 +33,7 @@ def head_logits(model: Any, hidden_ED: torch.Tensor) -> torch.Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def off_by(model: Any, found: torch.Tensor, plain: torch.Tensor) -> str | None:
+def off_by(model: Any, found: Tensor, plain: Tensor) -> str | None:
     """By how much of the largest logit `found` is off, if that is more than rounding; None if not."""
     difference = float((plain.float() - found.float()).abs().max() / plain.abs().max())
     within = difference <= _TOLERANCES.get(next(model.parameters()).dtype, _ROUGHLY)
@@ -54,3 +51,56 @@ def has_plain_head(model: Any) -> bool:
         return False
     plain = logits_after(model, ids_1T, torch.arange(6, device=device))[0]
     return found.shape == plain.shape and off_by(model, found, plain) is None
+
+
+_LOGITS = 1 << 24
+"""Logits that are held at a time on a CPU, whose caches they outgrow soon."""
+_LOGITS_ON_GPU = 1 << 27
+"""Half a gigabyte in float32. Each chunk reads the head's weights again, and adds to their gradient."""
+
+Head = Callable[[Tensor], Tensor]
+"""Hidden states [E, D] to logits [E, V]."""
+
+
+def selective_logprobs(
+    head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor, vocabulary: int
+) -> Tensor:
+    """Logprobs [E] of `targets_E` after `hidden_ED`.
+
+    What does not fit into one chunk is computed again for the gradient, chunk by chunk.
+    """
+    return _by_chunks(_logprobs, head, (hidden_ED, targets_E, temperatures_E), vocabulary)
+
+
+def logprobs_and_entropies(
+    head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor, vocabulary: int
+) -> Tensor:
+    """Two rows [2, E]: those logprobs, and the entropies in nats of the distributions that they are of."""
+    return _by_chunks(_with_entropies, head, (hidden_ED, targets_E, temperatures_E), vocabulary)
+
+
+def _by_chunks(of: Callable[..., Tensor], head: Head, fields: tuple[Tensor, ...], vocabulary: int) -> Tensor:
+    """`of(head, *fields)`, with as many logits at a time as may be held, joined along the last dimension."""
+    held = _LOGITS_ON_GPU if fields[0].is_cuda else _LOGITS
+    size = max(1, held // vocabulary)
+    parts = list(zip(*(torch.split(field, size) for field in fields), strict=True))
+    if len(parts) <= 1:
+        return of(head, *fields)
+    made = [checkpoint(of, head, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+    return torch.cat(made, dim=-1)
+
+
+def _logprobs(head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor) -> Tensor:
+    return -F.cross_entropy(_logits(head, hidden_ED, temperatures_E), targets_E, reduction="none")
+
+
+def _with_entropies(head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor) -> Tensor:
+    logprobs_EV = F.log_softmax(_logits(head, hidden_ED, temperatures_E), dim=-1)
+    chosen_E = logprobs_EV.gather(1, targets_E[:, None]).squeeze(1)
+    # A token that cannot be sampled adds nothing, and not zero times minus infinity.
+    return torch.stack([chosen_E, -(logprobs_EV.exp() * logprobs_EV.clamp(min=-1e4)).sum(dim=-1)])
+
+
+def _logits(head: Head, hidden_ED: Tensor, temperatures_E: Tensor) -> Tensor:
+    logits_EV = head(hidden_ED).float()
+    return logits_EV / temperatures_E[:, None] if bool((temperatures_E != 1).any()) else logits_EV

@@ -6,7 +6,6 @@ import json
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,23 +14,20 @@ from pathlib import Path
 import torch
 
 from etude.core.errors import StoreError, TrainingError
-from etude.core.keys import generator
 from etude.learner.batch import TokenSequence, TrainingBatch
 from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.cutter import Cutter, Packing
-from etude.learner.masters import Masters
 from etude.learner.objective import Objective, Pass
+from etude.learner.optimiser import Optimiser
 from etude.learner.padding import Unit, token_share
+from etude.learner.plan import plan_steps
 from etude.learner.schedule import Schedule
-from etude.learner.sharding import idle
-from etude.learner.team import Team
+from etude.learner.team import Team, idle
 from etude.models.policy import Policy
-from etude.models.weights import load_tensors, part_like, save_tensors, whole
+from etude.models.weights import load_tensors, save_tensors
 
 OPTIMISER_FILE = "optimiser.safetensors"
 STATE_FILE = "learner.json"
-_MASTER = "master"
-"""Beside the names of AdamW's own tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +94,7 @@ class Learner:
         self._part = 0.0
         self._run = self.team.hold(policy)
         self._cutter = Cutter(self._run, self.team, policy.device, options.packing, options.token_budget)
-        self._masters = Masters(policy.trainable())
-        self._optimiser = torch.optim.AdamW(
-            list(self._masters.by_name.values()),
-            lr=options.learning_rate,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
-        )
+        self.optimiser = Optimiser(policy.trainable(), betas=options.betas, weight_decay=options.weight_decay)
 
     @property
     def note(self) -> str | None:
@@ -118,31 +108,50 @@ class Learner:
         on_step: Callable[[StepReport], None] = lambda report: None,
         canceled: threading.Event | None = None,
     ) -> dict[str, float]:
-        """Learn from a batch; returns the mean of the steps' metrics.
+        """Take all steps of a training on a batch; returns the mean of their metrics.
 
         The weights in memory change as it goes; after an error they are between two versions, and the
         caller restores one. Raises TrainingError when there is nothing to learn from or a step is not
         finite, TrainingCanceled when `canceled` is set.
         """
         units = [unit for unit in batch.units if any(any(sequence.weights) for sequence in unit)]
-        if not any(_has_gradient(unit) for unit in units):
+        if not any(map(has_gradient, units)):
             raise TrainingError("there is nothing to learn from: no token has both a weight and an advantage")
-        steps = self._plan(units, objective)
-        reports: list[StepReport] = []
-        with self.policy.lock:
-            self._masters.follow()
+        live = [not objective.skips_idle or has_gradient(unit) for unit in units]
+        options, history = self.options, list[dict[str, float]]()
+        for step in plan_steps(live, options.passes, options.batch_size, self._seed, "pass", self.step):
             try:
-                for number, step_units in enumerate(steps):
-                    self._part = number / len(steps)
-                    metrics = self._optimise(step_units, objective, canceled or threading.Event())
-                    reports.append(StepReport(self.step, len(steps), metrics))
-                    on_step(reports[-1])
+                metrics = self.take_step([units[row] for row in step.rows], objective, step.part, canceled)
             except TrainingCanceled as error:
-                raise TrainingCanceled(f"canceled after {len(reports)} of {len(steps)} steps") from error
+                raise TrainingCanceled(f"canceled after {len(history)} of {step.of} steps") from error
+            history.append(metrics)
+            on_step(StepReport(self.step, step.of, metrics))
+        self.end_training()
+        return mean_metrics(history)
+
+    def take_step(
+        self,
+        units: Sequence[Unit],
+        objective: Objective,
+        part: float = 0.0,
+        canceled: threading.Event | None = None,
+    ) -> dict[str, float]:
+        """Take one optimiser step on all of `units`; its metrics.
+
+        `part` is the share of the training that is done before it, in [0, 1), which the learning rate goes
+        by. Raises TrainingError when the gradient is not finite, TrainingCanceled when `canceled` is set.
+        """
+        self._part = part
+        with self.policy.lock:
+            self.optimiser.follow()
+            try:
+                return self._optimise(units, objective, canceled or threading.Event())
             finally:
-                self.drop_gradient()
+                self.optimiser.drop_gradient()
+
+    def end_training(self) -> None:
+        """Note that all steps of a training have been taken: the next one begins at its start."""
         self.trained += 1
-        return _summary([report.metrics for report in reports])
 
     def evaluate(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
         """The loss and metrics that a step on all of `batch` would have; nothing changes."""
@@ -172,23 +181,11 @@ class Learner:
         totals = self.team.sum({str(number): value for number, value in enumerate(found)})
         return [totals[str(number)] for number in range(len(found))]
 
-    def _plan(self, units: Sequence[Unit], objective: Objective) -> list[list[Unit]]:
-        """The units of every optimiser step, shuffled anew for every pass."""
-        size = self.options.batch_size or len(units)
-        steps = []
-        for number in range(self.options.passes):
-            order = list(range(len(units)))
-            if size < len(units):
-                generator(self._seed, "pass", self.step, number).shuffle(order)
-            steps += [[units[i] for i in order[at : at + size]] for at in range(0, len(order), size)]
-        # A step with nothing to learn from would still move weights by the optimiser's momentum.
-        return [step for step in steps if not objective.skips_idle or any(map(_has_gradient, step))]
-
     def _optimise(
-        self, units: list[Unit], objective: Objective, canceled: threading.Event
+        self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
     ) -> dict[str, float]:
         start = time.perf_counter()
-        self.drop_gradient()
+        self.optimiser.drop_gradient()
         metrics, tokens = self._gradient(units, objective, canceled)
         norm = self._apply_gradient()
         seconds = max(time.perf_counter() - start, 1e-9)
@@ -206,7 +203,7 @@ class Learner:
         totals = self.team.sum(metrics | told)
         if totals.pop("canceled"):
             raise TrainingCanceled("canceled")
-        self.team.sum_gradients(list(self._masters.by_name.values()))
+        self.team.sum_gradients(self.optimiser.gradients)
         tokens = int(totals.pop("tokens"))
         return totals, tokens
 
@@ -223,16 +220,12 @@ class Learner:
             if self.team.halts(canceled is not None and canceled.is_set()):
                 raise TrainingCanceled("canceled")
             loss, metrics = self._loss(one, objective)
-            with self._masters.gathering():
+            with self.optimiser.gathering():
                 self.team.backward(loss)
             tokens += 0 if one is None else int((one.micro.weights_BT != 0).sum())
             for name, value in {"loss": float(loss.detach()), **metrics}.items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals, tokens
-
-    def drop_gradient(self) -> None:
-        """Forget what `add_gradient` added up."""
-        self._optimiser.zero_grad(set_to_none=True)
 
     def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
         twice = self.options.gradient_checkpointing and torch.is_grad_enabled()
@@ -248,7 +241,7 @@ class Learner:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""
         factors, share = objective.normalised(units), 1.0 / len(units)
         if objective.skips_idle:
-            live = [index for index, unit in enumerate(units) if _has_gradient(unit)]
+            live = [index for index, unit in enumerate(units) if has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
         passes = self.team.in_step(self._cutter.passes(units, factors, (share, token_share(units))))
         if not objective.needs_reference:
@@ -263,17 +256,13 @@ class Learner:
         return replace(one, micro=replace(one.micro, reference_BT=self._run(one.logprobs)))
 
     def _apply_gradient(self) -> float:
-        masters = list(self._masters.by_name.values())
-        norm = float(whole(torch.nn.utils.clip_grad_norm_(masters, self.options.max_grad_norm)))
+        norm = self.optimiser.clip(self.options.max_grad_norm)
         if not math.isfinite(norm):
             raise TrainingError(
                 f"the gradient of step {self.step + 1} is not finite; lower learning_rate, or use float32"
             )
         self.step += 1
-        for group in self._optimiser.param_groups:
-            group["lr"] = self._rate()
-        self._optimiser.step()
-        self._masters.write()
+        self.optimiser.step(self._rate())
         return norm
 
     def _rate(self) -> float:
@@ -284,7 +273,7 @@ class Learner:
 
         `optimiser` is that state, where this process holds only a part of it.
         """
-        save_tensors(self._optimiser_tensors() if optimiser is None else optimiser, folder / OPTIMISER_FILE)
+        save_tensors(self.optimiser.tensors() if optimiser is None else optimiser, folder / OPTIMISER_FILE)
         position = {"step": self.step, "trained": self.trained}
         try:
             (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
@@ -301,49 +290,24 @@ class Learner:
             step, trained = int(position["step"]), int(position["trained"])
         except (OSError, ValueError, KeyError) as error:
             raise StoreError(f"cannot read {folder / STATE_FILE}: {error}") from error
-        state: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-        for key, value in load_tensors(folder / OPTIMISER_FILE).items():
-            name, _, part = key.rpartition("/")
-            state[name][part] = value
-        masters = self._masters.by_name
-        odd = sorted(state.keys() - masters.keys())
-        if odd:
-            raise StoreError(
-                f"the optimiser's state in {folder} belongs to other weights ({odd[0]}); was the model or "
-                "the LoRA setting changed?"
-            )
+        try:
+            self.optimiser.restore(load_tensors(folder / OPTIMISER_FILE))
+        except StoreError as error:
+            raise StoreError(f"cannot go on from {folder}: {error}") from error
         self.step, self.trained = step, trained
-        self._optimiser.state.clear()
-        self._masters.read({name: parts.pop(_MASTER) for name, parts in state.items() if _MASTER in parts})
-        for name, parts in state.items():
-            master = masters[name]
-            # AdamW counts steps on the CPU, wherever the weights are.
-            self._optimiser.state[master] = {
-                part: value if part == "step" else part_like(value.to(master.dtype), master)
-                for part, value in parts.items()
-            }
 
     def reset(self) -> None:
         """Forget all steps: the state that goes with the base model."""
         self.step = self.trained = 0
-        self._optimiser.state.clear()
-        self._masters.read({})
+        self.optimiser.restore({})
 
     def snapshot(self) -> Snapshot:
         """What a checkpoint needs, for the leader to write; others get nothing. All must call it together."""
-        return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self._optimiser_tensors()))
-
-    def _optimiser_tensors(self) -> dict[str, torch.Tensor]:
-        moments = {
-            f"{name}/{key}": value
-            for name, master in self._masters.by_name.items()
-            for key, value in self._optimiser.state.get(master, {}).items()
-        }
-        return moments | {f"{name}/{_MASTER}": value for name, value in self._masters.copies().items()}
+        return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self.optimiser.tensors()))
 
 
-def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of the steps' metrics.
+def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of the metrics of a training's steps.
 
     `mismatch_kl` is `sampled_kl` before anything was changed: of the learner from the engine, where that
     sampled from the same weights.
@@ -354,5 +318,6 @@ def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     return means if first is None else {**means, "mismatch_kl": first}
 
 
-def _has_gradient(unit: Unit) -> bool:
+def has_gradient(unit: Unit) -> bool:
+    """Whether there is something to learn from a unit."""
     return any(sequence.has_gradient for sequence in unit)

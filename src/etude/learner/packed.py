@@ -13,14 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from etude.learner.batch import TokenSequence
-from etude.learner.dealing import Row
-from etude.learner.head import head_logits
+from etude.learner.head import head_logits, logprobs_and_entropies, selective_logprobs
 from etude.learner.objective import MicroBatch, Pass
-from etude.learner.packing import packs
+from etude.learner.packing import Row, packs
 from etude.learner.padding import Shares, Unit
-from etude.learner.selective import logprobs_and_entropies, selective_logprobs
-from etude.learner.tree import Places, TokenTree, token_tree
-from etude.learner.tree_layout import TreeLayout
+from etude.learner.tree import Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_model import tree_hidden
 from etude.models.architecture import text_config
 
@@ -179,7 +176,7 @@ def _with_entropies(forward: _Forward, model: Any) -> tuple[torch.Tensor, torch.
 
 
 def _chosen(of: Callable[..., torch.Tensor], forward: _Forward, model: Any) -> torch.Tensor:
-    """A function of `etude.learner.selective` of the tree's choices."""
+    """A function of `etude.learner.head` of the tree's choices."""
     hidden_QD = tree_hidden(model, forward.ids_N, forward.layout)
     hidden_ED = hidden_QD.index_select(0, forward.after_E)
     vocabulary = text_config(model).vocab_size

@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from etude.learner.batch import TokenSequence
-from etude.learner.dealing import Row
-from etude.learner.head import head_logits, last_hidden
+from etude.learner.head import Head, head_logits, last_hidden, logprobs_and_entropies, selective_logprobs
 from etude.learner.objective import MicroBatch, Pass
-from etude.learner.selective import Head, logprobs_and_entropies, selective_logprobs
+from etude.learner.packing import Row
 from etude.models.architecture import logits_after, text_config
 
 Unit = Sequence[TokenSequence]
@@ -126,7 +125,7 @@ class _Forward:
     plain_head: bool
 
     def chosen(self, of: Callable[..., torch.Tensor], model: Any) -> torch.Tensor:
-        """A function of `etude.learner.selective` of these tokens."""
+        """A function of `etude.learner.head` of these tokens."""
         vocabulary = text_config(model).vocab_size
         positions = self.trained_BK.any(dim=0).nonzero().flatten()
         head: Head = partial(head_logits, model)

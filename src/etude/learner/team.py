@@ -1,12 +1,13 @@
 """The processes that train one policy together, each on its part of every optimiser step.
 
-They hold the same weights and take the same steps: what each adds to a step's gradient and metrics is
-summed over all of them before anything changes.
+They hold the same weights, or each a shard of them, and take the same steps: what each adds to a step's
+gradient and metrics is summed over all of them before anything changes.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,7 +16,9 @@ from typing import Any, TypeVar
 import torch
 
 from etude.core.errors import EtudeError
+from etude.models.architecture import logits_after, without_lora
 from etude.models.policy import Policy
+from etude.models.weights import whole
 
 T = TypeVar("T")
 
@@ -39,7 +42,7 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the process that writes, and tells."""
+        """Whether this is the process that writes and reports."""
         return self.rank == 0
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -51,7 +54,7 @@ class Team:
         return self.sum({"flag": float(flag)})["flag"] > 0
 
     def same(self, text: str) -> bool:
-        """Whether all processes say the same. All must call it together."""
+        """Whether all processes have the same text. All must call it together."""
         return True
 
     def hold(self, policy: Policy) -> Callable[[Callable[[Any], T]], T]:
@@ -89,7 +92,7 @@ class ProcessTeam(Team):
         self.device = device
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """See `Team.sum`. The order is that of the ranks, so that all get the same."""
+        """Added up in the order of the ranks, so that all get the same."""
         totals: dict[str, float] = {}
         for text in self._exchange(json.dumps(values)):
             for name, value in json.loads(text).items():
@@ -97,32 +100,84 @@ class ProcessTeam(Team):
         return totals
 
     def same(self, text: str) -> bool:
-        """See `Team.same`."""
+        """Compares what each process has."""
         return len(set(self._exchange(json.dumps(text)))) == 1
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """See `Team.sum_gradients`. A parameter that has no gradient in any process still has none."""
-        there = torch.tensor([float(one.grad is not None) for one in parameters], device=self.device)
-        self._sum(there)
-        live = [one for one, count in zip(parameters, there.tolist(), strict=True) if count]
+        """Sums bucket by bucket; a parameter that has no gradient in any process still has none."""
+        counts = torch.tensor([float(weight.grad is not None) for weight in parameters], device=self.device)
+        self._sum(counts)
+        live = [weight for weight, count in zip(parameters, counts.tolist(), strict=True) if count]
         for bucket in _buckets(live):
-            grads = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket]
+            grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in bucket]
             flat = torch.cat([grad.flatten() for grad in grads])
             self._sum(flat)
-            parts = torch.split(flat, [one.numel() for one in bucket])
-            for one, part in zip(bucket, parts, strict=True):
-                one.grad = part.view_as(one)
+            parts = torch.split(flat, [weight.numel() for weight in bucket])
+            for weight, part in zip(bucket, parts, strict=True):
+                weight.grad = part.view_as(weight)
 
     def _exchange(self, text: str) -> list[str]:
-        """What each process says, by rank."""
+        """The texts of all processes, by rank."""
         from accelerate.utils import gather, pad_across_processes
 
         mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.device)
-        rows = _surely(lambda: gather(pad_across_processes(mine))).view(self.size, -1).cpu()
+        rows = _together(lambda: gather(pad_across_processes(mine))).view(self.size, -1).cpu()
         return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
 
     def _sum(self, tensor: torch.Tensor) -> None:
-        _surely(lambda: torch.distributed.all_reduce(tensor))
+        _together(lambda: torch.distributed.all_reduce(tensor))
+
+
+class ShardingTeam(ProcessTeam):
+    """Processes that hold shards of the weights, and so go through the model in step.
+
+    Each holds a part of every tensor and of its optimiser state. PyTorch's FSDP2 (`fully_shard`) brings a
+    layer's weights together while it computes, and shares out the sums of its gradients. It is called here
+    and not by accelerate's plugin, which knows GPUs only (1.15), and looks for hooks in a model's own
+    `forward`: token trees go through the model another way.
+    """
+
+    shards = True
+
+    def hold(self, policy: Policy) -> Callable[[Callable[[Any], T]], T]:
+        """The policy's parameters become shards, and move to this process's device."""
+        root: list[_Root] = []
+        policy.share_out(lambda model: root.append(_sharded(model, self)), self.device)
+
+        def run(work: Callable[[Any], T]) -> T:
+            result: T = _together(lambda: root[0](work), may_fail=True)
+            if not torch.is_grad_enabled():
+                # Otherwise the next one would see these weights, though others have been loaded.
+                root[0].reshard()  # type: ignore[operator]
+            return result
+
+        return run
+
+    def in_step(self, passes: Iterable[T]) -> Iterable[T | None]:
+        """As many as the process with the most passes has."""
+        mine = list(passes)
+        most = max(int(text) for text in self._exchange(str(len(mine))))
+        return [*mine, *[None] * (most - len(mine))]
+
+    def halts(self, flag: bool) -> bool:
+        """All stop together, since a pass needs all of them."""
+        return self.any(flag)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """It takes all processes."""
+        _together(loss.backward, may_fail=True)
+
+    def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """There is nothing left to do: the backward pass has summed them."""
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Put together from all shards, one tensor at a time."""
+        gathered: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors.items():
+            full = _together(lambda tensor=tensor: whole(tensor), may_fail=True)  # type: ignore[misc]
+            if self.leads:
+                gathered[name] = full.detach().cpu()
+        return gathered
 
 
 @contextmanager
@@ -135,48 +190,101 @@ def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[Pro
     """
     from accelerate import PartialState
 
-    from etude.learner.sharding import ShardingTeam
-
     on_cpu = device == "cpu" or not torch.cuda.is_available()
-    state = _surely(lambda: PartialState(cpu=on_cpu, timeout=timedelta(seconds=timeout)))
+    state = _together(lambda: PartialState(cpu=on_cpu, timeout=timedelta(seconds=timeout)))
     kind = ShardingTeam if shards else ProcessTeam
     yield kind(state.process_index, state.num_processes, state.device)
     # Not after an error: the others may wait for this process to go away, and find that out by its end.
     state.destroy_process_group()
 
 
-def _surely(work: Callable[[], T]) -> T:
-    """Do what needs all processes. Raises PeerLost."""
+def launch_command(module: str, arguments: Sequence[str], processes: int) -> list[str]:
+    """The command that runs a Python module in several processes at once, as a team.
+
+    `accelerate launch` is given all that a config file of the user's would otherwise decide. When one of the
+    processes fails, the others are ended. `--multi_gpu` is its word for several processes on one machine,
+    with GPUs or without.
+    """
+    options = {
+        "num_processes": str(processes),
+        "num_machines": "1",
+        "machine_rank": "0",
+        "main_process_port": "0",
+        "gpu_ids": "all",
+        "mixed_precision": "no",
+        "dynamo_backend": "no",
+    }
+    flags = [text for name, value in options.items() for text in (f"--{name}", value)]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", *flags]
+    return [*launch, "--module", module, *arguments]
+
+
+def idle(model: Any) -> torch.Tensor:
+    """Zero, after a way through the model that takes part in all its sums."""
+    device = next(model.parameters()).device
+    ids_BT = torch.zeros(1, 1, dtype=torch.long, device=device)
+    return logits_after(model, ids_BT, torch.zeros(1, dtype=torch.long, device=device)).sum() * 0.0
+
+
+def _together(work: Callable[[], T], *, may_fail: bool = False) -> T:
+    """Do what needs all processes. Raises PeerLost; errors of its own too where it `may_fail` for reasons
+    that are not the others' end.
+    """
     try:
         return work()
     except RuntimeError as error:
-        raise _lost(error) from error
-
-
-def losing_nobody(work: Callable[[], T]) -> T:
-    """Do what needs all processes and may fail for reasons of its own too. Raises PeerLost."""
-    try:
-        return work()
-    except RuntimeError as error:
-        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
-            raise _lost(error) from error
-        raise
-
-
-def _lost(error: RuntimeError) -> PeerLost:
-    told = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return PeerLost(f"another process of this training ended, or does not answer: {told}")
+        if may_fail and not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise PeerLost(f"another process of this training ended, or does not answer: {reason}") from error
 
 
 def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
     """Neighbours of one dtype, about as many numbers each."""
     bucket: list[torch.nn.Parameter] = []
     size = 0
-    for one in parameters:
-        if bucket and (one.dtype != bucket[0].dtype or size + one.numel() > _BUCKET):
+    for weight in parameters:
+        if bucket and (weight.dtype != bucket[0].dtype or size + weight.numel() > _BUCKET):
             yield bucket
             bucket, size = [], 0
-        bucket.append(one)
-        size += one.numel()
+        bucket.append(weight)
+        size += weight.numel()
     if bucket:
         yield bucket
+
+
+class _Root(torch.nn.Module):
+    """A model, for work of which its `forward` is only a part."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[Any], Any]) -> Any:
+        # FSDP hooks into what comes out, which must be nobody's view.
+        result = work(self.model)
+        if isinstance(result, tuple):
+            return tuple(value.clone() for value in result)
+        return result.clone() if isinstance(result, torch.Tensor) else result
+
+
+def _sharded(model: Any, team: ProcessTeam) -> _Root:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(team.device.type, (team.size,))
+    # Whatever the weights are in, sums over many processes want more than eight bits.
+    precision = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    plain = without_lora(model)
+    layers = set(getattr(plain, "_no_split_modules", None) or ())
+    for module in list(plain.modules()):
+        if type(module).__name__ in layers:
+            fully_shard(module, mesh=mesh, mp_policy=precision)
+    root = _Root(model)
+    fully_shard(root, mesh=mesh, mp_policy=precision)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            # The sum over the processes, not their mean: weights are normalised over the whole step.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return root

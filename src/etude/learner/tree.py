@@ -1,16 +1,32 @@
-"""Token trees: sequences that begin alike, with every token that they share once."""
+"""Token trees: sequences that begin alike, with every token that they share once; and who attends to whom
+when such a tree goes through a model as one row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from etude.learner.flex import block_mask, filled
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """Indices of a tree's tokens."""
+
+_OWN = 96
+"""Queries of a block with a mask at most: fewer cost more calls, more compute more of what is masked."""
+_BACK = 1024
+"""Queries of a block without."""
+_KEPT_SCORES = 1 << 22
+"""Masks of so many scores in all are kept from layer to layer; larger ones are made anew."""
+
+Kernel: TypeAlias = Literal["blocks", "flex", "plain flex"]
+"""What attends: a call for each block, which the CPU is good at; FlexAttention; or that as it is defined, for
+tests, in memory for all pairs of tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,3 +83,178 @@ def common_prefix(one: Places, other: Places) -> int:
     length = min(len(one), len(other))
     differs = one[:length] != other[:length]
     return int(differs.argmax()) if differs.any() else length
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Queries from `start` to `stop`, and keys at the places from `low` to `high`."""
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    known: int
+    """How many of its first keys all of its queries see."""
+
+    @property
+    def queries(self) -> slice:
+        """Their places among the queries."""
+        return slice(self.start, self.stop)
+
+    @property
+    def keys(self) -> slice:
+        """Which of the tree's tokens."""
+        return slice(self.low, self.high)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether all of its queries see all of its keys."""
+        return self.known == self.high - self.low
+
+    @property
+    def scores(self) -> int:
+        """How many it has."""
+        return (self.stop - self.start) * (self.high - self.low)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Queries:
+    """Some of a tree's tokens, and the keys that they attend to, block by block.
+
+    All that goes on from a token is in one piece. So the tokens after a span without branches, which see
+    all of it, are one block with it: it needs no mask, and its keys no copy. What is left are the spans
+    themselves, and subtrees so small that cutting them does not pay.
+    """
+
+    places_Q: torch.Tensor
+    """In rising order."""
+    own: tuple[Block, ...]
+    """Each query with the tokens of its span or its subtree, some of which it may not see."""
+    back: tuple[Block, ...]
+    """Queries with a span before theirs, all of which they see."""
+    own_scores: int
+    back_scores: int
+    """How many scores the blocks have, all together."""
+
+    @classmethod
+    def of(cls, tree: TokenTree, places: Places, device: torch.device, most: int | None) -> Queries:
+        """Those at `places`, in rising order; `most` of them in a block with a mask, None for no blocks."""
+        blocks = [] if most is None else list(_blocks(tree, places, most))
+        own = tuple(block for block in blocks if block.high > places[block.start])
+        back = tuple(block for block in blocks if block.high <= places[block.start])
+        scores = (sum(block.scores for block in part) for part in (own, back))
+        return cls(torch.from_numpy(places).to(device), own, back, *scores)
+
+
+@dataclass(slots=True, eq=False)
+class TreeLayout:
+    """How the N tokens of a forward pass stand to each other; the model is handed it as `tree=`.
+
+    For FlexAttention these are more than the tree's, whose blocks are filled up with tokens without a parent.
+    """
+
+    depths_N: torch.Tensor
+    ends_N: torch.Tensor
+    depth: int
+    """The greatest of them."""
+    kernel: Kernel
+    all: Queries
+    last: Queries
+    """Those of the last layer, where only tokens matter that something is chosen after."""
+    windows: list[int | None] = field(default_factory=list)
+    """The sliding window of each attention that was computed."""
+    _masks: dict[Any, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        tree: TokenTree,
+        device: torch.device,
+        needed: Places,
+        most: int = _OWN,
+        kernel: Kernel | None = None,
+    ) -> TreeLayout:
+        """The layout of a tree of one token or more, of whose last hidden states some are `needed`.
+
+        These are places in rising order.
+        """
+        kernel = kernel or ("flex" if device.type == "cuda" else "blocks")
+        size, cut = len(tree), kernel == "blocks"
+        # Padding attends to itself.
+        more = 0 if cut else filled(size) - size
+        depths = torch.from_numpy(np.pad(tree.depths, (0, more))).to(device)
+        ends = torch.from_numpy(np.concatenate([tree.ends, np.arange(size, size + more) + 1])).to(device)
+        every = Queries.of(tree, np.arange(size), device, most if cut else None)
+        last = every if len(needed) == size else Queries.of(tree, needed, device, most if cut else None)
+        return cls(depths, ends, int(tree.depths.max()), kernel, every, last)
+
+    def binding(self, sliding_window: int | None) -> int | None:
+        """The window, if any token is too far down to see its first."""
+        binds = sliding_window is not None and self.depth >= sliding_window
+        return sliding_window if binds else None
+
+    def attends(self, query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Whether the tokens at `query` attend to those at `key`; the two broadcast."""
+        seen = (key <= query) & (query < self.ends_N[key])
+        return seen if window is None else seen & (self.depths_N[query] - self.depths_N[key] < window)
+
+    def mask(self, queries: Queries, block: Block, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor to add to the scores of a block, [queries, keys]: 0, or minus infinity."""
+        name = queries is self.last, block, window, dtype
+        if name in self._masks:
+            return self._masks[name]  # type: ignore[no-any-return]
+        query_Q1, known = queries.places_Q[block.queries, None], 0 if window else block.known
+        keys = torch.arange(block.low + known, block.high, device=self.ends_N.device)
+        mask = torch.zeros(block.stop - block.start, block.high - block.low, device=keys.device, dtype=dtype)
+        mask[:, known:] = torch.where(self.attends(query_Q1, keys, window), 0.0, float("-inf"))
+        if self.all.own_scores + (self.all.back_scores if window else 0) <= _KEPT_SCORES:
+            self._masks[name] = mask
+        return mask
+
+    def block_mask(self, window: int | None) -> Any:
+        """The same as a block mask of FlexAttention."""
+        name = "blocks", window
+        if name not in self._masks:
+            self._masks[name] = block_mask(self.ends_N, self.depths_N, window)
+        return self._masks[name]
+
+
+def _blocks(tree: TokenTree, places: Places, most: int) -> Iterator[Block]:
+    """The blocks of queries at `places`."""
+    turns = np.flatnonzero(np.diff(tree.ends)) + 1
+    left = [(0, len(tree))]
+    while left:
+        start, end = left.pop()
+        while start < end:
+            stop = _small(tree, start, end, most)
+            if stop > start:
+                yield from _cut(tree, places, start, stop, most)
+                start = stop
+                continue
+            after = int(tree.ends[start])
+            turn = np.searchsorted(turns, start, side="right")
+            stop = min(int(turns[turn]), after) if turn < len(turns) else after
+            yield from _cut(tree, places, start, stop, most)
+            yield from _cut(tree, places, stop, after, _BACK, (start, stop))
+            left.append((stop, after))
+            start = after
+
+
+def _small(tree: TokenTree, start: int, end: int, most: int) -> int:
+    """Where the subtrees from `start` on that have at most so many tokens together end."""
+    stop = start
+    while stop < end and tree.ends[stop] - start <= most:
+        stop = int(tree.ends[stop])
+    return stop
+
+
+def _cut(
+    tree: TokenTree, places: Places, start: int, stop: int, most: int, span: tuple[int, int] | None = None
+) -> Iterator[Block]:
+    """The tokens of a range as queries of a span before it, or else of the range itself."""
+    first, last = np.searchsorted(places, [start, stop]).tolist()
+    for at in range(first, last, most):
+        to = min(at + most, last)
+        low, high = span or (start, int(places[to - 1]) + 1)
+        known = np.count_nonzero(tree.ends[low : places[at] + 1] >= high) if span is None else high - low
+        yield Block(at, to, low, high, int(known))

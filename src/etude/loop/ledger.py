@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.backends.job_content import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter
-from etude.config.finetuning import FinetuneConfig, TargetConfig
+from etude.config.finetuning import FinetuneConfig
 from etude.core.around import entered
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import TrainingError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
+from etude.core.numbers import finite
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
-from etude.loop.jobs import job_name, renamed
-from etude.loop.metrics import collection_metrics, finite, selection_metrics
-from etude.loop.provenance import Provenance
+from etude.jobs.content import JobNameTakenError
+from etude.loop.checks import Provenance, TargetWatch
+from etude.loop.metrics import collection_metrics, selection_metrics
 from etude.loop.record import Record
-from etude.loop.targeted import TargetWatch
-from etude.loop.versions import last_version, versions_made
 from etude.rewards.collections import Collections, within, worked_on
 from etude.runtime import Runtime
+from etude.store.figures import last_version, versions_made
 from etude.store.log import Submission
 
 
@@ -42,25 +42,20 @@ class Ledger:
         config: FinetuneConfig,
         builder: TrajectoryBuilder,
         adapter: TrainerAdapter,
-        *,
-        target_name: str | None = None,
-        target: TargetConfig | None = None,
     ) -> None:
-        """`target` is the model's place among several that are trained in one run."""
+        """The runtime says which target the model is, of several that are trained in one run."""
         self.runtime = runtime
         self.config = config
         self.builder = builder
         self.adapter = adapter
-        self.record = Record(runtime, target_name)
+        self.record = Record(runtime)
         self.line = ModelLine(
-            target_name or runtime.target_model,
+            runtime.target or runtime.target_model,
             runtime.target_model,
             adapter,
             runtime.engines[runtime.target_model],
             runtime.run.journal,
-            rules=LineRules(
-                frozen=target is not None and target.frozen, from_scratch=config.fine_tune_from_scratch
-            ),
+            rules=LineRules(frozen=runtime.target_config.frozen, from_scratch=config.fine_tune_from_scratch),
             warn=lambda text: runtime.progress.message(text, warning=True),
         )
         self.collections = Collections(
@@ -165,7 +160,7 @@ class Ledger:
         attempt = self.record.log.attempt(epoch)
         name = job_name(self.record.history.run_id, epoch, attempt, self.record.target, job)
         with entered(self.adapter, "submit"):
-            return await self.line.submit(renamed(collection, name))
+            return await self.line.submit(collection.model_copy(update={"run_id": name}))
 
     def check(self, collection: TrajectoryCollection, epoch: int) -> None:
         """Raise TrainingError unless the epoch's data are of the weights that it was collected from."""
@@ -184,22 +179,22 @@ class Ledger:
 
     def submission_of(self, epoch: int, name: str) -> Submission | None:
         """What was recorded of a job of the epoch, by its name."""
-        for job in range(1, self._jobs.get(epoch, 0) + 1):
+        for job in count(1):
             submission = self.record.log.submission(epoch, job)
-            if submission is not None and submission.ref.run_id == name:
+            if submission is None or submission.ref.run_id == name:
                 return submission
-        return None
+        raise AssertionError("the jobs of an epoch come to an end")
 
     async def followed(
         self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
     ) -> TrainingJobStatus:
-        """How a job stands. A trainer that journals its epochs itself asks the backend."""
+        """How a job stands, as the backend says."""
         return await ask()
 
     async def metrics(self, epoch: int) -> dict[str, Any]:
-        """The figures of what was collected for the epoch.
+        """The figures of what was collected for the epoch: of the episodes that were handed out.
 
-        They are of the episodes that were handed out; what the builder says of itself goes before.
+        Of itself the builder says what only it knows: what it left out, and how it shaped rewards.
         """
         seen = self.collections.of(epoch)
         scores = {
@@ -220,7 +215,7 @@ class Ledger:
         }
         if items and "rewards" not in facts:
             counted["rewards"] = await rewards_of(self.builder, items, {"epoch": epoch, "run_id": run_id})
-        return collection_metrics(collection, {**counted, **facts, "scores": scores})
+        return self.record.with_name(collection_metrics(collection, {**counted, **facts, "scores": scores}))
 
     def finished(self, epoch: int) -> None:
         """Let go of what is only needed while an epoch is worked on."""
@@ -237,3 +232,13 @@ async def rewards_of(
 ) -> list[float]:
     """The builder's rewards of the items that have a score."""
     return [await builder.compute_reward(item, meta) for item in items if item.is_scored]
+
+
+def job_name(run_id: str, epoch: int, attempt: int, target: str | None = None, job: int = 1) -> str:
+    """The idempotency key of the `job`-th job of an epoch (from 0): another for each target and attempt.
+
+    That of the first epoch of `run` is `run-epoch-1`.
+    """
+    whose = "" if target is None else f".{target}"
+    which = "" if job == 1 else f"-job-{job}"
+    return f"{run_id}-epoch-{epoch + 1}{whose}{which}" + (f"-retry-{attempt}" if attempt else "")

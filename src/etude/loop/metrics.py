@@ -1,9 +1,8 @@
-"""Numbers of an epoch and of a validation."""
+"""The metrics of an epoch and of a validation, and what is decided by them."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from etude.core.trajectory import Trajectory, TrajectoryCollection
 
 
 def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) -> dict[str, Any]:
-    """What was collected.
+    """The figures of what was collected.
 
     `avg_reward`, `min_reward` and `max_reward` are over all scored episodes where `facts` has their
     `rewards`, and over the trajectories otherwise; None when there are none. `num_scored` is how many
@@ -23,8 +22,8 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
     mean of each evaluator's `scores`. `reward_groups` counts the groups of episodes that are `compared`
     with each other and, of those, the `flat` ones, whose rewards are all equal.
     """
-    told = facts.get("rewards")
-    rewards = list(told) if told is not None else _rewards(collection)
+    known = facts.get("rewards")
+    rewards = _rewards(collection) if known is None else list(known)
     counts = {key: value for key, value in facts.items() if key not in ("rewards", "scores")}
     return {
         **spread(rewards),
@@ -39,7 +38,7 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
 
 
 def selection_metrics(selected: TrajectoryCollection) -> dict[str, Any]:
-    """What is left after the curriculum."""
+    """The figures of what is left after the curriculum."""
     return {
         "filtered_trajectories": len(selected),
         "filtered_groups": len(selected.trajectories),
@@ -76,9 +75,9 @@ def measured_scores(values: Sequence[float]) -> dict[str, Any]:
     """`mean`, `low`, `high` and `n` of scores, as JSON."""
     if not values:
         return {"mean": None, "low": None, "high": None, "n": 0}
-    found = estimate(values)
-    low, high = (bound if math.isfinite(bound) else None for bound in (found.low, found.high))
-    return {"mean": found.mean, "low": low, "high": high, "n": found.n}
+    mean = estimate(values)
+    low, high = (bound if math.isfinite(bound) else None for bound in (mean.low, mean.high))
+    return {"mean": mean.mean, "low": low, "high": high, "n": mean.n}
 
 
 def spread(rewards: Sequence[float]) -> dict[str, float | None]:
@@ -94,33 +93,48 @@ def spread(rewards: Sequence[float]) -> dict[str, float | None]:
 
 def interval(rewards: Sequence[float]) -> dict[str, float | None]:
     """The 95 % interval of the average; None where the rewards do not tell one."""
-    found = measured_scores(rewards)
-    return {"reward_low": found["low"], "reward_high": found["high"]}
+    mean = measured_scores(rewards)
+    return {"reward_low": mean["low"], "reward_high": mean["high"]}
 
 
-def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
-    """How many episodes failed, and how many scores of episodes that did not."""
-    failures: Mapping[str, int] = metrics.get("failures") or {}
-    scores = sum(count for kind, count in failures.items() if kind.startswith("score:"))
-    return sum(failures.values()) - scores, scores
+def reason_for_skip(metrics: Mapping[str, Any]) -> str:
+    """Why nothing of what was collected can be trained on, in one sentence."""
+    reasons = [f"{count} × {reason}" for reason, count in sorted(metrics.get("left_out", {}).items())]
+    if metrics.get("untargeted"):
+        reasons.append(f"{metrics['untargeted']} × episode without a call to the target functions and model")
+    if metrics.get("unscored"):
+        reasons.append(f"{metrics['unscored']} × episode without a reward")
+    if metrics.get("num_groups"):
+        flat = metrics.get("curriculum_flat_groups", metrics["num_groups"])
+        reasons.append(f"{flat} × group whose rewards differ by less than the curriculum's min_reward_diff")
+    return "nothing to train on: " + ("; ".join(reasons) or "no trajectories were built")
 
 
-def drift_of(history: History) -> Counter[str]:
-    """Branches of all epochs that began because a template wrote something differently, by what that was."""
-    return sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
+def scores_of(history: History) -> list[float]:
+    """The rewards by which a run is judged: those of the validations, else those of the epochs."""
+    entries = history.validations or history.epochs
+    rewards = [entry.metrics.get("avg_reward") for entry in entries]
+    return [float(reward) for reward in rewards if reward is not None]
 
 
-def finite(value: Any) -> Any:
-    """The value as JSON that every reader takes: numbers that are not finite become None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
-    if isinstance(value, set | frozenset):
-        return sorted((finite(one) for one in value), key=str)
-    return value
+def reason_to_stop(history: History, patience: int | None, target_reward: float | None) -> str | None:
+    """Why the run should end now, or None: a pure function, so that a resumed run decides alike.
+
+    It ends when the last reward has reached `target_reward`, or when the last `patience` rewards have
+    all failed to beat the best one before them.
+    """
+    scores = scores_of(history)
+    if not scores:
+        return None
+    kind = "validation" if history.validations else "training-episode"
+    if target_reward is not None and scores[-1] >= target_reward:
+        return f"the {kind} reward {scores[-1]:.3f} has reached the target {target_reward:g}"
+    if patience is None or len(scores) <= patience:
+        return None
+    best = max(scores[:-patience])
+    if max(scores[-patience:]) > best:
+        return None
+    return f"the last {patience} {kind} rewards have not beaten {best:.3f}"
 
 
 def _compared(collection: TrajectoryCollection, facts: Mapping[str, Any]) -> dict[str, int]:
@@ -128,7 +142,7 @@ def _compared(collection: TrajectoryCollection, facts: Mapping[str, Any]) -> dic
     if not len(collection) and "reward_groups" in facts:
         return dict(facts["reward_groups"])
     shaped = [
-        [*_group_rewards(group), *(reward for one in group for reward in one.shaped_rewards or ())]
+        [*_group_rewards(group), *(reward for each in group for reward in each.shaped_rewards or ())]
         for group in collection.trajectories
     ]
     return reward_groups(shaped)
@@ -141,5 +155,5 @@ def _rewards(collection: TrajectoryCollection) -> list[float]:
 
 
 def _group_rewards(group: Sequence[Trajectory]) -> list[float]:
-    told = (group[0].metadata or {}).get("group_rewards") if group else None
-    return list(told) if told else [trajectory.reward for trajectory in group]
+    rewards = (group[0].metadata or {}).get("group_rewards") if group else None
+    return list(rewards) if rewards else [trajectory.reward for trajectory in group]

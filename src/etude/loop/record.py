@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from etude.core.history import EpochEntry, History, ValidationEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus
-from etude.loop.metrics import finite
+from etude.core.numbers import finite
 from etude.runtime import Runtime
 from etude.store.log import EpochLog
 from etude.store.plain import plain
+from etude.store.summary import new_warnings
 
 
 class Record:
     """Keeps what a trainer has done. In a run of several targets, each has one under its own name."""
 
-    def __init__(self, runtime: Runtime, target: str | None) -> None:
-        self.log = EpochLog(runtime.run.journal, target)
+    def __init__(self, runtime: Runtime) -> None:
+        self.target = runtime.target
+        self.log = EpochLog(runtime.run.journal, self.target)
         self.history: History = self.log.history(runtime.run.name)
-        self.target = target
         self._runtime = runtime
         self._logged: dict[int, dict[str, Any]] = {}
         """Metrics that came for epochs that are not recorded yet, or not with them."""
@@ -34,13 +36,17 @@ class Record:
         """Whether the validation is recorded."""
         return any(entry.epoch == epoch for entry in self.history.validations)
 
+    def metrics_of(self, epoch: int) -> dict[str, Any]:
+        """The metrics of an epoch (from 0) that is recorded."""
+        return next(entry.metrics for entry in self.history.epochs if entry.epoch == epoch + 1)
+
     def ended(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
         """How a job ended, where that was recorded: by itself, or before that with its epoch."""
         statuses = (entry.status for entry in self.history.trained)
         by_epoch = (status for status in statuses if status is not None and status.run_id == ref.run_id)
         return self.log.status(ref) or next(by_epoch, None)
 
-    async def add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
+    async def add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
         """Record an epoch (from 0), in place of what is recorded of it.
 
         `outcome` is the other fields of its entry.
@@ -50,7 +56,6 @@ class Record:
         await self.log.add_epoch(entry)
         self.history = self.history.with_epoch(entry)
         await self.flush()
-        return entry
 
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Take up metrics of an epoch (from 0), in place of others of the same name; `flush` journals them.
@@ -74,16 +79,17 @@ class Record:
                 await self.log.add_epoch(entry)
                 self._unwritten.discard(entry.epoch)
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write `summary.json` into the run folder."""
-        self._runtime.run.write_json("summary.json", summary)
-
     async def add_validation(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> ValidationEntry:
         """Record a validation; `outcome` is the other fields of its entry."""
         entry = ValidationEntry(epoch=epoch, timestamp=_now(), metrics=finite(metrics), **outcome)
         await self.log.add_validation(entry)
         self.history = self.history.with_validation(entry)
         return entry
+
+    def warn(self, entries: Sequence[EpochEntry] | Sequence[ValidationEntry]) -> None:
+        """Tell who watches what should be known of the last of the entries."""
+        for text in new_warnings(entries, self._runtime.run.path):
+            self._runtime.progress.message(text, warning=True)
 
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
         """Write the metrics files: into the run folder (a target: into its own part), or `output_dir`."""

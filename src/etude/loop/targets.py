@@ -1,20 +1,86 @@
-"""Several models trained in one run: a trainer for each, and the loop that takes them together."""
+"""Assembling trainers: one for each model of a run, and one that takes several together."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from etude.config.builder import TargetBuilder
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.evaluation import EvalOutputItem
 from etude.core.job import TrainingJobRef, TrainingJobStatus
+from etude.core.progress import Progress, Silent
 from etude.core.skipped import Skipped
-from etude.loop.epoch_trainer import EpochTrainer
-from etude.loop.jobs import job_name
-from etude.loop.loop import run_loop, submit_epoch
-from etude.loop.summary import require_trained, summary_of_targets
-from etude.loop.trainer import Trainer
+from etude.loop.bookkeeper import require_trained
+from etude.loop.interface import Trainer
+from etude.loop.ledger import job_name
+from etude.loop.trainer import EpochTrainer, run_loop, submit_epoch
+from etude.runtime import Runtime
+from etude.store.facts import SUMMARY
 from etude.store.log import note_targets
+from etude.store.summary import summary_of_targets
+
+
+async def assemble_trainer(runtime: Runtime) -> Trainer:
+    """The config's trainer with its builder, its adapter and the runtime bound; not initialized yet.
+
+    Where there are `finetuning.targets`, it is a `TargetsTrainer`. Raises RequestError when the config's
+    trainer is not made for several.
+    """
+    config = runtime.config
+    if not config.finetuning.targets:
+        return await _assemble(runtime)
+    shared = SharedProgress(runtime.progress)
+    members = {name: await _assemble_member(name, runtime, shared) for name in config.finetuning.targets}
+    together = TargetsTrainer(config.trainers[_named(config.finetuning.trainer, "trainer")], members)
+    together.bind_runtime(replace(runtime, progress=shared))
+    return together
+
+
+async def _assemble(runtime: Runtime) -> Trainer:
+    """The trainer of one model."""
+    finetuning, builder = runtime.config.finetuning, runtime.builder
+    trajectory_builder = await builder.get_trajectory_builder(
+        _named(finetuning.trajectory_builder, "trajectory_builder")
+    )
+    adapter = await builder.get_trainer_adapter(_named(finetuning.trainer_adapter, "trainer_adapter"))
+    trainer: Trainer = await builder.get_trainer(_named(finetuning.trainer, "trainer"))
+    await trainer.bind_components(trajectory_builder=trajectory_builder, trainer_adapter=adapter)
+    trainer.bind_runtime(runtime)
+    return trainer
+
+
+async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) -> EpochTrainer:
+    """The trainer of one target, with components of its own."""
+    builder = TargetBuilder(runtime.builder, name)
+    own = builder.config.finetuning
+    trainer = await _assemble(
+        replace(
+            runtime,
+            config=builder.config,
+            builder=builder,
+            target_model=_named(own.target_model, "target_model"),
+            target=name,
+            target_config=runtime.config.finetuning.targets[name],
+            progress=shared.view(name),
+        )
+    )
+    if not isinstance(trainer, EpochTrainer):
+        raise RequestError(
+            f"finetuning.trainer '{own.trainer}' is a {type(trainer).__name__}, which trains one model; "
+            "'finetuning.targets' needs `_type: epochs`, or a trainer that inherits from EpochTrainer"
+        )
+    return trainer
+
+
+def _named(name: str | None, key: str) -> str:
+    if name is None:
+        raise RequestError(f"'finetuning.{key}' is missing: name an entry of '{key}s'")
+    return name
 
 
 class TargetsTrainer(Trainer):
@@ -44,14 +110,14 @@ class TargetsTrainer(Trainer):
         """
         run, progress = self.runtime.run, self.runtime.progress
         members = list(self.members.values())
-        facts = {name: member.ledger.describe() for name, member in self.members.items()}
+        facts = {name: member.bookkeeper.ledger.describe() for name, member in self.members.items()}
         progress.run_started(run.name, num_epochs, _described(facts))
         await run_loop(members, num_epochs, self.run_config, run.name, progress)
         summary = self.summary()
-        run.write_json("summary.json", summary)
+        run.write_json(SUMMARY, summary)
         for name, member in self.members.items():
-            member.record.report(final=True)
-            if not member.history.trained and not member.target.frozen:
+            member.bookkeeper.record.report(final=True)
+            if not member.history.trained and not member.runtime.target_config.frozen:
                 progress.message(f"{name}: was never trained in this run", warning=True)
         progress.finished(summary)
         return require_trained([member.history for member in members])
@@ -64,16 +130,15 @@ class TargetsTrainer(Trainer):
         jobs = await submit_epoch(list(self.members.values()), epoch, run_id)
         if not jobs:
             reasons = [member.history.epochs[-1].skipped for member in self.members.values()]
-            told = "; ".join(reason for reason in reasons if reason is not None)
-            return Skipped(reason=told or "no target is due in this epoch")
-        names = {id(member): name for name, member in self.members.items()}
-        refs = {names[id(member)]: ref.model_dump(mode="json") for member, ref in jobs}
+            listed = "; ".join(reason for reason in reasons if reason is not None)
+            return Skipped(reason=listed or "no target is due in this epoch")
+        refs = {str(member.runtime.target): ref.model_dump(mode="json") for member, ref in jobs}
         return TrainingJobRef(run_id=job_name(run_id, epoch, 0), backend="targets", metadata={"jobs": refs})
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """The metrics of each target under `targets`. Raises ValueError for another run's id."""
-        told = {name: await member.get_metrics(run_id) for name, member in self.members.items()}
-        return self.summary() | {"targets": told}
+        metrics = {name: await member.get_metrics(run_id) for name, member in self.members.items()}
+        return self.summary() | {"targets": metrics}
 
     async def cleanup(self) -> None:
         """Free what the targets hold; what one of them raises does not stop the others."""
@@ -88,21 +153,123 @@ class TargetsTrainer(Trainer):
         """Tell who watches, and write the metrics files of all targets."""
         self.runtime.progress.trained(epoch + 1, metrics)
         for member in self.members.values():
-            member.record.report(output_dir=output_dir)
+            member.bookkeeper.record.report(output_dir=output_dir)
 
     def summary(self) -> dict[str, Any]:
-        """See `etude.loop.summary.summary_of_targets`."""
+        """The run in numbers, as `etude.store.summary.summary_of_targets` has it."""
         histories = {name: member.history for name, member in self.members.items()}
         return summary_of_targets(self.runtime.run.name, histories)
 
 
 def _described(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What is the same for all targets, and each one's own by its name."""
-    first = next(iter(facts.values()))
-    common = {
-        key: value for key, value in first.items() if all(told[key] == value for told in facts.values())
-    }
+    """The facts that all targets share, and the others joined under the name of each target."""
+    first, *others = facts.values()
+    shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
     own = {
-        name: {key: value for key, value in told.items() if key not in common} for name, told in facts.items()
+        f"target {name}": ", ".join(str(value) for key, value in each.items() if key not in shared)
+        for name, each in facts.items()
     }
-    return common | {f"target {name}": ", ".join(map(str, told.values())) for name, told in own.items()}
+    return shared | own
+
+
+class SharedProgress(Silent):
+    """One progress for several targets, that tells of shared episodes once.
+
+    A phase that one target has begun is not begun anew by the next where its episodes are the same ones,
+    read back from the journal; the rewards that are told are then those of the target that came first. A
+    target that has other episodes too (its builder asks for other plays, or for more of them) begins the
+    phase anew with the first of them, so that each episode is counted, and once.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self._begin(None)
+        # These events are of the run as a whole.
+        self.run_started = progress.run_started  # type: ignore[method-assign]
+        self.message = progress.message  # type: ignore[method-assign]
+        self.finished = progress.finished  # type: ignore[method-assign]
+
+    def _begin(self, phase: str | None) -> None:
+        self._phase = phase
+        self._speaker: str | None = None
+        self._totals: dict[str, int | None] = {}
+        """By target: the episodes that it expects in the phase."""
+        self._ended: dict[str, set[tuple[str, int]]] = {}
+        """By phase in the journal: the example and generation of each episode that was told of."""
+        self._unscored: set[tuple[str, str, int]] = set()
+        """The target, example and generation of the episodes whose scores are to be told."""
+
+    def view(self, target: str) -> Progress:
+        """The progress that the trainer of one target reports to."""
+        return _View(self, target)
+
+    def epoch_started(self, epoch: int, num_epochs: int) -> None:
+        """Begin an epoch, with no phase yet."""
+        self._begin(None)
+        self.progress.epoch_started(epoch, num_epochs)
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Begin a phase that is nobody's in particular."""
+        self._begin(name)
+        self.progress.phase(name, total)
+
+    def phase_of(self, target: str, name: str, total: int | None) -> None:
+        """A target begins a phase."""
+        if name != self._phase or self._speaker == target:
+            self.phase(name, total)
+            self._speaker = target
+        self._totals[target] = total
+
+    def episode_of(self, target: str, episode: EpisodeRecord) -> None:
+        """An episode of a target ended: told of unless another target has told of it."""
+        example, generation = episode.example.id, episode.generation
+        ended = self._ended.setdefault(episode.id.removesuffix(f"/{example}/{generation}"), set())
+        if (example, generation) in ended:
+            return
+        if self._speaker != target and self._phase is not None:
+            self.progress.phase(self._phase, self._rest_of(target, example, ended))
+            self._speaker = target
+        ended.add((example, generation))
+        self._unscored.add((target, example, generation))
+        self.progress.episode_finished(episode)
+
+    def _rest_of(self, target: str, example: str, ended: set[tuple[str, int]]) -> int | None:
+        """How many episodes a target has that nobody has told of, where that is known.
+
+        It has those of the others and more, or else it has other examples: then nobody knows yet.
+        """
+        total = self._totals.get(target)
+        if total is None or not ended:
+            return total
+        rest = total - len(ended)
+        return rest if rest > 0 and any(name == example for name, _ in ended) else None
+
+    def scored_by(self, target: str, item: EvalOutputItem) -> None:
+        """An episode of a target was scored: told of by the target that told of the episode."""
+        key = (target, item.id, item.generation)
+        if key in self._unscored:
+            self._unscored.remove(key)
+            self.progress.scored(item)
+
+
+class _View(Silent):
+    """Passes on the events of one target."""
+
+    def __init__(self, shared: SharedProgress, target: str) -> None:
+        self._shared = shared
+        self._target = target
+        self.trained = shared.progress.trained  # type: ignore[method-assign]
+        self.skipped = shared.progress.skipped  # type: ignore[method-assign]
+        self.validated = shared.progress.validated  # type: ignore[method-assign]
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._shared.phase_of(self._target, name, total)
+
+    def episode_finished(self, episode: EpisodeRecord) -> None:
+        self._shared.episode_of(self._target, episode)
+
+    def scored(self, item: EvalOutputItem) -> None:
+        self._shared.scored_by(self._target, item)
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        self._shared.progress.message(f"{self._target}: {text}", warning=warning)

@@ -1,176 +1,369 @@
-"""The interface of trainers: the loop that makes episodes into better weights."""
+"""The epoch trainer: validate, and then epoch by epoch collect, choose, train, adopt, and validate again."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.backends.trainer_adapter import TrainerAdapter
-from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
-from etude.core.around import through_base
-from etude.core.errors import EtudeError, RequestError
-from etude.core.evaluation import EvaluationRunOutput
+from pydantic import Field
+
+from etude.config.changeable import CHANGEABLE
+from etude.config.finetuning import FinetuneConfig, TrainerConfig
+from etude.config.registry import register_trainer
+from etude.core.errors import EtudeError, JobStillRunning, TrainingError
+from etude.core.history import History
 from etude.core.job import TrainingJobRef, TrainingJobStatus
+from etude.core.numbers import finite
+from etude.core.progress import Progress
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
-from etude.loop.curriculum import apply, as_json, initial_state, with_sets
-from etude.loop.ledger import rewards_of
-from etude.loop.metrics import interval, spread, validation_metrics
-from etude.loop.seam import TrainerSeam
+from etude.loop.bookkeeper import require_trained
+from etude.loop.checks import without_stale
+from etude.loop.curriculum import with_sets
+from etude.loop.interface import Trainer
+from etude.loop.ledger import job_name
+from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
+from etude.store.figures import versions_made, versions_to_keep
+from etude.store.summary import summary_of
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
 
 
-class Trainer(TrainerSeam):
-    """Runs evaluations through the trajectory builder, and trains through the trainer adapter.
+async def run_loop(
+    members: Sequence[EpochTrainer], num_epochs: int, block: FinetuneConfig, run_id: str, progress: Progress
+) -> None:
+    """Train all members for `num_epochs` epochs, those of earlier processes included.
 
-    A subclass needs the abstract methods alone. Its epochs, jobs and validations are journalled, checked and
-    reported around them (`TrainerSeam`), so that its runs are shown, exported and resumed as those of
-    `epochs` are. When a run is resumed, `run` is called again from the first epoch: what was done already
-    comes from the journal.
+    In an epoch all of them collect from the weights as they are, then all are trained, and then all
+    adopt. With `collect_ahead` they collect for the next epoch while they are trained, and adopt when both
+    are done. The loop ends early when every member has a reason to stop. Of a validation or an epoch the
+    first member that is due runs the episodes; the others have them from the journal, scored.
     """
+    for member in members:
+        await member.validate(0)
+    for epoch in range(num_epochs):
+        if not all(member.is_done(epoch) for member in members):
+            progress.epoch_started(epoch + 1, num_epochs)
+            ahead = epoch + 1 if block.collect_ahead and epoch + 1 < num_epochs else None
+            await _train(members, epoch, ahead, run_id, progress)
+        if (epoch + 1) % block.run_configuration.validation_interval == 0:
+            for member in members:
+                await member.validate(epoch + 1)
+        for member in members:
+            await member.prune()
+        reasons = [member.reason_to_stop(epoch) for member in members]
+        if all(reasons):
+            listed = "; ".join(dict.fromkeys(str(reason) for reason in reasons))
+            progress.message(f"stopped after epoch {epoch + 1}: {listed}")
+            break
+    for member in members:
+        await member.validate(len(member.history.epochs))
 
-    run_config: FinetuneConfig
-    """The `finetuning` block, from `initialize` on."""
-    trajectory_builder: TrajectoryBuilder
-    """Set by `bind_components`."""
-    trainer_adapter: TrainerAdapter
-    """Set by `bind_components`."""
 
-    def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:
-        """Keep the config. Nothing is started here; further keywords are for subclasses."""
-        self.trainer_config = trainer_config
-        self.run_config = None  # type: ignore[assignment]  # the seed interface starts these as None
-        self.trajectory_builder = None  # type: ignore[assignment]
-        self.trainer_adapter = None  # type: ignore[assignment]
-        self.curriculum_config: CurriculumLearningConfig | None = None
-        self._curriculum_state: dict[str, Any] | None = None
-        self._curriculum_facts: dict[str, Any] = {}
+async def submit_epoch(
+    members: Sequence[EpochTrainer], epoch: int, run_id: str
+) -> list[tuple[EpochTrainer, TrainingJobRef]]:
+    """Collect and submit the epoch of each member that has not done it; those that have a job."""
+    waiting = [member for member in members if not member.is_done(epoch)]
+    if len(members) > 1:
+        # All of them first: a model that is being trained here must not be sampled from.
+        await _prepare(waiting, epoch, run_id)
+    jobs: list[tuple[EpochTrainer, TrainingJobRef]] = []
+    for member in waiting:
+        reason = member.reason_to_rest(epoch)
+        if reason is not None:
+            await member.bookkeeper.rest(epoch, reason)
+            continue
+        job = await member.run_epoch(epoch, run_id)
+        if isinstance(job, TrainingJobRef):
+            jobs.append((member, job))
+        else:
+            await member.skip_epoch(epoch, job or Skipped(reason="run_epoch returned None"))
+    return jobs
 
-    @through_base
-    async def bind_components(
-        self, trajectory_builder: TrajectoryBuilder, trainer_adapter: TrainerAdapter
-    ) -> None:
-        """Hand over the two components that the trainer works with, before `initialize`."""
-        self.trajectory_builder = trajectory_builder
-        self.trainer_adapter = trainer_adapter
 
-    @through_base
+async def _prepare(members: Sequence[EpochTrainer], epoch: int, run_id: str) -> None:
+    for member in members:
+        if member.reason_to_rest(epoch) is None:
+            await member.prepare_epoch(epoch, run_id)
+
+
+async def _train(
+    members: Sequence[EpochTrainer], epoch: int, ahead: int | None, run_id: str, progress: Progress
+) -> None:
+    """Train the epoch, and collect for the epoch `ahead` meanwhile."""
+    jobs = await submit_epoch(members, epoch, run_id)
+    if not jobs:
+        return
+    progress.phase("training")
+    following = [asyncio.ensure_future(member.follow_job(epoch, job)) for member, job in jobs]
+
+    async def collect(epoch: int) -> None:
+        await _prepare(members, epoch, run_id)
+        progress.phase("training")
+
+    collecting = [] if ahead is None else [asyncio.ensure_future(collect(ahead))]
+    try:
+        await asyncio.wait(following)
+        if all(_error_of(task) is None for task in following):
+            await asyncio.gather(*collecting, return_exceptions=True)
+    finally:
+        for task in (*following, *collecting):
+            task.cancel()
+        await asyncio.gather(*following, *collecting, return_exceptions=True)
+    errors = [error for error in map(_error_of, (*following, *collecting)) if error is not None]
+    if errors and collecting:
+        # Nobody adopts before all is collected: a resumed run collects the rest from the same weights.
+        raise errors[0]
+    for (member, job), task in zip(jobs, following, strict=True):
+        # One job that failed does not make the others' work void.
+        if _error_of(task) is None:
+            try:
+                await member.finish_epoch(epoch, job, task.result())
+            except EtudeError as failure:
+                errors.append(failure)
+    if errors:
+        raise errors[0]
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    """The error that a task which is done ended with, if it did not end well."""
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+class EpochTrainerConfig(TrainerConfig, name="epochs"):
+    """The loop over epochs."""
+
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description="Stop after this many rewards that did not beat the best: of validations where there "
+        "are any, else of epochs.",
+    )
+    target_reward: float | None = Field(
+        default=None, description="Stop when this reward is reached: in validation where there is any."
+    )
+    keep_checkpoints: Annotated[Annotated[int, Field(ge=1)] | Literal["all"], CHANGEABLE] = Field(
+        default=3,
+        description="How many versions to keep, or `all`: those with the best validation or, without "
+        "validations, whose training episodes had the best reward. The last one is always kept too.",
+    )
+    job_timeout: Annotated[float, CHANGEABLE] = Field(
+        default=86400.0, gt=0, description="Seconds that a training job may take before it counts as stuck."
+    )
+    poll_interval: Annotated[float, CHANGEABLE] = Field(
+        default=5.0,
+        gt=0,
+        description="Seconds between two looks at a job that runs elsewhere; the first ones come sooner.",
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data of an epoch's job and what is known of it, whatever the trainer prepares meanwhile."""
+
+    work: TrainingJobRef | TrajectoryCollection | Skipped
+    """The job that there is already, or what to submit, or why there is nothing."""
+    metrics: dict[str, Any] | None = None
+    curriculum_state: dict[str, Any] | None = None
+    """After the epoch."""
+
+
+class EpochTrainer(Trainer):
+    """Trains one model epoch by epoch. Everything it does is journalled: a resumed run repeats nothing."""
+
+    journals_epochs = True
+
+    def __init__(self, trainer_config: EpochTrainerConfig, **kwargs: Any) -> None:
+        """Keep the config. Nothing is started here."""
+        super().__init__(trainer_config, **kwargs)
+        self.config = trainer_config
+        self._prepared: dict[int, Prepared] = {}
+        self._skipped: dict[int, Prepared] = {}
+        self._refs: dict[int, TrainingJobRef] = {}
+        self._training_since = 0.0
+
+    @property
+    def history(self) -> History:
+        """The epochs and validations of the run so far. Raises EtudeError before `initialize`."""
+        return self.bookkeeper.record.history
+
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Prepare the trainer, then the builder, then the adapter."""
-        self.run_config = run_config
-        self.trainer_config.reward = run_config.reward_function
-        self.curriculum_config = run_config.curriculum_learning
-        self._curriculum_state = with_sets(initial_state(run_config.curriculum_learning))
-        await self.trajectory_builder.initialize(run_config)
-        await self.trainer_adapter.initialize(run_config)
+        """Prepare the components, and take up the run where it was left."""
+        await super().initialize(run_config)
+        if self.history.epochs:
+            self._take_curriculum_state(self.history.epochs[-1].curriculum_state)
 
-    @abstractmethod
-    async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | Skipped:
-        """Collect the episodes of one epoch and submit them.
-
-        Args:
-            epoch: from 0.
-            run_id: names the training run.
-
-        Returns the submitted job, or Skipped when there was nothing to train on.
-        """
-
-    @abstractmethod
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
-        """Train for `num_epochs` epochs; the final statuses of all training jobs, in order.
+        """Train for `num_epochs` epochs, those of earlier processes included.
 
-        Raises TrainingError when a job failed or nothing was trained on at all.
+        Raises TrainingError when a job failed, the new weights are not alive, or nothing was trained on.
         """
+        run_id, progress = self.runtime.run.name, self.runtime.progress
+        progress.run_started(run_id, num_epochs, self.bookkeeper.ledger.describe())
+        await run_loop([self], num_epochs, self.run_config, run_id, progress)
+        self.bookkeeper.finish()
+        return require_trained([self.history])
 
-    @abstractmethod
-    async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """The metrics of a training run so far."""
+    async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | Skipped:
+        """Collect the episodes of one epoch, choose among them, and submit the rest.
 
-    @abstractmethod
-    async def cleanup(self) -> None:
-        """Free what the trainer and its components hold."""
-
-    @abstractmethod
-    def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Record the metrics of an epoch, in `output_dir` when one is given."""
-
-    @through_base
-    async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
-        """Run the workflow once on each validation example; the metrics of the rewards.
-
-        The builder's `run_eval` does it, with the validation examples in place of its own. Raises
-        RequestError when there are none, ErrorBudgetExceeded when too many episodes fail: a failed validation
-        is no reward of zero.
+        A job that was submitted before the run was interrupted is returned as it is.
         """
-        builder = self.trajectory_builder
-        if self._runtime is not None and not self._runtime.validation_examples:
-            raise RequestError(
-                "there are no examples to validate on; name a file as "
-                "'finetuning.run_configuration.validation_dataset'"
-            )
-        with self._validating():
-            output = await builder.run_eval()
-        metrics = self._calculate_validation_metrics(output)
-        if type(builder).compute_reward is not TrajectoryBuilder.compute_reward:
-            # The same figure as in training: the reward as the builder shapes it.
-            items = output.results_of(self._reward_name())
-            rewards = await rewards_of(builder, items, {"epoch": epoch, "run_id": run_id})
-            metrics |= {**spread(rewards), **interval(rewards)}
-        return metrics | {"epoch": epoch, "dataset_type": "validation"}
-
-    def _calculate_validation_metrics(self, eval_output: EvaluationRunOutput) -> dict[str, Any]:
-        """`avg_reward`, `min_reward`, `max_reward`, `num_examples` and what goes with them.
-
-        Raises EtudeError when there is no reward function.
-        """
-        return validation_metrics(eval_output, self._reward_name())
-
-    def _reward_name(self) -> str:
-        if self.run_config.reward_function is None:
-            raise EtudeError("no reward function: name an evaluator under 'finetuning.reward_function.name'")
-        return self.run_config.reward_function.name
-
-    def apply_curriculum_learning(
-        self, trajectory_collection: TrajectoryCollection, epoch: int
-    ) -> TrajectoryCollection:
-        """The groups to train on in this epoch, by `etude.loop.curriculum`; override it for another one.
-
-        An override keeps its state in `self._curriculum_state`, as JSON; what is a set there from
-        `initialize` on may stay one. It is journalled with the epoch and put back when the run is resumed.
-        """
-        config = self.curriculum_config or CurriculumLearningConfig()
-        groups, state, self._curriculum_facts = apply(
-            trajectory_collection.trajectories,
-            as_json(self._curriculum_state or initial_state(config)),
-            config,
-            self.run_config.seed,
-            epoch,
+        await self.prepare_epoch(epoch, run_id)
+        prepared = self._without_stale(self._prepared.pop(epoch))
+        if isinstance(prepared.work, Skipped):
+            self._skipped[epoch] = prepared
+        if not isinstance(prepared.work, TrajectoryCollection):
+            return prepared.work
+        submitted = await self.bookkeeper.ledger.submit(
+            prepared.work, metrics=prepared.metrics, curriculum_state=prepared.curriculum_state
         )
-        self._curriculum_state = with_sets(state)
-        return trajectory_collection.model_copy(update={"trajectories": groups})
+        if isinstance(submitted, Skipped):
+            self._skipped[epoch] = prepared
+        return submitted
 
-    def get_curriculum_state(self) -> dict[str, Any]:
-        """The curriculum's state and config, as JSON."""
-        state = as_json(self._curriculum_state or {})
-        config = self.curriculum_config
-        return state | {"config": None if config is None else config.model_dump(mode="json")}
+    async def prepare_epoch(self, epoch: int, run_id: str) -> None:
+        """Collect and choose what `run_epoch` submits, unless that was done."""
+        if epoch in self._prepared:
+            return
+        log, ledger = self.bookkeeper.record.log, self.bookkeeper.ledger
+        submitted = log.submission(epoch)
+        if submitted is not None and await ledger.line.is_known(submitted.ref):
+            self._take_curriculum_state(submitted.curriculum_state)
+            self._prepared[epoch] = Prepared(submitted.ref)
+            return
+        await ledger.sampled_from(epoch)
+        name = job_name(run_id, epoch, log.attempt(epoch), self.runtime.target)
+        with ledger.working_on(epoch):
+            collection, metrics = await self._collect(epoch, name, run_id)
+        selected = self.apply_curriculum_learning(collection, epoch)
+        metrics |= {**self._curriculum_facts, **selection_metrics(selected)}
+        work = selected if len(selected) else Skipped(reason=reason_for_skip(metrics))
+        self._prepared[epoch] = Prepared(work, finite(metrics), finite(self.get_curriculum_state()))
 
-    @contextmanager
-    def _validating(self) -> Iterator[None]:
-        """The builder sees the validation examples, in its runtime and in its config."""
-        builder, config = self.trajectory_builder, self.run_config
-        settings = config.run_configuration
-        held_out = settings.model_copy(update={"dataset": settings.validation_dataset})
-        builder.run_config = config.model_copy(update={"run_configuration": held_out})
-        if self._runtime is not None:
-            examples = self._runtime.validation_examples
-            builder.bind_runtime(replace(self._runtime, examples=examples))
+    async def _collect(
+        self, epoch: int, name: str, run_id: str
+    ) -> tuple[TrajectoryCollection, dict[str, Any]]:
+        started, ledger = time.monotonic(), self.bookkeeper.ledger
+        meta = {"epoch": epoch, "run_id": run_id}
+        await self.trajectory_builder.start_run(run_id=name, meta=meta)
+        collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
+        ledger.check(collection, epoch)
+        metrics = await ledger.metrics(epoch)
+        return collection, metrics | {"collecting_seconds": time.monotonic() - started}
+
+    def _without_stale(self, prepared: Prepared) -> Prepared:
+        """What of it is young enough to be trained on now."""
+        work, bound = prepared.work, self.run_config.max_staleness
+        if bound is None or not isinstance(work, TrajectoryCollection) or work.method != "grpo":
+            return prepared
+        kept, dropped = without_stale(work, versions_made(self.history), bound)
+        metrics = {**(prepared.metrics or {}), "stale_trajectories": dropped}
+        reason = f"all {dropped} trajectories are of weights more than {bound} updates ago (max_staleness)"
+        return replace(prepared, work=kept if len(kept) else Skipped(reason=reason), metrics=metrics)
+
+    async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
+        """Wait for the epoch's job. Raises TrainingError when it is not completed."""
+        self._training_since = time.monotonic()
+        self._refs[epoch] = ref
+        async with self._or_forgotten(epoch):
+            line = self.bookkeeper.ledger.line
+            return await line.wait(ref, self.config.job_timeout, self.config.poll_interval)
+
+    async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
+        """Adopt the weights that the job made, and record the epoch."""
+        async with self._or_forgotten(epoch):
+            await self.bookkeeper.adopt(epoch, ref, status, self._training_since)
+        self.log_progress(epoch, self.history.epochs[-1].metrics)
+
+    async def skip_epoch(self, epoch: int, skipped: Skipped) -> None:
+        """Record that there was nothing to train on."""
+        prepared = self._skipped.pop(epoch, Prepared(skipped))
+        await self.bookkeeper.skip(epoch, skipped.reason, prepared.metrics, prepared.curriculum_state)
+
+    async def validate(self, epoch: int) -> None:
+        """Evaluate the current weights, once, when there is something to evaluate them on."""
+        is_due = epoch == len(self.history.epochs) and not self.bookkeeper.record.is_validated(epoch)
+        if self.runtime.validation_examples and is_due:
+            metrics = await self.run_validation_evaluation(epoch, self.history.run_id)
+            await self.bookkeeper.validated(epoch, metrics)
+
+    async def prune(self) -> None:
+        """Delete versions that are not worth keeping."""
+        keep = self.config.keep_checkpoints
+        if keep != "all":
+            await self.bookkeeper.ledger.line.prune(versions_to_keep(self.history, keep))
+
+    def is_done(self, epoch: int) -> bool:
+        """Whether the epoch is recorded."""
+        return self.bookkeeper.record.is_done(epoch)
+
+    def reason_to_rest(self, epoch: int) -> str | None:
+        """Why the model is not to be trained in the epoch, or None when it is."""
+        return self.runtime.target_config.reason_to_rest(epoch)
+
+    def reason_to_stop(self, epoch: int) -> str | None:
+        """Why training should end after the epoch, or None."""
+        past = self.history.until(epoch + 1)
+        reason = reason_to_stop(past, self.config.patience, self.config.target_reward)
+        reason = "frozen" if self.runtime.target_config.frozen else reason
+        return None if reason is None else self.bookkeeper.record.by_name(reason)
+
+    def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+        """Report the metrics, and write the metrics files: into the run folder, or `output_dir`.
+
+        The builder and the adapter log the same, about the epoch's collection and job.
+        """
+        self.bookkeeper.trained(epoch, metrics, output_dir)
+        folder, ref = str(self.bookkeeper.record.folder(output_dir)), self._refs.get(epoch)
+        if ref is not None:
+            self.trajectory_builder.log_progress(ref.run_id, metrics, output_dir=folder)
+            self.trainer_adapter.log_progress(ref, metrics, output_dir=folder)
+
+    async def get_metrics(self, run_id: str) -> dict[str, Any]:
+        """The summary, epochs and validations of this run. Raises ValueError for another run's id."""
+        if run_id != self.history.run_id:
+            raise ValueError(f"this trainer runs {self.history.run_id!r} and knows nothing of {run_id!r}")
+        return {
+            **summary_of(self.history),
+            "epochs": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.epochs],
+            "validations": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.validations],
+        }
+
+    async def cleanup(self) -> None:
+        """Free what the builder and the adapter hold; what one of them raises does not stop the other."""
+        try:
+            await self.trajectory_builder.cleanup()
+        finally:
+            await self.trainer_adapter.cleanup()
+
+    @asynccontextmanager
+    async def _or_forgotten(self, epoch: int) -> AsyncIterator[None]:
+        """Forget the epoch's job when it failed, or a resumed run would find it again, and fail again.
+
+        One that may still be running is not forgotten: there must never be two of them.
+        """
         try:
             yield
-        finally:
-            builder.run_config = config
-            if self._runtime is not None:
-                builder.bind_runtime(self._runtime)
+        except JobStillRunning:
+            raise
+        except TrainingError:
+            await self.bookkeeper.record.log.forget_submission(epoch)
+            raise
+
+    def _take_curriculum_state(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            kept = {key: value for key, value in state.items() if key != "config"}
+            self._curriculum_state = with_sets(kept, like=self._curriculum_state)
+
+
+@register_trainer(config_type=EpochTrainerConfig)
+async def epochs(config: EpochTrainerConfig, builder: Builder) -> AsyncIterator[EpochTrainer]:
+    """The registered component `epochs`."""
+    yield EpochTrainer(config)

@@ -1,8 +1,11 @@
-"""What kind of model it is: the facts about an architecture that others rely on."""
+"""The facts about a model's architecture that others rely on."""
 
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,8 +18,13 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config()
 
 
+def without_lora(model: Any) -> Any:
+    """The model itself, whose linear layers may have LoRA weights."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def layer_kinds(model: Any) -> list[str]:
-    """For each layer what it looks back with: `full_attention`, `sliding_attention`, or something else."""
+    """For each layer its kind of attention: `full_attention`, `sliding_attention`, or something else."""
     config = text_config(model)
     count = config.num_hidden_layers
     if getattr(config, "layer_types", None):
@@ -36,16 +44,35 @@ def takes_key_value_slots(model: Any) -> bool:
     return attends and set(layer_kinds(model)) <= {FULL, SLIDING}
 
 
-def max_context(model: Any) -> int:
-    """Tokens that prompt and completion may have together; a guess where the config has no limit."""
-    return int(getattr(text_config(model), "max_position_embeddings", None) or 4096)
-
-
 def logits_after(model: Any, ids_BT: torch.Tensor, positions_K: torch.Tensor) -> torch.Tensor:
     """Logits [B, K, V] of a plain forward pass after the tokens at `positions_K` (in rising order)."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if "logits_to_keep" in inspect.signature(inner.forward).parameters:
+    if "logits_to_keep" in inspect.signature(without_lora(model).forward).parameters:
         kept = model(input_ids=ids_BT, use_cache=False, logits_to_keep=positions_K).logits
     else:
         kept = model(input_ids=ids_BT, use_cache=False).logits[:, positions_K]
     return kept  # type: ignore[no-any-return]
+
+
+def undo_mask_patch() -> None:
+    """Give transformers back its own function where openpipe-art has put one for earlier releases.
+
+    `import art` replaces it for the whole process, in whatever imports it: the NeMo Agent Toolkit's ART
+    plug-in does. With the transformers of today no model runs then.
+    """
+    patches = sys.modules.get("art.transformers.patches")
+    original = getattr(patches, "_preprocess_mask_arguments", None)
+    patched = getattr(patches, "_patched_preprocess_mask_arguments", None)
+    if original is None or patched is None:
+        return
+    from transformers import masking_utils
+
+    if masking_utils._preprocess_mask_arguments is patched and not _take_the_same(original, patched):
+        masking_utils._preprocess_mask_arguments = original
+
+
+def _take_the_same(first: Callable[..., Any], second: Callable[..., Any]) -> bool:
+    required = [
+        [name for name, kind in signature(function).parameters.items() if kind.default is kind.empty]
+        for function in (first, second)
+    ]
+    return len(required[0]) == len(required[1])

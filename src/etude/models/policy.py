@@ -15,13 +15,10 @@ from safetensors import SafetensorError
 
 from etude.core.errors import EngineError, StoreError
 from etude.core.job import ModelVersion
-from etude.models.architecture import max_context
+from etude.models.architecture import undo_mask_patch
 from etude.models.device import choose_device, choose_dtype, limit_threads
-from etude.models.masks import undo_mask_patch
 from etude.models.source import locate, not_loaded
 from etude.models.speech import Speech
-from etude.models.stops import stop_ids
-from etude.models.template import ChatTemplate
 from etude.models.weights import digest, load_tensors, part_like, save_tensors
 
 WEIGHTS_FILE = "trained.safetensors"
@@ -54,10 +51,10 @@ class Policy:
         self.version = 0
         self.weights_id = 0
         self.lock = threading.RLock()
-        self.max_context = max_context(model)
+        self.speech = Speech.of(tokenizer, model.config, getattr(model, "generation_config", None))
+        self.template, self.stop_ids = self.speech.template, self.speech.stop_ids
+        self.max_context = self.speech.max_context
         """Tokens that prompt and completion may have together."""
-        self.stop_ids = stop_ids(tokenizer, getattr(model, "generation_config", None), model.config)
-        self.template = ChatTemplate(tokenizer, self.stop_ids)
         self._base: dict[str, torch.Tensor] | None = None
         self._digests: dict[int, str] = {}
         model.eval()
@@ -72,20 +69,14 @@ class Policy:
 
         limit_threads()
         _silence_progress_bars()
-        where = choose_device(device)
-        kind, name = choose_dtype(dtype, where), locate(source)
+        chosen = choose_device(device)
+        kind, name = choose_dtype(dtype, chosen), locate(source)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
             model = AutoModelForCausalLM.from_pretrained(name, dtype=kind)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise not_loaded(source, error) from error
-        return cls(model.to(where), tokenizer, str(source), where)
-
-    @property
-    def speech(self) -> Speech:
-        """How it reads and writes."""
-        vocabulary = self.model.get_input_embeddings().num_embeddings
-        return Speech(self.tokenizer, self.template, self.stop_ids, self.max_context, vocabulary)
+        return cls(model.to(chosen), tokenizer, str(source), chosen)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that training changes, by name."""
@@ -113,7 +104,7 @@ class Policy:
     def twin(self) -> Policy:
         """The same policy with trainable tensors of its own; the others, if any, are shared."""
         with self.lock:
-            shared = {id(one): one for one in self.model.parameters() if not one.requires_grad}
+            shared = {id(value): value for value in self.model.parameters() if not value.requires_grad}
             other = Policy(
                 copy.deepcopy(self.model, dict(shared)),
                 copy.deepcopy(self.tokenizer),
@@ -187,14 +178,14 @@ class Policy:
             if self.version == version.number and self.digest() == version.digest:
                 return
             tensors = self._tensors_of(version)
-            found = digest(tensors)
-            if found != version.digest:
+            actual = digest(tensors)
+            if actual != version.digest:
                 raise EngineError(
                     f"the weights in {version.location} are not those of version {version.number}: "
-                    f"their digest is {found}, expected {version.digest}"
+                    f"their digest is {actual}, expected {version.digest}"
                 )
             self.load_tensors(tensors)
-            self.mark_changed(version.number, found)
+            self.mark_changed(version.number, actual)
 
     def _tensors_of(self, version: ModelVersion) -> Mapping[str, torch.Tensor]:
         if version.number:
@@ -247,7 +238,7 @@ class Policy:
 
 
 def _silence_progress_bars() -> None:
-    """What is happening is told by whoever asked for it."""
+    """Progress is shown by whoever asked for the model."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

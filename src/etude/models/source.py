@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from etude.config.nearest import nearest
@@ -16,10 +15,10 @@ _SHOWN = 5
 
 
 def locate(source: str | Path) -> str:
-    """What `from_pretrained` is to be given: the folder of a model, or its name on the hub.
+    """The argument for `from_pretrained`: the folder of a model, or its name on the hub.
 
-    The hub is looked at once, and only for what is surely not meant as a folder. Where it cannot be
-    reached, that is the folder of its cache. Raises RequestError when there is no such folder, and when
+    The hub is asked once, and only for what is surely not meant as a folder. Where it cannot be
+    reached, it is the folder of its cache. Raises RequestError when there is no such folder, and when
     the hub does not answer and the cache has no such model. Loads neither torch nor transformers.
     """
     _require_folder(source)
@@ -35,13 +34,13 @@ def locate(source: str | Path) -> str:
             f"there is no folder '{name}' and no such model in the cache of the Hugging Face hub, "
             f"and the hub cannot be reached: {why}"
         )
-    return str(cached.parent)
+    return str(cached)
 
 
 def folder_of(source: str | Path) -> Path | None:
     """The folder that `source` names, `~` spelled out; None where there is none."""
-    place = _expanded(source)
-    return place if _is_folder(place) else None
+    path = _expanded(source)
+    return path if _is_folder(path) else None
 
 
 def not_loaded(source: str | Path, error: Exception) -> RequestError:
@@ -61,22 +60,20 @@ def _require_folder(source: str | Path) -> None:
     Meant as a folder is what cannot be a name on the hub, what begins with a folder that is here, and
     what is nearly the name of a model folder here.
     """
-    place = _expanded(source)
-    if _is_folder(place):
-        if not _holds_model(place):
-            found = _listed(_model_folders(place))
+    path = _expanded(source)
+    if _is_folder(path):
+        if not _holds_model(path):
             raise RequestError(
-                f"cannot load the model '{source}': there is no {_CONFIGS[0]} in that folder{found}"
+                f"cannot load the model '{source}': there is no {_CONFIGS[0]} in that folder"
+                f"{_listed(_model_folders(path))}"
             )
-        return
-    if _exists(place):
+    elif _exists(path):
         raise RequestError(f"cannot load the model '{source}': it is a file, and a model is a folder")
-    if _must_be_path(source):
-        raise RequestError(f"there is no model at '{source}': the folder does not exist{_instead_of(place)}")
-    close = _namesake(str(source))
-    if close is not None and _in_cache(str(source)) is None:
+    elif _must_be_path(source):
+        raise RequestError(f"there is no model at '{source}': the folder does not exist{_instead_of(path)}")
+    elif (close := _namesake(str(source))) is not None and _in_cache(str(source)) is None:
         raise RequestError(
-            f"there is no folder '{source}'; did you mean '{close}'? If it is a model on the Hugging Face "
+            f"there is no folder '{source}'; did you mean './{close}'? If it is a model on the Hugging Face "
             f"hub, download it first: hf download {source}"
         )
 
@@ -123,17 +120,17 @@ def _model_folders(parent: Path) -> list[Path]:
     return [folder for folder in _folders(parent) if _holds_model(folder)]
 
 
-def _instead_of(place: Path) -> str:
-    """The end of a sentence about a folder that is not there: the nearest one that is, or those beside it."""
-    parent = next(above for above in place.parents if _is_folder(above))
-    missing, *below = place.relative_to(parent).parts
-    close = nearest(missing, (folder.name for folder in _folders(parent)))
+def _instead_of(missing: Path) -> str:
+    """The end of a sentence about a missing folder: the nearest one that exists, or its neighbours."""
+    parent = next(above for above in missing.parents if _is_folder(above))
+    name, *below = missing.relative_to(parent).parts
+    close = nearest(name, (folder.name for folder in _folders(parent)))
     if close is None:
         return _listed(_model_folders(parent))
-    whole = (parent / close).joinpath(*below)
-    if below and not _is_folder(whole):
+    meant = (parent / close).joinpath(*below)
+    if below and not _is_folder(meant):
         return f"; did you mean a folder in '{parent / close}'?{_listed(_model_folders(parent / close))}"
-    return f"; did you mean '{whole}'?"
+    return f"; did you mean '{meant}'?"
 
 
 def _listed(folders: list[Path]) -> str:
@@ -144,25 +141,22 @@ def _listed(folders: list[Path]) -> str:
 
 
 def _namesake(name: str) -> str | None:
-    """The model folder here whose path is nearly `name`; None when there is none."""
-    close = nearest(name, (str(folder) for folder in _as_deep_as(name)))
-    return None if close is None else f"./{close}"
-
-
-def _as_deep_as(name: str) -> Iterator[Path]:
-    for folder in _folders(Path()):
-        if "/" not in name:
-            yield from [folder] if _holds_model(folder) else []
-        elif nearest(name.partition("/")[0], [folder.name]) is not None:
-            yield from _model_folders(folder)
+    """The model folder here whose path is nearly `name`, and as deep; None when there is none."""
+    first, slash, _ = name.partition("/")
+    if not slash:
+        models = _model_folders(Path())
+    else:
+        parents = [folder for folder in _folders(Path()) if nearest(first, [folder.name]) is not None]
+        models = [model for parent in parents for model in _model_folders(parent)]
+    return nearest(name, (str(model) for model in models))
 
 
 def _in_cache(name: str) -> Path | None:
-    """The config of a model in the hub's cache."""
+    """The folder of a model in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, _CONFIGS[0])
-    return Path(found) if isinstance(found, str) else None
+    config = try_to_load_from_cache(name, _CONFIGS[0])
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def _why_unreachable() -> str | None:

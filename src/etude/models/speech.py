@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from etude.core.errors import RequestError
 from etude.models.source import locate, not_loaded
-from etude.models.stops import stop_ids
 from etude.models.template import ChatTemplate
 
 _UNKNOWN_CONTEXT = 4096
@@ -22,9 +22,19 @@ class Speech:
     stop_ids: frozenset[int]
     """The tokens that end a turn."""
     max_context: int
-    """Tokens that prompt and completion may have together."""
+    """Tokens that prompt and completion may have together; a guess where the config has no limit."""
     vocabulary: int
     """Token ids are below it."""
+
+    @classmethod
+    def of(cls, tokenizer: Any, config: Any, generation: Any) -> Speech:
+        """Put together from a model's tokenizer, config and generation config, which may be None.
+
+        Raises RequestError when the model cannot be used for chat.
+        """
+        ends, text = _stop_ids(tokenizer, generation, config), config.get_text_config()
+        context = int(getattr(text, "max_position_embeddings", None) or _UNKNOWN_CONTEXT)
+        return cls(tokenizer, ChatTemplate(tokenizer, ends), ends, context, int(text.vocab_size))
 
     @classmethod
     def load(cls, source: str | Path) -> Speech:
@@ -44,12 +54,21 @@ class Speech:
             generation: Any = GenerationConfig.from_pretrained(name)
         except OSError:
             generation = None  # The file is optional; the config names the tokens then.
-        ends = stop_ids(tokenizer, generation, config)
-        text = config.get_text_config()
-        return cls(
-            tokenizer,
-            ChatTemplate(tokenizer, ends),
-            ends,
-            int(getattr(text, "max_position_embeddings", None) or _UNKNOWN_CONTEXT),
-            int(text.vocab_size),
+        return cls.of(tokenizer, config, generation)
+
+
+def _stop_ids(tokenizer: Any, *sources: Any) -> frozenset[int]:
+    """The tokens that end an assistant's turn, as the model's configs `sources` and its tokenizer name them.
+
+    Raises RequestError when none of them names any.
+    """
+    ids: set[int] = set()
+    for source in (*sources, tokenizer):
+        named = getattr(source, "eos_token_id", None)
+        ids.update([named] if isinstance(named, int) else named or [])
+    if not ids:
+        raise RequestError(
+            f"the model '{tokenizer.name_or_path}' names no end-of-turn token (eos_token_id); set it in its "
+            "generation_config.json"
         )
+    return frozenset(ids)

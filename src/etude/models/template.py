@@ -17,16 +17,30 @@ from typing import Any
 from etude.core.call import Call, ChatRequest, continues
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.message import Message, Tool, is_text, text_of
-from etude.models.drift import Fault, fault_of
 from etude.models.reply import parse_reply
 
 _KEPT_TEXTS = 1024
 """Renderings that are remembered: the generations of one example begin with the same prompt."""
 _QUESTION: Message = {"role": "user", "content": "?"}
 
-
 Transcript = tuple[tuple[int, ...], tuple[bool, ...]]
 """Token ids of a finished conversation, and for each whether the assistant would have sampled it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The part of a conversation that a template writes differently once there is more of it.
+
+    Therefore the prompt cannot go on from the conversation's tokens, and is rendered anew.
+    """
+
+    message: int | None
+    """Index of the message, from 0; None where it is the list of tools."""
+    reason: str
+    """In words that are the same for all conversations, so that faults can be counted."""
+
+    def __str__(self) -> str:
+        return self.reason if self.message is None else f"message {self.message + 1}, {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +49,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     fault: Fault | None = None
-    """What of the earlier conversation the template writes differently now."""
+    """The part of the earlier conversation that the template writes differently now."""
 
     @property
     def drifted(self) -> bool:
@@ -75,7 +89,7 @@ class ChatTemplate:
         return Prompt(self._tokenised(whole), None if call is None else self._fault(request, call))
 
     def transcript(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Transcript:
-        """Tokens of a finished conversation. See `transcripts`."""
+        """Tokens of one finished conversation."""
         return self.transcripts([messages], tools)[0]
 
     def transcripts(
@@ -149,7 +163,7 @@ class ChatTemplate:
     def parse(
         self, text: str, tools: Sequence[Tool], *, prompt_ids: Sequence[int] = (), first_call: int = 0
     ) -> Message:
-        """The assistant message that sampled text stands for. See `parse_reply`."""
+        """The assistant message that sampled text stands for, its tool calls numbered from `first_call`."""
         has_own = getattr(self.tokenizer, "response_template", None)
         prompt = self.decode(prompt_ids) if has_own and prompt_ids else ""
         return parse_reply(self.tokenizer, text, tools, prompt, first_call)
@@ -178,15 +192,22 @@ class ChatTemplate:
         return before.prompt_ids + before.completion_ids + tail
 
     def _fault(self, request: ChatRequest, call: Call) -> Fault:
-        before = call.completion
+        """Why the request, which continues a call, does not extend its tokens."""
+        before, tools = call.completion, call.request.tools
         spoken = request.messages[: len(call.request.messages) + 1]
         if before is None or before.prompt_ids is None or not before.completion_ids:
             return Fault(len(spoken) - 1, "role assistant: its tokens are not known")
-
-        def render(messages: Sequence[Message], tools: Sequence[Tool], ask: bool) -> str:
-            return self._text(messages, tools, ask=ask)
-
-        return fault_of(render, spoken, call.request.tools, request.messages, request.tools)
+        if list(tools) != list(request.tools):
+            return Fault(None, "tools: other ones than before are offered")
+        now = self._text(request.messages, request.tools, ask=False)
+        asked, closed = self._text(spoken[:-1], tools, ask=True), self._text(spoken, tools, ask=False)
+        for then, seen in ((asked, spoken[:-1]), (closed, spoken)):
+            changed = _common(then, now)
+            for index, message in enumerate(seen):
+                # A rendering may end in what is only written at the end of all: that is not the message's.
+                if changed < _common(self._text_or_none(seen[: index + 1], tools) or "", then):
+                    return Fault(index, f"role {_kind(message)}: rewritten once the conversation goes on")
+        return Fault(len(spoken) - 1, f"role {_kind(spoken[-1])}: not written as it is asked for")
 
     def _following(self, text: str, end: _End | None) -> tuple[int, ...]:
         """Token ids of what follows an end-of-turn token: some tokenizers look at what stands before."""
@@ -285,6 +306,19 @@ class _Piece:
     @property
     def whole(self) -> str:
         return self.before + self.text
+
+
+def _common(first: str, second: str) -> int:
+    """How many characters two texts have in common from the start."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _kind(message: Message) -> str:
+    role = str(message.get("role"))
+    thinks = message.get("reasoning_content") or "</think>" in str(message.get("content"))
+    parts = ["thinking"] * bool(thinks) + ["tool calls"] * bool(message.get("tool_calls"))
+    return f"{role} with {' and '.join(parts)}" if parts else role
 
 
 def _for_template(message: Message) -> Message:

@@ -15,7 +15,11 @@ from packaging.requirements import Requirement
 from etude.preflight.finding import Findings
 from etude.preflight.machine import available_memory, free_disk, shown_bytes, total_memory, usable_cores
 
-EXTRAS = {"local": "models that run and train in this process", "data": "Parquet and Hugging Face datasets"}
+EXTRAS = {
+    "local": "models that run and train in this process",
+    "data": "Parquet and Hugging Face datasets",
+    "plots": "pictures of a run's rewards",
+}
 
 _LITTLE_DISK = 2e9
 _KEYS = ("OPENAI_API_KEY", "HF_TOKEN")

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
+from etude.backends.openai_adapter import AUTO_EPOCHS, usd_for
 from etude.backends.openai_config import OpenAiAdapterConfig
-from etude.backends.openai_prices import AUTO_EPOCHS, usd_for
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.errors import EtudeError
@@ -16,10 +16,10 @@ from etude.core.example import Example
 from etude.core.history import History
 from etude.inference.local import LocalLlmConfig
 from etude.preflight.machine import ModelSize, Work, free_disk, seconds_for, shown_bytes
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
+from etude.store.facts import list_runs
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
-from etude.store.run_list import list_runs
 from etude.store.stored_config import CONFIG, stored_data
 
 _DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
@@ -232,8 +232,8 @@ def _earlier_run(config: Config) -> _Earlier | None:
     """The latest run in the config's output folder with the same agent and model, when there is one."""
     for run in list_runs(config.finetuning.output_dir):
         try:
-            if (run.path / CONFIG).is_file() and _is_alike(stored_data(run.path), config):
-                with RunFolder.read(run.path) as folder:
+            if (run / CONFIG).is_file() and _is_alike(stored_data(run), config):
+                with RunFolder.read(run) as folder:
                     averages = _averages(folder)
                 if averages is not None:
                     return averages

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from etude.core.keys import generator
-from etude.store.new_files import write_new_files
+from etude.store.files import write_new_files
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Small enough for a laptop, and trained to chat."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from etude.protocols.act import Act, Malformed
-from etude.protocols.answer import parse_answer
 from etude.protocols.arrays import Rollouts
-from etude.protocols.choice import Answer, Choice, choices
-from etude.protocols.decision import SCALES, Scale, Verdict, code_of
-from etude.protocols.log import Line, Log
-from etude.protocols.messages import dialogue
+from etude.protocols.config import ProtocolReward
+from etude.protocols.decision import (
+    SCALES,
+    AtLeast,
+    Scale,
+    Verdict,
+    Vote,
+    code_of,
+    majority,
+    mean_vote,
+    unanimity,
+)
+from etude.protocols.growing import Widths, branching, most_calls
+from etude.protocols.log import Line, Log, dialogue
 from etude.protocols.named import (
     PROTOCOLS,
     adp,
@@ -18,20 +26,15 @@ from etude.protocols.named import (
     nip,
     solo_verifier,
 )
-from etude.protocols.outcome import Outcome
+from etude.protocols.outcome import Outcome, PlayLog, Utterance
 from etude.protocols.payoffs import ProofPayoff, Terms
-from etude.protocols.playing import play
 from etude.protocols.protocol import Protocol
 from etude.protocols.registry import find_protocol, find_scenario, register_scenario
-from etude.protocols.reward import ProtocolReward
-from etude.protocols.said import PlayLog, Utterance
-from etude.protocols.scenario import Scenario
+from etude.protocols.rules import Fork, Role, Round, Turn
+from etude.protocols.scenario import Act, Malformed, Scenario, parse_answer
 from etude.protocols.transcripts import as_json, as_yaml, transcript
-from etude.protocols.tree import EpisodeTree, Node
-from etude.protocols.turn import Fork, Role, Round, Turn
-from etude.protocols.vote import AtLeast, Vote, majority, mean_vote, unanimity
-from etude.protocols.widths import Widths, branching, most_calls
-from etude.protocols.workflow import ProtocolWorkflow
+from etude.protocols.tree import Answer, Choice, EpisodeTree, Node, choices
+from etude.protocols.workflow import ProtocolWorkflow, play
 
 __all__ = [
     "PROTOCOLS",

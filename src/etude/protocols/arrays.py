@@ -1,21 +1,33 @@
 """Episode trees as arrays, for analysis: one row for each way that a play went.
 
 The keys and shapes are those of Neural Interactive Proofs' rollouts. Sizes: B rows, R rounds of the
-longest protocol, A agents, C channels, M messages of the longest prompt.
+longest protocol, A agents, C channels, M messages of the longest prompt. numpy is imported when the first
+arrays are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import MissingExtraError, RequestError
-from etude.protocols.fill import Filler
-from etude.protocols.rows import Row
-from etude.protocols.tree import EpisodeTree
+from etude.protocols.decision import UNDECIDED, code_of
+from etude.protocols.tree import EpisodeTree, Node
+
+PROMPT_FIELDS = ("content", "name", "role")
+"""The last axis of `agents.prompt`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way that a play went."""
+
+    record: EpisodeRecord
+    tree: EpisodeTree
+    path: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +40,7 @@ class Rollouts:
     def of(cls, records: Iterable[EpisodeRecord]) -> Rollouts:
         """The rollouts of episodes; failed ones are left out.
 
-        Raises RequestError when other things than one protocol were played.
+        Raises RequestError when anything else than one protocol was played.
         """
         rows: list[Row] = []
         for record in records:
@@ -47,7 +59,7 @@ class Rollouts:
         - `round`, `seed`, `y`, `datapoint_id`, `prover_stance`, `done`, `terminated`, `padding`, every
           input of the example, `_node_id`, `_parent_node_id`: (B, R)
         - `message_history`, `message_agent_id` (-1: nobody): (B, R, R, C); `raw_message_history`:
-          (B, R, R, A): what had been said before the round of the second axis
+          (B, R, R, A): everything said before the round of the second axis
         - `agents`: `message`, `retry_count`, `token_limit` (B, R, A, C); `raw_message`, `decision` (codes
           of `code_of`), `continuous_decision`, `valid_response`, `done`, `expected_reward`, and `active`
           (whether it had a turn: average over those only) (B, R, A); with `prompts` also `prompt`
@@ -61,4 +73,140 @@ class Rollouts:
             raise RequestError("there are no finished episodes to make arrays of")
         if find_spec("numpy") is None:
             raise MissingExtraError("a view as arrays (numpy is not installed)", "local")
-        return Filler(self.rows).arrays(prompts=prompts)
+        return _Arrays(self.rows).all(prompts=prompts)
+
+
+class _Arrays:
+    """Arrays of rows that have one protocol. Letters in names are axes: Batch, Round, Agent, Channel."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        import numpy as np
+
+        self.np = np
+        self.rows = rows
+        self.nodes = [(b, node) for b, row in enumerate(rows) for node in row.path]
+        self.agents = {agent: index for index, agent in enumerate(rows[0].tree.agents)}
+        self.channels = {channel: index for index, channel in enumerate(rows[0].tree.channels)}
+        self.rounds = max(row.tree.max_rounds for row in rows)
+
+    def all(self, *, prompts: bool) -> dict[str, Any]:
+        """The arrays of `Rollouts.to_arrays`."""
+        np, rows = self.np, self.rows
+        played_B1 = np.array([[row.path[-1].round + 1] for row in rows])
+        undecided_B1 = np.array([[row.path[-1].ending != "decided"] for row in rows])
+        agents, rewards_BRA = self._of_agents()
+        done_BR, ends_BR = np.arange(self.rounds) >= played_B1, np.arange(self.rounds) >= played_B1 - 1
+        agents["done"] = self._for_agents(done_BR)
+        if prompts:
+            agents["prompt"] = self._prompts()
+        inputs = dict.fromkeys(name for row in rows for name in row.record.example.inputs)
+        return {
+            **{
+                name: self._repeated([row.record.example.inputs.get(name) for row in rows]) for name in inputs
+            },
+            "round": np.minimum(np.arange(self.rounds), played_B1),
+            "seed": self._repeated([row.tree.key for row in rows], np.int64),
+            "y": self._repeated([row.tree.truth for row in rows], np.int64),
+            "prover_stance": self._repeated([row.tree.stance for row in rows], np.int64),
+            "datapoint_id": self._repeated([row.record.example.id for row in rows]),
+            **self._histories(after=0),
+            **self._node_ids(),
+            "done": done_BR,
+            "terminated": done_BR & undecided_B1,
+            "padding": done_BR.copy(),
+            "agents": agents,
+            "next": {
+                **self._histories(after=1),
+                "done": ends_BR,
+                "terminated": ends_BR & undecided_B1,
+                "agents": {"reward": rewards_BRA, "done": self._for_agents(ends_BR)},
+            },
+        }
+
+    def _histories(self, *, after: int) -> dict[str, Any]:
+        """Everything said before each round, or with `after` 1 until its end."""
+        np = self.np
+        text_BRC, who_BRC = self._full(None, object, self.channels), self._full(-1, np.int64, self.channels)
+        raw_BRA = self._full(None, object, self.agents)
+        for b, node in self.nodes:
+            raw_BRA[b, node.round, self.agents[node.agent]] = node.text
+            for channel, text in node.messages.items():
+                text_BRC[b, node.round, self.channels[channel]] = text
+                who_BRC[b, node.round, self.channels[channel]] = self.agents[node.agent]
+        said = np.tri(self.rounds, self.rounds, after - 1, dtype=bool)[None, :, :, None]
+        return {
+            "message_history": np.where(said, text_BRC[:, None], None),
+            "message_agent_id": np.where(said, who_BRC[:, None], -1),
+            "raw_message_history": np.where(said, raw_BRA[:, None], None),
+        }
+
+    def _of_agents(self) -> tuple[dict[str, Any], Any]:
+        """The answers of the agents in each round, and the rewards that they earned by it."""
+        np, agents = self.np, self.agents
+        message_BRAC = self._full(None, object, agents, self.channels)
+        arrays: dict[str, Any] = {
+            "message": message_BRAC,
+            "raw_message": self._full(None, object, agents),
+            "active": self._full(False, bool, agents),
+            "decision": self._full(UNDECIDED, np.int64, agents),
+            "continuous_decision": self._full(0.0, np.float64, agents),
+            "valid_response": self._full(True, bool, agents),
+            "retry_count": self._full(0, np.int64, agents, self.channels),
+            "token_limit": self._full(False, bool, agents, self.channels),
+            "expected_reward": self._full(0.0, np.float64, agents),
+        }
+        rewards_BRA = self._full(0.0, np.float64, agents)
+        for b, node in self.nodes:
+            index = (b, node.round, agents[node.agent])
+            for channel, text in node.messages.items():
+                message_BRAC[(*index, self.channels[channel])] = text
+            arrays["raw_message"][index] = node.text
+            arrays["active"][index] = True
+            arrays["decision"][index] = code_of(node.decision)
+            arrays["continuous_decision"][index] = node.decision or 0.0
+            arrays["valid_response"][index] = node.malformed is None
+            arrays["retry_count"][index] = len(node.rejected)
+            arrays["token_limit"][index] = node.truncated
+            for agent, a in agents.items():
+                rewards_BRA[b, node.round, a] += node.rewards.get(agent, 0.0)
+                arrays["expected_reward"][b, node.round, a] = self.rows[b].tree.values(agent)[node.id]
+        return arrays, rewards_BRA
+
+    def _node_ids(self) -> dict[str, Any]:
+        """The last answer of each round and the last before it; -1 for none."""
+        first_id: dict[str, int] = {}
+        total = 0
+        node_BR, parent_BR = self._full(-1, self.np.int64), self._full(-1, self.np.int64)
+        for b, row in enumerate(self.rows):
+            if row.record.id not in first_id:
+                first_id[row.record.id] = total
+                total += len(row.tree.nodes)
+            before = -1
+            # Rounds that a fork passed over are not among them.
+            for number, last in {node.round: node for node in row.path}.items():
+                node_BR[b, number] = first_id[row.record.id] + last.id
+                parent_BR[b, number], before = before, node_BR[b, number]
+        return {"_node_id": node_BR, "_parent_node_id": parent_BR}
+
+    def _prompts(self) -> Any:
+        """The prompts of the agents, message by message."""
+        calls = [{call.index: call.request.messages for call in row.record.calls} for row in self.rows]
+        longest = max(len(calls[b][node.call]) for b, node in self.nodes)
+        prompt = self._full(None, object, self.agents, range(longest), PROMPT_FIELDS)
+        for b, node in self.nodes:
+            for m, message in enumerate(calls[b][node.call]):
+                for field, name in enumerate(PROMPT_FIELDS):
+                    prompt[b, node.round, self.agents[node.agent], m, field] = message.get(name)
+        return prompt
+
+    def _full(self, value: Any, dtype: Any, *axes: Any) -> Any:
+        """An array of batch, round and further axes."""
+        return self.np.full((len(self.rows), self.rounds, *map(len, axes)), value, dtype=dtype)
+
+    def _repeated(self, values: list[Any], dtype: Any = object) -> Any:
+        """An array of batch and round, with the same value in all rounds of a row."""
+        column_B = self.np.fromiter(values, dtype, len(values))
+        return self.np.repeat(column_B[:, None], self.rounds, axis=1)
+
+    def _for_agents(self, array_BR: Any) -> Any:
+        return self.np.repeat(array_BR[:, :, None], len(self.agents), axis=2)

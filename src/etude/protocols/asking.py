@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from etude.core.errors import EpisodeError
 from etude.core.message import Message
-from etude.protocols.act import Act, Malformed
-from etude.protocols.scenario import Scenario
+from etude.protocols.rules import Turn
+from etude.protocols.scenario import Act, Malformed, Scenario
 from etude.protocols.tree import Rejected
-from etude.protocols.turn import Turn
 from etude.rollout.episode import Episode
 from etude.rollout.reply import Reply
 
@@ -61,29 +60,23 @@ class Asker:
     async def ask(self, questions: Sequence[Question]) -> list[Said]:
         """The answers to all questions, asked at the same time.
 
-        Malformed answers are asked again together, when all are there: so the order of the calls follows
-        from the answers alone. Raises what `Episode.chat` raises, once every call has come to its end, and
+        Malformed answers are asked again together, once all answers are in: so the order of the calls
+        follows from the answers alone. Raises what `Episode.chat` raises, once every call has ended, and
         EpisodeError for an act that the turn does not allow.
         """
         answers: dict[int, Said] = {}
         rejected: dict[int, tuple[Rejected, ...]] = {}
-        waiting = list(range(len(questions)))
         for retries_left in range(self._retries, -1, -1):
-            replies = await _all_of(self._chat(questions[place]) for place in waiting)
-            again: list[int] = []
-            for place, (call, reply) in zip(waiting, replies, strict=True):
-                act = self._act(reply.text, questions[place].turn)
-                before = rejected.get(place, ())
+            waiting = [index for index in range(len(questions)) if index not in answers]
+            replies = await _all_of(self._chat(questions[index]) for index in waiting)
+            for index, (call, reply) in zip(waiting, replies, strict=True):
+                act = self._act(reply.text, questions[index].turn)
+                before = rejected.get(index, ())
                 if isinstance(act, Malformed) and retries_left:
-                    rejected[place] = (*before, Rejected(call, act.reason))
-                    again.append(place)
+                    rejected[index] = (*before, Rejected(call, act.reason))
                 else:
-                    cut_off = reply.finish_reason == "length"
-                    answers[place] = Said(call, reply.text, act, cut_off, before)
-            waiting = again
-            if not waiting:
-                break
-        return [answers[place] for place in range(len(questions))]
+                    answers[index] = Said(call, reply.text, act, reply.finish_reason == "length", before)
+        return [answers[index] for index in range(len(questions))]
 
     async def _chat(self, question: Question) -> tuple[int, Reply]:
         """The index of the call, and its answer."""
@@ -114,7 +107,7 @@ class Asker:
 
 
 async def _all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of all calls. An error is raised when the others are done: what they cost is kept."""
+    """The results of all calls. An error is raised once the others have ended: what they cost is kept."""
     results: list[T] = []
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):

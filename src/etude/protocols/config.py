@@ -1,7 +1,8 @@
-"""The components of this room in a config: `_type: protocol` and `_type: protocol_reward`."""
+"""The workflow `protocol` and the evaluator `protocol_reward` of a config."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
@@ -12,15 +13,32 @@ from etude.config.component import EvaluatorConfig, WorkflowConfig
 from etude.config.references import AgentRef, LlmRef, RefersToAgent
 from etude.config.registry import register_evaluator, register_workflow
 from etude.core.errors import RequestError
+from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.interfaces import Evaluator
+from etude.protocols.growing import Widths, most_calls
 from etude.protocols.protocol import Protocol
 from etude.protocols.registry import find_protocol, find_scenario
-from etude.protocols.reward import ProtocolReward
-from etude.protocols.widths import Widths, most_calls
+from etude.protocols.tree import EpisodeTree
 from etude.protocols.workflow import RETRIES, ProtocolWorkflow
+from etude.rewards.evaluator import scored
 from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
+
+
+class ProtocolReward(Evaluator):
+    """Scores a play by what one agent earned; where it branched, by the value of its root."""
+
+    def __init__(self, agent: str) -> None:
+        self.agent = agent
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        """Score one episode. Raises RequestError when no protocol was played, or not with this agent."""
+        tree = EpisodeTree.from_json(item.output_obj)
+        endings = Counter(leaf.ending for leaf in tree.leaves())
+        return scored(item, (tree.value(None, self.agent), dict(endings)))
+
 
 _Width: TypeAlias = Annotated[int, Field(ge=1)]
 
@@ -98,7 +116,7 @@ def _policies(config: ProtocolWorkflowConfig, protocol: Protocol) -> dict[str, s
 
 
 class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):
-    """What an agent earned by the payoffs of the protocol."""
+    """The sum of an agent's payoffs in the protocol."""
 
     agent: AgentRef = Field(description="The agent, such as `verifier`.")
 

@@ -1,39 +1,140 @@
-"""Growing an episode tree: round by round, all branches at once."""
+"""Growing an episode tree: how wide it branches, and round by round along all branches at once."""
 
 from __future__ import annotations
 
+import functools
 import math
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+from etude.config.nearest import alternatives
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
-from etude.protocols.act import Act, Malformed
 from etude.protocols.asking import Question, Said
-from etude.protocols.checks import within
 from etude.protocols.decision import VERDICTS, Verdict
-from etude.protocols.guess import answer_for
 from etude.protocols.log import log_of, play_log
-from etude.protocols.made_up import ballot
 from etude.protocols.outcome import Outcome
-from etude.protocols.protocol import Protocol
-from etude.protocols.resolving import Facts, next_round, resolve
-from etude.protocols.rules import drawn_side, voters_of
-from etude.protocols.scenario import Scenario
+from etude.protocols.protocol import Protocol, within
+from etude.protocols.rules import (
+    Facts,
+    Round,
+    Rules,
+    Schedule,
+    Turn,
+    drawn_side,
+    next_round,
+    resolve,
+    rounds_at,
+    turns_at,
+    voters_of,
+)
+from etude.protocols.scenario import Act, Malformed, Scenario, answer_for
 from etude.protocols.survey import check_earned
 from etude.protocols.tree import EpisodeTree, Node
-from etude.protocols.turn import Round, Turn
-from etude.protocols.widths import Widths
+
+Width: TypeAlias = int | Sequence[int]
+"""Answers for each turn; a list gives them by round, and its last number holds for the rounds after it."""
+
+_wanted: ContextVar[Widths | None] = ContextVar("etude_widths", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """How many answers are sampled for each turn. 1 everywhere is a rollout, k everywhere branches at each
+    answer, and `[k, 1]` in the first round only. Agents of one round branch one at a time: the k answers
+    of each are crossed with those of the others, which makes k * k ways to go on for two of them."""
+
+    default: tuple[int, ...] = (1,)
+    """By round, for agents that are not in `by_agent`."""
+    by_agent: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    @classmethod
+    def of(cls, widths: Widths | Width | Mapping[str, Width]) -> Widths:
+        """Widths for all agents, or by agent, with 1 for those that are left out.
+
+        Raises RequestError for a width that is no whole number of at least 1.
+        """
+        if isinstance(widths, Widths):
+            return widths
+        if isinstance(widths, Mapping):
+            return cls(by_agent=tuple((agent, _by_round(width)) for agent, width in widths.items()))
+        return cls(default=_by_round(widths))
+
+    def at(self, agent: str, number: int) -> int:
+        """Answers of an agent in round `number`, from 0."""
+        by_round = dict(self.by_agent).get(agent, self.default)
+        return by_round[min(number, len(by_round) - 1)]
+
+    def check_agents(self, agents: Collection[str]) -> None:
+        """Raises RequestError for an agent that is not there."""
+        for agent, _ in self.by_agent:
+            if agent not in agents:
+                raise RequestError(f"widths: there is no agent '{agent}'" + alternatives(agent, agents))
+
+
+def most_calls(protocol: Rules, widths: Widths, retries: int = 0) -> int:
+    """The most model calls that a play can take, when nobody decides early.
+
+    Where a round is chosen by what was said, no choice makes more.
+    """
+    most = 0
+    for schedule in protocol.schedules:
+        calls, plays = 0, 1
+        for number, stage in enumerate(schedule):
+            options = [[widths.at(turn.agent, number) for turn in turns] for turns in rounds_at(stage)]
+            calls += plays * max(map(sum, options)) * (1 + retries)
+            plays *= max(map(math.prod, options))
+        most = max(most, calls)
+    return most
+
+
+def branches(protocol: Rules, widths: Widths, agents: Collection[str]) -> bool:
+    """Whether one of the agents can have a turn that is answered more than once."""
+    return any(
+        turn.agent in agents and widths.at(turn.agent, number) > 1
+        for schedule in protocol.schedules
+        for number, stage in enumerate(schedule)
+        for turn in turns_at(stage)
+    )
+
+
+@contextmanager
+def branching(widths: Widths | Width | Mapping[str, Width]) -> Iterator[None]:
+    """Plays that are started inside have these widths, whatever their workflow says.
+
+    For algorithms that need more answers than a rollout has while they collect, and only then.
+    """
+    token = _wanted.set(Widths.of(widths))
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def wanted_widths() -> Widths | None:
+    """The widths of the innermost `branching`, or None outside of any."""
+    return _wanted.get()
+
+
+def _by_round(width: Width) -> tuple[int, ...]:
+    widths = tuple(width) if isinstance(width, Sequence) else (width,)
+    if not widths or not all(type(answers) is int and answers >= 1 for answers in widths):
+        raise RequestError(
+            f"a width must be a whole number of at least 1, or a list of them, found {width!r}"
+        )
+    return widths
+
 
 Path = tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What a play is about."""
+    """One play of a protocol: the example, the task, and the draws."""
 
     protocol: Protocol
     scenario: Scenario
@@ -42,25 +143,22 @@ class Play:
     key: int
     """Seed of the play's own draws: the schedule, the sides and the order of channels."""
 
-    @property
-    def truth(self) -> Verdict:
-        """The right verdict. Raises EpisodeError when the scenario has none."""
-        return _verdict("truth", self.scenario.truth(self.example), self.example)
+    def facts(self, schedule: Schedule) -> Facts:
+        """The facts of the play; the stance is drawn where the scenario has none.
 
-    @property
-    def stance(self) -> Verdict:
-        """The example's stance; drawn where it has none. Raises EpisodeError when it is no verdict."""
-        own = self.scenario.stance(self.example)
-        return self.drawn if own is None else _verdict("stance", own, self.example)
-
-    @property
-    def drawn(self) -> Verdict:
-        """The side that the coin shows."""
-        return drawn_side(self.key)
+        Raises EpisodeError when the scenario's truth or stance is no verdict.
+        """
+        drawn, stance = drawn_side(self.key), self.scenario.stance(self.example)
+        return Facts(
+            truth=_verdict("truth", self.scenario.truth(self.example), self.example),
+            stance=drawn if stance is None else _verdict("stance", stance, self.example),
+            drawn=drawn,
+            voters=voters_of(self.protocol, schedule),
+        )
 
 
 class Answers(typing.Protocol):
-    """Whatever answers the turns of a play: the agents' models, or a script."""
+    """Answers the turns of a play: the agents' models, or a script."""
 
     async def ask(self, questions: Sequence[Question]) -> list[Said]:
         """The answers to the questions of a round, in their order."""
@@ -70,15 +168,15 @@ async def grow(play: Play, asker: Answers) -> EpisodeTree:
     """Play a protocol to its end, along all branches.
 
     All branches take their round together. So the order of the questions does not depend on which model
-    answers first, and a play that is taken up again asks what it had asked. Raises what `asker` raises,
-    and EpisodeError for a payoff outside its bounds, or a vote or fork that gives what there is not.
+    answers first, and a resumed play asks the same questions. Raises what `asker` raises, and EpisodeError
+    for a payoff outside its bounds, a vote that gives no verdict, or a fork that chooses no option.
     """
     return await _Growing(play, asker).tree()
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way that the play went so far, and the round that it comes to."""
+    """A path from the root, and the round that it comes to."""
 
     path: Path
     number: int
@@ -93,19 +191,17 @@ class _Growing:
         self._protocol = play.protocol
         self._asker = asker
         self._schedule = play.protocol.rounds(play.key)
-        voters = voters_of(play.protocol, self._schedule)
-        self._facts = Facts(play.truth, play.stance, play.drawn, voters)
+        self._facts = play.facts(self._schedule)
         self._nodes: list[Node] = []
-        self._guesses: dict[Turn, str | None] = {}
+        self._guess = functools.cache(lambda turn: answer_for(play.scenario, turn, self._facts.truth))
 
     async def tree(self) -> EpisodeTree:
-        """Grow it to the end."""
         protocol, facts = self._protocol, self._facts
         ways = self._ways((), 0)
         for number in range(len(self._schedule)):
             here = [way for way in ways if way.number == number]
             questions = [question for way in here for question in self._questions(way)]
-            answers = iter(await self._asker.ask(questions)) if questions else iter(())
+            answers = iter(await self._asker.ask(questions) if questions else ())
             ways = [way for way in ways if way.number > number]
             for way in here:
                 for path in self._branches(way, answers):
@@ -124,66 +220,50 @@ class _Growing:
         )
 
     def _ways(self, path: Path, number: int) -> list[_Way]:
-        """Where a path leads from round `number` on; nowhere when the play is over."""
+        """The way on from a path at round `number`; none when the play is over."""
         with self._located():
             following = next_round(self._schedule, number, play_log(path))
         return [] if following is None else [_Way(path, *following)]
 
     def _questions(self, way: _Way) -> Iterator[Question]:
-        """What the agents of a round are asked, once for each answer that is wanted."""
-        play = self._play
+        """The prompts of a round, each as often as answers are wanted."""
+        play, stance = self._play, self._facts.stance
         for turn in way.turns:
-            log = log_of(
-                self._protocol,
-                self._schedule,
-                way.path,
-                turn.agent,
-                way.number,
-                stance=self._facts.stance,
-                key=play.key,
-            )
+            log = log_of(self._protocol, way.path, turn.agent, way.number, stance=stance, key=play.key)
             question = Question(turn, play.scenario.render(play.example, log, turn.agent, turn))
-            for _ in range(play.widths.at(turn.agent, way.number)):
-                yield question
+            yield from [question] * play.widths.at(turn.agent, way.number)
 
     def _branches(self, way: _Way, answers: Iterator[Said]) -> list[Path]:
         """The path with each combination of the answers of a round."""
         branches = [way.path]
         for turn in way.turns:
-            said = [next(answers) for _ in range(self._play.widths.at(turn.agent, way.number))]
-            extended: list[Path] = []
-            for branch in branches:
-                for answer in said:
-                    self._nodes.append(self._node(branch, way.number, turn, answer))
-                    extended.append((*branch, self._nodes[-1]))
-            branches = extended
+            to_turn = [next(answers) for _ in range(self._play.widths.at(turn.agent, way.number))]
+            branches = [
+                (*branch, self._add_node(branch, way.number, turn, answer))
+                for branch in branches
+                for answer in to_turn
+            ]
         return branches
 
-    def _node(self, path: Path, number: int, turn: Turn, said: Said) -> Node:
-        act = said.act if isinstance(said.act, Act) else Act()
-        heard = {} if act.decision is None else ballot(turn, act.decision)
-        return Node(
+    def _add_node(self, path: Path, number: int, turn: Turn, answer: Said) -> Node:
+        act = answer.act if isinstance(answer.act, Act) else Act()
+        announced = {} if act.decision is None else turn.announced(act.decision)
+        node = Node(
             id=len(self._nodes),
             parent=path[-1].id if path else None,
             round=number,
             agent=turn.agent,
-            call=said.call,
-            text=said.text,
-            messages={**act.messages, **heard},
+            call=answer.call,
+            text=answer.text,
+            messages={**act.messages, **announced},
             decision=act.decision,
-            malformed=said.act.reason if isinstance(said.act, Malformed) else None,
-            truncated=said.truncated,
-            rejected=said.rejected,
-            guess=self._guess(turn),
+            malformed=answer.act.reason if isinstance(answer.act, Malformed) else None,
+            truncated=answer.truncated,
+            rejected=answer.rejected,
+            guess=None if turn.decide == "no" else self._guess(turn),
         )
-
-    def _guess(self, turn: Turn) -> str | None:
-        """The answer that gives the right verdict, in a turn that may decide."""
-        if turn.decide == "no":
-            return None
-        if turn not in self._guesses:
-            self._guesses[turn] = answer_for(self._play.scenario, turn, self._facts.truth)
-        return self._guesses[turn]
+        self._nodes.append(node)
+        return node
 
     def _completed(self, way: _Way, path: Path) -> list[_Way]:
         """Pay for a round, and go on after it unless the play is over."""
@@ -198,16 +278,17 @@ class _Growing:
             earned = protocol.payoff(outcome)
             check_earned(protocol, outcome, earned)
         rewards = {agent: float(value) for agent, value in earned.items() if value}
-        node = self._nodes[path[-1].id] = replace(path[-1], rewards=rewards)
-        whole = (*path[:-1], node)
-        if not outcome.over:
-            return [replace(next_way, path=whole) for next_way in following]
-        self._nodes[node.id] = replace(node, ending=_ending(protocol, outcome), verdict=outcome.decision)
-        self._check_bounds(whole)
-        return []
+        node = replace(path[-1], rewards=rewards)
+        if outcome.over:
+            node = replace(node, ending=_ending(protocol, outcome), verdict=outcome.decision)
+        self._nodes[node.id] = node
+        path = (*path[:-1], node)
+        if outcome.over:
+            self._check_bounds(path)
+        return [replace(next_way, path=path) for next_way in following]
 
     def _check_bounds(self, path: Path) -> None:
-        """Bounds that were worked out hold; those that were given are held to where they may be left."""
+        """Bounds that were worked out hold; those that were given are enforced where they may be left."""
         protocol = self._protocol
         if not (protocol.has_given_bounds and protocol.untried):
             return
@@ -221,7 +302,7 @@ class _Growing:
 
     @contextmanager
     def _located(self, where: str = "") -> Iterator[None]:
-        """An error of the protocol's own functions fails the episode, and says where."""
+        """Make an error of the protocol's own functions one of the episode that names the round."""
         try:
             yield
         except RequestError as error:
@@ -235,10 +316,10 @@ def _ending(protocol: Protocol, outcome: Outcome) -> str:
     return "invalid" if cut_short else "undecided"
 
 
-def _verdict(what: str, found: Any, example: Example) -> Verdict:
+def _verdict(what: str, value: Any, example: Example) -> Verdict:
     for verdict in VERDICTS:
-        if found == verdict:
+        if value == verdict:
             return verdict
     raise EpisodeError(
-        f"the scenario's {what} of example '{example.id}' is {found!r}; it must be 0 (reject) or 1 (accept)"
+        f"the scenario's {what} of example '{example.id}' is {value!r}; it must be 0 (reject) or 1 (accept)"
     )

@@ -1,4 +1,4 @@
-"""The log of a play as one agent sees it: all that its prompt may depend on."""
+"""The log of a play as one agent sees it, and as the chat messages of its prompt."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from etude.core.keys import generator
+from etude.core.message import Message
 from etude.protocols.decision import Verdict
+from etude.protocols.outcome import PlayLog, Utterance
 from etude.protocols.protocol import Protocol
-from etude.protocols.resolving import chosen
-from etude.protocols.rules import drawn_side
-from etude.protocols.said import PlayLog, Utterance
+from etude.protocols.rules import Round, chosen, drawn_side, turns_at
 from etude.protocols.tree import Node
-from etude.protocols.turn import Fork, Round, Stage, turns_at
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Something that was said."""
+    """An answer or a message, as the reader of the log sees it."""
 
     round: int
     agent: str
     channel: str | None
-    """None for an answer of the reader's own, which it sees whole."""
+    """None for an answer of the reader's own, which it sees in full."""
     text: str
     """Empty for an answer of another that stayed malformed, and so said nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What an agent has said and heard when it is its turn, oldest first."""
+    """Everything that an agent has said and heard when it is its turn, oldest first."""
 
     protocol: Protocol
     round: int
@@ -44,29 +43,23 @@ class Log:
 
 
 def log_of(
-    protocol: Protocol,
-    rounds: Sequence[Stage],
-    path: Sequence[Node],
-    agent: str,
-    number: int,
-    *,
-    stance: Verdict,
-    key: int,
+    protocol: Protocol, path: Sequence[Node], agent: str, number: int, *, stance: Verdict, key: int
 ) -> Log:
-    """The log of `agent` in round `number` of a schedule, after the answers of a path from the root.
+    """The log of `agent` in round `number` of the play with that key, after the answers of a path.
 
-    Only channels that it reads are in it. `key` is that of the play.
+    It holds only the channels that the agent reads.
     """
+    schedule = protocol.rounds(key)
     lines: list[Line] = []
     for before in range(number):
         answers = [node for node in path if node.round == before]
         if not answers:
             continue
-        turns = _turns_of(rounds[before], path, before)
+        turns = chosen(schedule[before], play_log([node for node in path if node.round < before]))
         lines += [Line(before, agent, None, node.text) for node in answers if node.agent == agent]
         for channel in _order(protocol, agent, before, key):
             lines += _heard(turns, answers, agent, channel)
-    possible = [any(turn.agent == agent for turn in turns_at(stage)) for stage in rounds]
+    possible = [any(turn.agent == agent for turn in turns_at(stage)) for stage in schedule]
     return Log(
         protocol=protocol,
         round=number,
@@ -81,28 +74,14 @@ def play_log(path: Sequence[Node]) -> PlayLog:
     """Everything that was said on a path from the root."""
     return PlayLog(
         tuple(
-            Utterance(
-                node.round,
-                node.agent,
-                node.text,
-                node.messages,
-                node.decision,
-                malformed=node.malformed is not None,
-            )
-            for node in path
+            Utterance(n.round, n.agent, n.text, n.messages, n.decision, malformed=n.malformed is not None)
+            for n in path
         )
     )
 
 
-def _turns_of(stage: Stage, path: Sequence[Node], number: int) -> Round:
-    """The turns that were taken in round `number`."""
-    if not isinstance(stage, Fork):
-        return stage
-    return chosen(stage, play_log([node for node in path if node.round < number]))
-
-
 def _heard(turns: Round, answers: Sequence[Node], reader: str, channel: str) -> list[Line]:
-    """What others said on a channel in a round. Of a secret ballot nothing is heard."""
+    """The lines of others on a channel in a round. A secret ballot has none."""
     writers = {turn.agent for turn in turns if channel in turn.writes} - {reader}
     return [
         Line(node.round, node.agent, channel, node.messages.get(channel, ""))
@@ -117,3 +96,50 @@ def _order(protocol: Protocol, reader: str, number: int, key: int) -> list[str]:
     if protocol.shuffle_channels:
         generator(key, "channels", reader, number).shuffle(channels)
     return channels
+
+
+OPENING = "Begin."
+"""Said to an agent that has heard nothing before its first turn."""
+GO_ON = "Go on."
+"""Said to an agent that has heard nothing since its last turn."""
+SILENCE = "(no usable answer)"
+"""Stands for an answer that stayed malformed."""
+
+
+def dialogue(log: Log, agent: str, system: str, *, last_words: str = "") -> list[Message]:
+    """A system prompt, then the agent's own answers as they were, with what it heard in between.
+
+    `last_words` are added before its last turn. Each prompt of an agent begins with its prompt before
+    and the answer to that, provided that `system` is the same, so that training sees one sequence.
+    """
+    messages: list[Message] = [{"role": "system", "content": system}]
+    heard: list[str] = []
+    for line in log.lines:
+        if line.channel is None:
+            messages += [_user(heard, messages), {"role": "assistant", "content": line.text}]
+            heard = []
+        else:
+            heard.append(_shown(log, agent, line))
+    if last_words and log.turns_left == 0:
+        heard.append(last_words)
+    return [*messages, _user(heard, messages)]
+
+
+def _user(heard: list[str], before: list[Message]) -> Message:
+    nothing = OPENING if len(before) == 1 else GO_ON
+    return {"role": "user", "content": "\n\n".join(heard) or nothing}
+
+
+def _shown(log: Log, agent: str, line: Line) -> str:
+    """A line with who said it and, where the speaker has several channels, to whom."""
+    protocol = log.protocol
+    text = line.text or SILENCE
+    if protocol.agents[line.agent].anonymous:
+        return text
+    speaker = protocol.label(line.agent)
+    written = [channel for channel in protocol.channels if line.agent in protocol.writers(channel)]
+    if line.channel is None or len(written) < 2:
+        return f"{speaker}: {text}"
+    others = sorted(protocol.writers(line.channel) - {line.agent})
+    to = " and ".join("you" if other == agent else protocol.label(other) for other in others)
+    return f"{speaker} (to {to}): {text}"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Unpack
+from typing import Any, TypeAlias
 
-from etude.protocols.decision import ACCEPT, REJECT, scale_named
-from etude.protocols.payoffs import ProofPayoff, ProofTerms, Terms, VerifierTerms, terms_of
+from etude.core.errors import RequestError
+from etude.protocols.decision import ACCEPT, REJECT, Scale, scale_named
+from etude.protocols.payoffs import ProofPayoff, Terms, terms_of
 from etude.protocols.protocol import Protocol
-from etude.protocols.schedules import VERIFIER, Cycle, cycle_of, prover_rounds, round_count, schedule
-from etude.protocols.turn import Role, Stance
+from etude.protocols.rules import Role, Round, Stance, Turn
+
+VERIFIER = "verifier"
+
+Cycle: TypeAlias = tuple[tuple[str, ...], ...]
+"""The agents of each round, over and over: those within a round speak at the same time."""
+
+_LEAST_ROUNDS = 8
+"""Rounds of a protocol that is not given a number, and one or two more to end with the verifier."""
 
 _OWN_CHANNELS = {"prover0": "prover0_channel", "prover1": "prover1_channel"}
 _ONE_CHANNEL = {"prover0": "main", "prover1": "main"}
@@ -24,7 +32,7 @@ def nip(
     min_message_rounds: int = 1,
     verifier_first: bool = True,
     randomize_prover_stance: bool = False,
-    **terms: Unpack[ProofTerms],
+    **terms: Any,
 ) -> Protocol:
     """A prover and a verifier take turns (neural interactive proofs; Hammond and Adam-Day, 2024).
 
@@ -36,26 +44,26 @@ def nip(
     """
     return _proof(
         "nip",
-        terms_of(nip, terms, ProofTerms),
+        terms_of(nip, terms),
         {"prover": _stance(randomize_prover_stance)},
         {"prover": "main"},
-        [cycle_of((("prover",),), verifier_first)],
+        [_cycle((("prover",),), verifier_first)],
         max_message_rounds,
         min_message_rounds,
     )
 
 
-def adp(*, randomize_prover_stance: bool = False, **terms: Unpack[ProofTerms]) -> Protocol:
+def adp(*, randomize_prover_stance: bool = False, **terms: Any) -> Protocol:
     """The prover speaks once, then the verifier decides (abstract decision problem; Anil et al., 2021).
 
-    For the parameters and what is raised see `nip`.
+    Parameters and errors are those of `nip`.
     """
     return _proof(
         "adp",
-        terms_of(adp, terms, ProofTerms),
+        terms_of(adp, terms),
         {"prover": _stance(randomize_prover_stance)},
         {"prover": "main"},
-        [cycle_of((("prover",),), verifier_first=False)],
+        [_cycle((("prover",),), verifier_first=False)],
         max_rounds=2,
     )
 
@@ -68,21 +76,21 @@ def debate(
     sequential: bool = False,
     prover0_first: bool = True,
     randomize_channel_order: bool = True,
-    **terms: Unpack[ProofTerms],
+    **terms: Any,
 ) -> Protocol:
-    """Two provers argue against each other before all ears (Irving et al., 2018).
+    """Two provers argue against each other in public (Irving et al., 2018).
 
     `prover0` argues for reject and `prover1` for accept, each on a channel of its own; the verifier
     writes on both. The provers speak at the same time, or one after the other when `sequential`. With
-    `randomize_channel_order` each round's channels are read in an order of its own. For the other
-    parameters and what is raised see `nip`.
+    `randomize_channel_order` each round's channels are read in an order of its own. The other
+    parameters and the errors are those of `nip`.
     """
     return _proof(
         "debate",
-        terms_of(debate, terms, ProofTerms),
+        terms_of(debate, terms),
         _OPPOSED,
         _OWN_CHANNELS,
-        [cycle_of(prover_rounds(sequential, prover0_first), verifier_first)],
+        [_cycle(_two_provers(sequential, prover0_first), verifier_first)],
         max_message_rounds,
         min_message_rounds,
         public=True,
@@ -99,7 +107,7 @@ def mnip(
     prover0_first: bool = True,
     randomize_channel_order: bool = True,
     randomize_prover_stance: bool = False,
-    **terms: Unpack[ProofTerms],
+    **terms: Any,
 ) -> Protocol:
     """Two provers that cannot hear each other, for the same verdict (multi-prover; Ben-Or et al., 1988).
 
@@ -108,25 +116,25 @@ def mnip(
     """
     return _proof(
         "mnip",
-        terms_of(mnip, terms, ProofTerms),
+        terms_of(mnip, terms),
         dict.fromkeys(_OWN_CHANNELS, _stance(randomize_prover_stance)),
         _OWN_CHANNELS,
-        [cycle_of(prover_rounds(sequential, prover0_first), verifier_first)],
+        [_cycle(_two_provers(sequential, prover0_first), verifier_first)],
         max_message_rounds,
         min_message_rounds,
         shuffle_channels=randomize_channel_order,
     )
 
 
-def merlin_arthur(**terms: Unpack[ProofTerms]) -> Protocol:
-    """One of two provers speaks once, and the verifier is not told which (Wäldchen et al., 2022).
+def merlin_arthur(**terms: Any) -> Protocol:
+    """One of two provers speaks once, and the verifier does not learn which (Wäldchen et al., 2022).
 
-    `prover0` argues for reject and `prover1` for accept; each play draws one of them. For the parameters
-    and what is raised see `nip`.
+    `prover0` argues for reject and `prover1` for accept; each play draws one of them. The parameters
+    and the errors are those of `nip`.
     """
     return _proof(
         "merlin_arthur",
-        terms_of(merlin_arthur, terms, ProofTerms),
+        terms_of(merlin_arthur, terms),
         _OPPOSED,
         _ONE_CHANNEL,
         [((prover,), (VERIFIER,)) for prover in _OPPOSED],
@@ -136,9 +144,9 @@ def merlin_arthur(**terms: Unpack[ProofTerms]) -> Protocol:
     )
 
 
-def solo_verifier(**terms: Unpack[VerifierTerms]) -> Protocol:
-    """The verifier decides alone: what the other protocols are measured against."""
-    given = terms_of(solo_verifier, terms, VerifierTerms)
+def solo_verifier(**terms: Any) -> Protocol:
+    """The verifier decides alone: the baseline of the other protocols."""
+    given = terms_of(solo_verifier, terms, has_provers=False)
     return _proof("solo_verifier", given, {}, {}, [((VERIFIER,),)], max_rounds=1)
 
 
@@ -152,12 +160,25 @@ def _stance(randomized: bool) -> Stance:
     return "example" if randomized else ACCEPT
 
 
+def _cycle(provers: Cycle, verifier_first: bool) -> Cycle:
+    """The rounds of the provers with one of the verifier, before or after them."""
+    verifier: Cycle = ((VERIFIER,),)
+    return verifier + provers if verifier_first else provers + verifier
+
+
+def _two_provers(sequential: bool, prover0_first: bool) -> Cycle:
+    """Two provers in one round, or one after the other."""
+    if not sequential:
+        return (("prover0", "prover1"),)
+    return (("prover0",), ("prover1",)) if prover0_first else (("prover1",), ("prover0",))
+
+
 def _proof(
     name: str,
     terms: Terms,
     stances: Mapping[str, Stance],
     channels: Mapping[str, str],
-    cycles: list[Cycle],
+    cycles: Sequence[Cycle],
     max_rounds: int | None = None,
     min_rounds: int = 1,
     *,
@@ -175,8 +196,6 @@ def _proof(
         prover: Role("prover", False, stance, _LABELS[prover], anonymous, must_be_valid=strict)
         for prover, stance in stances.items()
     }
-    several = len(set(channels.values())) > 1
-    headers = {channel: f"Question for {_LABELS[prover]}:" for prover, channel in channels.items()}
     return Protocol(
         name=name,
         agents=provers | {VERIFIER: Role("verifier", may_decide=True, label=_LABELS[VERIFIER])},
@@ -187,18 +206,57 @@ def _proof(
             for channel in channels.values()
         },
         schedules=tuple(
-            schedule(
-                name,
-                cycle,
-                round_count(name, max_rounds, cycle),
-                min_rounds,
-                channels,
-                scale,
-                headers if several else {},
-            )
+            _schedule(name, cycle, _round_count(name, max_rounds, cycle), min_rounds, channels, scale)
             for cycle in cycles
         ),
-        payoff=ProofPayoff(terms, VERIFIER, tuple(stances.items())),
+        payoff=ProofPayoff(terms, VERIFIER, tuple(stances)),
         shuffle_channels=shuffle_channels,
         forced=terms.force_guess,
+    )
+
+
+def _round_count(protocol: str, given: int | None, cycle: Cycle) -> int:
+    """The number of rounds. Raises RequestError for a number whose last round is not the verifier's."""
+
+    def ends_well(count: int) -> bool:
+        return cycle[(count - 1) % len(cycle)] == (VERIFIER,)
+
+    if given is None:
+        return next(count for count in range(_LEAST_ROUNDS, _LEAST_ROUNDS + len(cycle)) if ends_well(count))
+    near = range(max(given - len(cycle), 0) + 1, max(given, 0) + len(cycle) + 1)
+    if given not in near or not ends_well(given):
+        good = " or ".join(str(count) for count in near if ends_well(count))
+        raise RequestError(
+            f"{protocol}: with max_message_rounds {given} the last round is not the verifier's, which has to "
+            f"decide there; use {good}"
+        )
+    return given
+
+
+def _schedule(
+    protocol: str, cycle: Cycle, count: int, min_rounds: int, channels: Mapping[str, str], scale: Scale
+) -> tuple[Round, ...]:
+    """`count` rounds of a cycle; `channels` are those that the provers write on.
+
+    The verifier writes on all of them, each under a header where there are several. It may decide from
+    round `min_rounds` on, counted from 1, and must in the last. Raises RequestError when that is later
+    than the last.
+    """
+    if not 1 <= min_rounds <= count:
+        raise RequestError(
+            f"{protocol}: min_message_rounds must lie between 1 and {count}, found {min_rounds}"
+        )
+    everywhere = tuple(dict.fromkeys(channels.values()))
+    headers = tuple(f"Question for {_LABELS[prover]}:" for prover in channels) if len(everywhere) > 1 else ()
+
+    def turn_of(agent: str, number: int) -> Turn:
+        if agent != VERIFIER:
+            return Turn(agent, (channels[agent],), scale=scale)
+        if number == count:
+            return Turn(agent, (), "must", scale)
+        return Turn(agent, everywhere, "may" if number >= min_rounds else "no", scale, headers)
+
+    return tuple(
+        tuple(turn_of(agent, number) for agent in cycle[(number - 1) % len(cycle)])
+        for number in range(1, count + 1)
     )

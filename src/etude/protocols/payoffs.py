@@ -1,23 +1,22 @@
-"""What verifiers and provers earn in the named protocols."""
+"""The payoffs of verifiers and provers in the named protocols, and the terms that set them."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
-from etude.protocols.decision import Verdict, sign
+from etude.protocols.decision import sign
 from etude.protocols.outcome import Outcome
-from etude.protocols.turn import Stance
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the named protocols have in common: rewards, penalties and the scale of decisions."""
+    """The parameters that the named protocols share: rewards, penalties and the scale of decisions."""
 
     verifier_reward: float = 1.0
     """For the right verdict."""
@@ -42,66 +41,45 @@ class Terms:
 
     @property
     def neither_reward(self) -> float:
-        """What a verifier earns for neither."""
+        """The reward of a verifier for neither."""
         given = self.verifier_neither_accept_nor_reject_reward
         return (self.verifier_reward + self.verifier_incorrect_penalty) / 2 if given is None else given
 
 
-class VerifierTerms(TypedDict, total=False):
-    """The terms of a protocol without provers; see `Terms`."""
-
-    verifier_reward: float
-    verifier_incorrect_penalty: float
-    verifier_terminated_penalty: float
-    verifier_no_guess_reward: float
-    verifier_neither_accept_nor_reject_reward: float | None
-    verifier_decision_spectrum: str
-    force_guess: Literal["accept", "reject", "truth"] | None
+_PROVER_TERMS = ("prover_reward", "shared_reward", "prover_invalid_response_penalty")
 
 
-class ProofTerms(VerifierTerms, total=False):
-    """The terms of a protocol with provers; see `Terms`."""
+def terms_of(protocol: Callable[..., Any], given: Mapping[str, Any], *, has_provers: bool = True) -> Terms:
+    """The terms of a named protocol, which is the function `protocol`, with those that are given set.
 
-    prover_reward: float
-    shared_reward: bool
-    prover_invalid_response_penalty: float | None
-
-
-def terms_of(protocol: Callable[..., Any], given: Mapping[str, Any], allowed: type) -> Terms:
-    """The terms of a named protocol, which is the function `protocol`, with what is given set.
-
-    Raises RequestError for names that are neither `allowed` nor parameters of the function itself, and
-    for values that they cannot have.
+    Raises RequestError for names that are neither terms nor parameters of the function itself, and for
+    values that they cannot have.
     """
-    known = parameters_of(protocol, allowed)
+    allowed = [term.name for term in fields(Terms) if has_provers or term.name not in _PROVER_TERMS]
     for name, value in given.items():
-        if name not in allowed.__annotations__:
-            raise RequestError(f"{protocol.__name__} has no parameter '{name}'" + alternatives(name, known))
-        expected = _expected(name, value)
-        if expected is not None:
+        if name not in allowed:
+            own = inspect.signature(protocol).parameters.values()
+            known = [parameter.name for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+            raise RequestError(
+                f"{protocol.__name__} has no parameter '{name}'" + alternatives(name, [*known, *allowed])
+            )
+        is_valid, expected = _check_term(name, value)
+        if not is_valid:
             raise RequestError(f"{protocol.__name__}: {name} must be {expected}, found {value!r}")
     return Terms(**given)
 
 
-def parameters_of(protocol: Callable[..., Any], terms: type) -> list[str]:
-    """All parameters of a named protocol: those that its function spells out, then its terms."""
-    own = inspect.signature(protocol).parameters.values()
-    return [each.name for each in own if each.kind is not each.VAR_KEYWORD] + list(terms.__annotations__)
-
-
-def _expected(name: str, value: Any) -> str | None:
-    """What a term must be, in words; None when it is."""
+def _check_term(name: str, value: Any) -> tuple[bool, str]:
+    """Whether a term may have a value, and its values in words."""
     match name:
         case "shared_reward":
-            return None if isinstance(value, bool) else "true or false"
+            return isinstance(value, bool), "true or false"
         case "verifier_decision_spectrum":
-            return None if isinstance(value, str) else "the name of a scale"
+            return isinstance(value, str), "the name of a scale"
         case "force_guess":
-            return None if value in (None, "accept", "reject", "truth") else "accept, reject or truth"
-    if value is None and getattr(Terms(), name) is None:
-        return None
+            return value in (None, "accept", "reject", "truth"), "accept, reject or truth"
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return None if is_number else "a finite number"
+    return is_number or (value is None and getattr(Terms(), name) is None), "a finite number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +88,13 @@ class ProofPayoff:
 
     terms: Terms
     verifier: str
-    stances: tuple[tuple[str, Stance], ...] = ()
-    """The provers, and what each argues for."""
+    provers: tuple[str, ...] = ()
 
     def __call__(self, outcome: Outcome) -> Mapping[str, float]:
-        """What each agent earns with a round."""
-        earned = {self.verifier: self._of_verifier(outcome)}
-        for prover, stance in self.stances:
-            argued = _side(prover, stance, outcome)
-            earned[prover] = self._of_prover(prover, argued, outcome, earned[self.verifier])
-        return earned
+        """The rewards of all agents for a round."""
+        verifier = self._of_verifier(outcome)
+        provers = {prover: self._of_prover(prover, outcome, verifier) for prover in self.provers}
+        return {self.verifier: verifier, **provers}
 
     def _of_verifier(self, outcome: Outcome) -> float:
         terms = self.terms
@@ -131,7 +106,7 @@ class ProofPayoff:
             return 0.0
         return terms.verifier_terminated_penalty if outcome.over else terms.verifier_no_guess_reward
 
-    def _of_prover(self, prover: str, stance: Verdict, outcome: Outcome, of_verifier: float) -> float:
+    def _of_prover(self, prover: str, outcome: Outcome, of_verifier: float) -> float:
         terms = self.terms
         if terms.prover_invalid_response_penalty is not None and prover in outcome.invalid:
             return terms.prover_invalid_response_penalty
@@ -139,15 +114,4 @@ class ProofPayoff:
             return of_verifier
         if outcome.decision is None:
             return 0.0
-        return terms.prover_reward * (1 + outcome.decision * sign(stance)) / 2
-
-
-def _side(agent: str, stance: Stance, outcome: Outcome) -> Verdict:
-    """What an agent with that stance argues for in a play."""
-    match stance:
-        case "example":
-            return outcome.stance
-        case "drawn" | "opposed":
-            return outcome.sides[agent]
-        case own:
-            return own
+        return terms.prover_reward * (1 + outcome.decision * sign(outcome.sides[prover])) / 2

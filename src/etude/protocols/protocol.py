@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from etude.protocols.checks import check_bounds, check_rules
-from etude.protocols.rules import Rules
-from etude.protocols.survey import survey
+from etude.config.nearest import alternatives
+from etude.core.errors import RequestError
+from etude.protocols.rules import (
+    STANCES,
+    Bounds,
+    Fork,
+    Round,
+    Rules,
+    Schedule,
+    Stage,
+    Turn,
+    rounds_at,
+    turns_at,
+    voters_of,
+)
+from etude.protocols.survey import Survey, survey
+
+_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -28,8 +45,147 @@ class Protocol(Rules):
     def __post_init__(self) -> None:
         """Check everything, and work the bounds out."""
         super().__post_init__()
-        check_rules(self)
-        surveyed = survey(self)
+        try:
+            _check_rules(self)
+            surveyed = survey(self)
+            bounds = _checked_bounds(self, surveyed)
+        except RequestError as error:
+            raise RequestError(f"protocol '{self.name}': {error}") from error
         object.__setattr__(self, "has_given_bounds", bool(self.bounds))
         object.__setattr__(self, "untried", surveyed.untried)
-        object.__setattr__(self, "bounds", MappingProxyType(dict(check_bounds(self, surveyed))))
+        object.__setattr__(self, "bounds", MappingProxyType(dict(bounds)))
+
+
+def within(value: float, bounds: tuple[float, float]) -> bool:
+    """Whether something earned lies within bounds, but for rounding."""
+    low, high = bounds
+    return low - _TOLERANCE <= value <= high + _TOLERANCE
+
+
+def _checked_bounds(rules: Rules, surveyed: Survey) -> Bounds:
+    """The least and the most that each agent can earn: as given, or else as worked out."""
+    if not rules.bounds:
+        if surveyed.earned is None:
+            raise RequestError(
+                "the payoff looks at what is said (`outcome.log`), so that its bounds cannot be worked out; "
+                "give `bounds`: for each agent the least and the most that it can earn in a play"
+            )
+        return surveyed.earned
+    missing = [agent for agent in rules.agents if agent not in rules.bounds]
+    if missing:
+        raise RequestError(f"'{missing[0]}' has no bounds; give them for all agents or for none")
+    for agent, (low, high) in rules.bounds.items():
+        _require(agent, rules.agents, "bounds are for")
+        if not low <= high:
+            raise RequestError(f"the bounds of '{agent}' are {low:g} to {high:g}; the least comes first")
+        least, most = (low, high) if surveyed.earned is None else surveyed.earned[agent]
+        if not within(least, (low, high)) or not within(most, (low, high)):
+            raise RequestError(
+                f"'{agent}' can earn {least:g} to {most:g} in a play, outside its bounds {low:g} to {high:g}"
+            )
+    return rules.bounds
+
+
+def _check_rules(rules: Rules) -> None:
+    """Raise RequestError with the first thing that is wrong with who speaks, hears and decides."""
+    if not rules.agents:
+        raise RequestError("it has no agents")
+    for agent, role in rules.agents.items():
+        if role.stance is not None and role.stance not in STANCES:
+            known = ", ".join(map(str, STANCES))
+            raise RequestError(f"the stance of '{agent}' is {role.stance!r}; it is one of: {known}, or None")
+    for channel, readers in rules.channels.items():
+        for reader in sorted(readers):
+            _require(reader, rules.agents, f"channel '{channel}' is read by")
+    if not rules.schedules or not all(rules.schedules):
+        raise RequestError("it has no rounds")
+    if rules.forced not in (None, "accept", "reject", "truth"):
+        raise RequestError(f"a forced decision is accept, reject or truth, not {rules.forced!r}")
+    for schedule in rules.schedules:
+        for number, stage in enumerate(schedule):
+            for where, turns in _rounds(number, stage):
+                _check_round(rules, where, turns)
+        _check_end(rules, schedule)
+
+
+def _rounds(number: int, stage: Stage) -> Iterator[tuple[str, Round]]:
+    """The possible rounds of a stage, each with its name; options that pass are left out."""
+    if not isinstance(stage, Fork):
+        yield f"round {number}", stage
+    elif not any(stage.options.values()):
+        yield f"round {number}", ()
+    else:
+        for name, turns in stage.options.items():
+            if turns:
+                yield f"option '{name}' of round {number}", turns
+
+
+def _check_round(rules: Rules, where: str, turns: Round) -> None:
+    if not turns:
+        raise RequestError(f"{where} has no turns")
+    twice = _repeated([turn.agent for turn in turns])
+    if twice:
+        raise RequestError(f"'{twice}' has two turns in {where}")
+    for turn in turns:
+        _check_turn(rules, where, turn)
+    channel = _repeated([channel for turn in turns for channel in turn.writes])
+    if channel:
+        writers = " and ".join(f"'{turn.agent}'" for turn in turns if channel in turn.writes)
+        raise RequestError(f"{writers} both write on channel '{channel}' in {where}")
+    deciders = [turn.agent for turn in turns if rules.agents[turn.agent].may_decide]
+    if len(deciders) > 1 and rules.vote is None:
+        raise RequestError(
+            f"{' and '.join(deciders)} may both decide in {where}; give the `vote` that makes one verdict of "
+            "their ballots, such as `vote=majority`"
+        )
+
+
+def _check_turn(rules: Rules, where: str, turn: Turn) -> None:
+    agent = turn.agent
+    _require(agent, rules.agents, f"{where} is a turn of")
+    for channel in turn.writes:
+        _require(channel, rules.channels, f"'{agent}' writes in {where} on")
+        if agent not in rules.channels[channel]:
+            raise RequestError(f"'{agent}' writes on channel '{channel}' in {where}, and cannot read it")
+    if twice := _repeated(turn.writes):
+        raise RequestError(f"'{agent}' writes twice on channel '{twice}' in {where}")
+    if turn.headers and len(turn.headers) != len(turn.writes):
+        raise RequestError(
+            f"'{agent}' has {len(turn.headers)} headers in {where} for {len(turn.writes)} channels"
+        )
+    if turn.decide != "no" and not rules.agents[agent].may_decide:
+        raise RequestError(f"'{agent}' {turn.decide} decide in {where}, and its role may not")
+    if turn.decide == "no" and not turn.writes:
+        raise RequestError(f"'{agent}' neither writes nor decides in {where}")
+    if turn.open and (turn.decide == "no" or not turn.writes):
+        raise RequestError(
+            f"'{agent}' has an open ballot in {where}, which takes a decision and a channel to announce it on"
+        )
+
+
+def _check_end(rules: Rules, schedule: Schedule) -> None:
+    """Without a vote nothing follows a round that must decide; where a verdict is needed, it is the last."""
+    last = len(schedule) - 1
+    obliged = [
+        number
+        for number, stage in enumerate(schedule)
+        if all(any(turn.decide == "must" for turn in turns) for turns in rounds_at(stage))
+    ]
+    votes = rules.vote is not None and len(voters_of(rules, schedule)) > 1
+    if obliged and obliged[0] != last and not votes:
+        raise RequestError(f"nothing can follow round {obliged[0]}, which must decide")
+    if rules.needs_verdict and last not in obliged:
+        speakers = " and ".join(dict.fromkeys(f"'{turn.agent}'" for turn in turns_at(schedule[last])))
+        raise RequestError(
+            f"the last round ({last}) is a turn of {speakers} that need not decide; end with a turn that "
+            "must decide, or say `needs_verdict=False`"
+        )
+
+
+def _require(name: str, known: Collection[str], where: str) -> None:
+    if name not in known:
+        raise RequestError(f"{where} '{name}', which is not there" + alternatives(name, known))
+
+
+def _repeated(names: Collection[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -20,7 +20,7 @@ _scenarios: dict[str, Callable[..., Scenario]] = {}
 
 
 def register_scenario(name: str) -> Callable[[FactoryT], FactoryT]:
-    """Decorate a scenario class, or a function that makes a scenario, to be named in configs.
+    """Decorate a scenario class, or a function that makes a scenario, to name it in configs.
 
     Raises RequestError when another module has the name.
     """
@@ -40,15 +40,10 @@ def find_protocol(name: str, arguments: Mapping[str, Any]) -> Protocol:
 
     Raises RequestError for an unknown name and for arguments that do not fit.
     """
-    found: Any = import_object(name) if is_import_path(name) else PROTOCOLS.get(name)
-    if found is None:
-        raise RequestError(
-            f"there is no protocol '{name}'" + alternatives(name, PROTOCOLS) + ", or module:name of your own"
-        )
-    made = _made(name, found, arguments)
-    if not isinstance(made, Protocol):
-        raise RequestError(f"protocol '{name}': expected an etude.protocols.Protocol, found {made!r:.80}")
-    return made
+    protocol = _make("protocol", name, PROTOCOLS, arguments)
+    if not isinstance(protocol, Protocol):
+        raise RequestError(f"protocol '{name}': expected an etude.protocols.Protocol, found {protocol!r:.80}")
+    return protocol
 
 
 def find_scenario(name: str, arguments: Mapping[str, Any]) -> Scenario:
@@ -56,44 +51,41 @@ def find_scenario(name: str, arguments: Mapping[str, Any]) -> Scenario:
 
     Raises RequestError for an unknown name, for arguments that do not fit, and for missing methods.
     """
-    found: Any = import_object(name) if is_import_path(name) else _scenarios.get(name)
-    if found is None:
-        raise RequestError(
-            f"there is no scenario '{name}'" + alternatives(name, _scenarios) + ", or module:name of your own"
-        )
-    made: Scenario = _made(name, found, arguments)
-    lacking = [method for method in _METHODS if not callable(getattr(made, method, None))]
+    scenario: Scenario = _make("scenario", name, _scenarios, arguments)
+    lacking = [method for method in _METHODS if not callable(getattr(scenario, method, None))]
     if lacking:
         raise RequestError(f"scenario '{name}' has no method '{lacking[0]}'; it needs {', '.join(_METHODS)}")
-    return made
+    return scenario
 
 
-def _made(name: str, found: Any, arguments: Mapping[str, Any]) -> Any:
-    if isinstance(found, Protocol) or (not isinstance(found, type) and hasattr(found, "render")):
+def _make(kind: str, name: str, known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
+    factory: Any = import_object(name) if is_import_path(name) else known.get(name)
+    if factory is None:
+        raise RequestError(
+            f"there is no {kind} '{name}'" + alternatives(name, known) + ", or module:name of your own"
+        )
+    if isinstance(factory, Protocol) or (not isinstance(factory, type) and hasattr(factory, "render")):
         if arguments:
             raise RequestError(f"'{name}' is no function, and takes no arguments: {', '.join(arguments)}")
-        return found
+        return factory
+    reason = f"'{name}' cannot be made with {dict(arguments)}"
     try:
-        inspect.signature(found).bind(**arguments)
+        inspect.signature(factory).bind(**arguments)
     except ValueError:
-        pass  # A callable that does not say what it takes.
+        pass  # A callable without a signature.
     except TypeError as error:
-        raise RequestError(
-            f"'{name}' cannot be made with {dict(arguments)}: {error}{_known(found, arguments)}"
-        ) from error
+        raise RequestError(f"{reason}: {error}{_parameters(factory, arguments)}") from error
     try:
-        return found(**arguments)
+        return factory(**arguments)
     except EtudeError:
         raise
     except Exception as error:
-        raise RequestError(
-            f"'{name}' cannot be made with {dict(arguments)}: {where_raised(error)}"
-        ) from error
+        raise RequestError(f"{reason}: {where_raised(error)}") from error
 
 
-def _known(found: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """The parameters that there are, with the nearest to the first that is not known."""
-    names = [known for known in inspect.signature(found).parameters if known not in ("args", "kwargs")]
+def _parameters(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """The parameters of a factory, with the nearest to the first argument that is not among them."""
+    names = [name for name in inspect.signature(factory).parameters if name not in ("args", "kwargs")]
     unknown = next((name for name in arguments if name not in names), None)
     return "" if unknown is None else alternatives(unknown, names, otherwise="it takes no arguments")
 

@@ -1,19 +1,107 @@
-"""The rules of a protocol, as they were given; `Protocol` is rules that were checked."""
+"""The rules of a protocol: its roles, turns and rounds, and how a round is resolved."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
 from etude.core.keys import fold
-from etude.protocols.decision import ACCEPT, REJECT, Verdict
-from etude.protocols.outcome import Payoff
-from etude.protocols.turn import Fork, Role, Schedule, Turn, turns_at
-from etude.protocols.vote import Vote
+from etude.protocols.decision import ACCEPT, ACCEPT_REJECT, REJECT, Scale, Verdict, Vote, sign
+from etude.protocols.outcome import Outcome, Payoff, PlayLog, Utterance
+
+Decides: TypeAlias = Literal["no", "may", "must"]
+Stance: TypeAlias = Literal[0, 1, "example", "drawn", "opposed"]
+"""The verdict that an agent argues for. `example` leaves it to each example, `drawn` to a coin that is
+tossed for each play, and `opposed` is the side that the coin did not show."""
+STANCES: tuple[Stance, ...] = (0, 1, "example", "drawn", "opposed")
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The part that an agent has in a protocol."""
+
+    kind: str
+    """`prover`, `verifier`, or a word of your own."""
+    may_decide: bool = False
+    stance: Stance | None = None
+    """None for an agent that argues for nothing."""
+    label: str = ""
+    """Its name in the prompts of others; empty for the agent's own name."""
+    anonymous: bool = False
+    """Whether others do not learn who speaks."""
+    must_be_valid: bool = False
+    """Whether the play ends when its answer stays malformed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An agent's turn: the channels it writes on, and whether it may or must decide instead."""
+
+    agent: str
+    writes: tuple[str, ...] = ()
+    decide: Decides = "no"
+    scale: Scale = ACCEPT_REJECT
+    """The answers that count as a decision."""
+    headers: tuple[str, ...] = ()
+    """Where a turn writes on several channels: the text that starts an answer's part for each of `writes`."""
+    open: bool = False
+    """Whether a decision is announced on the channels that the turn writes on: an open ballot. Otherwise
+    nobody hears it, nor the text beside it."""
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """The channels with their headers; by default a header is the channel's name and a colon."""
+        headers = self.headers or tuple(f"{channel}:" for channel in self.writes)
+        return tuple(zip(self.writes, headers, strict=True))
+
+    def announced(self, decision: float) -> dict[str, str]:
+        """The messages by which others hear of a decision, by channel: none, unless the ballot is open."""
+        return dict.fromkeys(self.writes, f"Decision: {self.scale.text_of(decision)}") if self.open else {}
+
+
+Round: TypeAlias = tuple[Turn, ...]
+"""Turns that are taken at the same time: none of them sees another."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fork:
+    """A round that is chosen during the play, by everything said so far.
+
+    The options are data, and are checked like any round; only the choice waits for the play.
+    """
+
+    choose: Callable[[PlayLog], str]
+    """Names an option, given everything that was said before the round. A pure function."""
+    options: Mapping[str, Round]
+    """The rounds to choose from, by name; an empty one passes without a turn."""
+
+    def __post_init__(self) -> None:
+        """Freeze the options."""
+        frozen = {name: tuple(turns) for name, turns in self.options.items()}
+        object.__setattr__(self, "options", MappingProxyType(frozen))
+
+
+Stage: TypeAlias = Round | Fork
+"""One step of a schedule."""
+
+Schedule: TypeAlias = tuple[Stage, ...]
+"""The rounds of a play, in order."""
+
+
+def rounds_at(stage: Stage) -> tuple[Round, ...]:
+    """The possible rounds of a stage; an empty one where it may be passed over."""
+    return tuple(stage.options.values()) if isinstance(stage, Fork) else (stage,)
+
+
+def turns_at(stage: Stage) -> tuple[Turn, ...]:
+    """All possible turns of a stage."""
+    return tuple(turn for turns in rounds_at(stage) for turn in turns)
+
 
 Bounds: TypeAlias = Mapping[str, tuple[float, float]]
 """The least and the most that each agent can earn in a play."""
@@ -35,15 +123,15 @@ class Rules:
     shuffle_channels: bool = False
     """Whether the channels of a round are read in an order that is drawn anew for each round."""
     forced: Literal["accept", "reject", "truth"] | None = None
-    """Takes the place of every decision, and of a last turn without one."""
+    """Replaces every decision, and stands for a last turn without one."""
     vote: Vote | None = None
-    """What the ballots of several agents come to. Without it, one agent may decide in a round, and the
-    first decision is the verdict."""
+    """Turns the ballots of several agents into a verdict. Without it, one agent may decide in a round, and
+    the first decision is the verdict."""
     needs_verdict: bool = True
     """Whether the last round has to bring a verdict. Otherwise a play may just end, with none."""
 
     def __post_init__(self) -> None:
-        """Freeze the mappings."""
+        """Freeze the mappings and schedules."""
         readers = {channel: frozenset(names) for channel, names in self.channels.items()}
         schedules = tuple(
             tuple(stage if isinstance(stage, Fork) else tuple(stage) for stage in schedule)
@@ -71,7 +159,7 @@ class Rules:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """All turns that there can be, in the order of the schedules."""
+        """All possible turns, in the order of the schedules."""
         return tuple(turn for schedule in self.schedules for stage in schedule for turn in turns_at(stage))
 
     def rounds(self, key: int) -> Schedule:
@@ -83,7 +171,7 @@ class Rules:
         return self._writers[channel]
 
     def label(self, agent: str) -> str:
-        """What others call an agent."""
+        """The name of an agent in the prompts of others."""
         return self.agents[agent].label or agent
 
     def stance_of(self, agent: str, stance: Verdict, drawn: Verdict = ACCEPT) -> Verdict | None:
@@ -121,11 +209,6 @@ class Rules:
         }
 
 
-def wrong(rules: Rules, what: str) -> RequestError:
-    """The error for rules that no protocol can have."""
-    return RequestError(f"protocol '{rules.name}': {what}")
-
-
 def drawn_side(key: int) -> Verdict:
     """The side that the coin shows in the play with this key, along all of its branches."""
     return ACCEPT if fold(key, "side") % 2 else REJECT
@@ -135,3 +218,88 @@ def voters_of(rules: Rules, schedule: Schedule) -> tuple[str, ...]:
     """The agents with a turn to decide in a schedule, in the order of the protocol."""
     deciding = {turn.agent for stage in schedule for turn in turns_at(stage) if turn.decide != "no"}
     return tuple(agent for agent in rules.agents if agent in deciding)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The facts of a play that hold whatever is said in it."""
+
+    truth: Verdict
+    """The right verdict."""
+    stance: Verdict
+    """The side that the example has."""
+    drawn: Verdict
+    """The side that was drawn for the play."""
+    voters: tuple[str, ...]
+    """The agents with a turn to decide in its schedule."""
+
+
+def resolve(rules: Rules, facts: Facts, turns: Round, log: PlayLog, *, last: bool) -> Outcome:
+    """The outcome of a round that has been played.
+
+    `log` ends with the answers of the round, in the order of its turns; `last` is whether no round
+    follows it. Raises RequestError when the vote gives no verdict in [-1, 1] and not None either.
+    """
+    answers = log.utterances[-len(turns) :]
+    ballots = {answer.agent: answer.decision for answer in log if answer.decision is not None}
+    invalid = frozenset(answer.agent for answer in answers if answer.malformed)
+    decision = _verdict(rules, facts, answers, ballots)
+    if rules.forced is not None and (decision is not None or last):
+        forced = {"accept": ACCEPT, "reject": REJECT, "truth": facts.truth}[rules.forced]
+        decision = float(sign(forced))
+    cut_short = any(rules.agents[agent].must_be_valid for agent in invalid)
+    return Outcome(
+        truth=facts.truth,
+        stance=facts.stance,
+        over=last or decision is not None or cut_short,
+        decider=next((turn.agent for turn in turns if rules.agents[turn.agent].may_decide), None),
+        decision=decision,
+        invalid=invalid,
+        ballots=ballots,
+        sides=rules.sides(facts.stance, facts.drawn),
+        log=log,
+    )
+
+
+def chosen(stage: Stage, log: PlayLog) -> Round:
+    """The turns of a stage, given everything said before it.
+
+    Raises RequestError when a fork chooses what is not among its options.
+    """
+    if not isinstance(stage, Fork):
+        return stage
+    name = stage.choose(log)
+    if not isinstance(name, str) or name not in stage.options:
+        raise RequestError(
+            f"a fork chose {name!r:.60}, which is not there" + alternatives(str(name), stage.options)
+        )
+    return stage.options[name]
+
+
+def next_round(schedule: Schedule, number: int, log: PlayLog) -> tuple[int, Round] | None:
+    """The first round from `number` on in which somebody has a turn; None when the play is over.
+
+    Raises RequestError as `chosen`.
+    """
+    for later in range(number, len(schedule)):
+        try:
+            turns = chosen(schedule[later], log)
+        except RequestError as error:
+            raise RequestError(f"in round {later}, {error}") from None
+        if turns:
+            return later, turns
+    return None
+
+
+def _verdict(
+    rules: Rules, facts: Facts, answers: Sequence[Utterance], ballots: dict[str, float]
+) -> float | None:
+    cast = [answer.decision for answer in answers if answer.decision is not None]
+    if not cast or rules.vote is None:
+        return cast[0] if cast else None
+    verdict = rules.vote({voter: ballots.get(voter) for voter in facts.voters})
+    if verdict is None:
+        return None
+    if isinstance(verdict, bool) or not isinstance(verdict, int | float) or not -1 <= verdict <= 1:
+        raise RequestError(f"the vote came to {verdict!r:.60}; a verdict is a number from -1 to 1, or None")
+    return float(verdict)

@@ -1,30 +1,46 @@
-"""Surveying a protocol before it is played: everything that can happen in it, as far as it can be tried."""
+"""Surveying a protocol before it is played: trying its payoff, vote and forks on all that can happen."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any, TypeAlias
 
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
-from etude.protocols.combinations import LIMIT, Slot, combinations_of, count_of
 from etude.protocols.decision import ACCEPT, VERDICTS
-from etude.protocols.extremes import Extremes, joined_with
-from etude.protocols.made_up import answers_to, has_words, past_of
-from etude.protocols.outcome import Outcome
-from etude.protocols.resolving import Facts, chosen, next_round, resolve
-from etude.protocols.rules import Bounds, Rules, voters_of, wrong
-from etude.protocols.said import PlayLog, Utterance
-from etude.protocols.turn import Fork, Round, Schedule, rounds_at
+from etude.protocols.outcome import Outcome, PlayLog, Utterance
+from etude.protocols.rules import (
+    Bounds,
+    Facts,
+    Fork,
+    Round,
+    Rules,
+    Schedule,
+    Turn,
+    chosen,
+    next_round,
+    resolve,
+    rounds_at,
+    voters_of,
+)
 
+LIMIT = 1024
+"""More combinations than this are not all tried: their number doubles with every agent."""
+
+Slot: TypeAlias = Sequence[Utterance]
+"""The answers that one agent can give."""
+
+_WORDS = "…"
+"""Stands in a log for a message that nobody has written yet."""
 _LOOKS = "the payoff looks at what is said: what it pays is seen in play only, and held to the bounds there"
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was found."""
+    """The bounds of a protocol's payoff, and how far they could be tried."""
 
     earned: Bounds | None
     """The least and the most that each agent can earn; None when that depends on what is said."""
@@ -41,91 +57,144 @@ def survey(rules: Rules) -> Survey:
     return _Surveyor(rules).survey()
 
 
-class _Watched(PlayLog):
-    """A log that knows whether it was looked at."""
+def count_of(slots: Sequence[Slot]) -> int:
+    """How many combinations there are."""
+    return math.prod(len(slot) for slot in slots)
+
+
+def combinations_of(slots: Sequence[Slot]) -> Iterator[tuple[Utterance, ...]]:
+    """One answer of each slot, in every combination or, beyond `LIMIT`, in a cover of them.
+
+    The cover has those in which all answer alike, in which one of them does otherwise, and in which the
+    first do one thing and the others another, so that every count of votes and of failures is there. Its
+    size grows with the square of the number of agents at the most.
+    """
+    is_small = count_of(slots) <= LIMIT
+    for indices in product(*(range(len(slot)) for slot in slots)) if is_small else _cover(slots):
+        yield tuple(slot[index] for slot, index in zip(slots, indices, strict=True))
+
+
+def _cover(slots: Sequence[Slot]) -> Iterable[tuple[int, ...]]:
+    picks = [_picks(slot) for slot in slots]
+    kinds = range(max(map(len, picks)))
+    alike = [tuple(pick[min(kind, len(pick) - 1)] for pick in picks) for kind in kinds]
+    exceptions = [
+        (*base[:position], index, *base[position + 1 :])
+        for base in alike
+        for position, pick in enumerate(picks)
+        for index in pick
+    ]
+    halves = [
+        (*base[:position], *other[position:])
+        for base, other in product(alike, alike)
+        for position in range(1, len(slots))
+    ]
+    return dict.fromkeys([*alike, *exceptions, *halves])
+
+
+def _picks(slot: Slot) -> list[int]:
+    """The answers that stand for all of a slot: no decision, the extreme ones, and the least sure ones."""
+    silent = [index for index, answer in enumerate(slot) if answer.decision is None]
+    decided = sorted((a.decision, index) for index, a in enumerate(slot) if a.decision is not None)
+    rejects = [index for decision, index in decided if decision < 0]
+    accepts = [index for decision, index in decided if decision > 0]
+    neither = [index for decision, index in decided if decision == 0]
+    return list(dict.fromkeys([*silent, *rejects[:1], *rejects[-1:], *accepts[:1], *accepts[-1:], *neither]))
+
+
+def check_earned(rules: Rules, outcome: Outcome, earned: object) -> None:
+    """Raises RequestError unless it is a mapping from agents of the protocol to finite numbers."""
+    if not isinstance(earned, Mapping):
+        raise RequestError(f"the payoff must be a mapping from agents to numbers, found {earned!r:.60}")
+    for agent, value in earned.items():
+        if agent not in rules.agents:
+            raise RequestError(
+                f"payoffs are for '{agent}', which is not there" + alternatives(str(agent), rules.agents)
+            )
+        try:
+            is_finite = math.isfinite(value)
+        except (TypeError, OverflowError):
+            is_finite = False
+        if not is_finite:
+            raise RequestError(f"the payoff of '{agent}' is {value!r:.60} for {_shown(outcome)}")
+
+
+class _WatchedLog(PlayLog):
+    """A log that knows whether its utterances were looked at."""
 
     looked_at = False
 
-    @property
-    def utterances(self) -> tuple[Utterance, ...]:
-        object.__setattr__(self, "looked_at", True)
-        hidden: tuple[Utterance, ...] = vars(self)["_hidden"]
-        return hidden
-
-    @classmethod
-    def of_log(cls, log: PlayLog) -> _Watched:
-        made = cls.__new__(cls)
-        object.__setattr__(made, "_hidden", log.utterances)
-        return made
+    def __getattribute__(self, name: str) -> Any:
+        if name == "utterances":
+            object.__setattr__(self, "looked_at", True)
+        return super().__getattribute__(name)
 
 
 class _Surveyor:
-    """One survey."""
+    """Works out the bounds round by round, with made-up answers in place of the models'."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.looks = False
+        self.payoff_looks = False
         self.notes: dict[str, None] = {}
-        self._known: dict[tuple[object, ...], tuple[Extremes | None, Extremes | None]] = {}
+        self._known: dict[tuple[object, ...], tuple[Bounds | None, Bounds | None]] = {}
 
     def survey(self) -> Survey:
         rules = self.rules
-        earned: Extremes | None = None
+        plays: list[Bounds | None] = []
         drawn_sides = VERDICTS if rules.draws_sides else (ACCEPT,)
         for schedule in rules.schedules:
             self._try_forks(schedule)
             voters = voters_of(rules, schedule)
             for truth, stance, drawn in product(VERDICTS, VERDICTS, drawn_sides):
-                earned = _joined(earned, self._of_play(schedule, Facts(truth, stance, drawn, voters)))
-        if self.looks:
+                plays.append(self._of_play(schedule, Facts(truth, stance, drawn, voters)))
+        if self.payoff_looks:
             self.notes[_LOOKS] = None
-        bounds = None if self.looks or earned is None else earned.bounds()
-        return Survey(bounds, tuple(self.notes))
+        return Survey(None if self.payoff_looks else _either(*plays), tuple(self.notes))
 
-    def _of_play(self, schedule: Schedule, facts: Facts) -> Extremes | None:
-        """What can be earned in a whole play."""
-        ended: Extremes | None = None
-        so_far: Extremes | None = Extremes.nothing(self.rules.agents)
+    def _of_play(self, schedule: Schedule, facts: Facts) -> Bounds | None:
+        """The bounds of a play's payoffs; None when no play can end."""
+        ended: Bounds | None = None
+        so_far: Bounds | None = dict.fromkeys(self.rules.agents, (0.0, 0.0))
         for number, stage in enumerate(schedule):
-            going_on: Extremes | None = None
+            going_on: Bounds | None = None
             for turns in rounds_at(stage):
                 if not turns:
-                    going_on = _joined(going_on, so_far)
+                    going_on = _either(going_on, so_far)
                     continue
                 for last in _may_be_last(schedule, number):
                     over, on = self._of_round(schedule, number, turns, facts, last=last)
-                    ended = _joined(ended, _sum(so_far, over))
-                    going_on = _joined(going_on, _sum(so_far, on))
+                    ended = _either(ended, _sum(so_far, over))
+                    going_on = _either(going_on, _sum(so_far, on))
             so_far = going_on
-            if so_far is None:
-                break
         return ended
 
     def _of_round(
         self, schedule: Schedule, number: int, turns: Round, facts: Facts, *, last: bool
-    ) -> tuple[Extremes | None, Extremes | None]:
-        """What can be earned with a round that ends the play, and with one that does not."""
+    ) -> tuple[Bounds | None, Bounds | None]:
+        """The bounds of a round that ends the play, and of one that does not; None where it cannot be so."""
         # Without a vote nobody has decided before, and what was said before does not matter.
-        key = (turns, facts, last, None if self.rules.vote is None else (id(schedule), number))
+        key = (turns, facts, last, None if self.rules.vote is None else (schedule, number))
         if key not in self._known:
-            over: Extremes | None = None
-            on: Extremes | None = None
+            over: Bounds | None = None
+            on: Bounds | None = None
             for log in self._logs(schedule, number, turns):
                 outcome = self._resolved(facts, turns, log, last=last)
                 earned = self._paid(outcome)
                 if earned is None:
                     continue
+                exact = {agent: (float(earned.get(agent, 0.0)),) * 2 for agent in self.rules.agents}
                 if outcome.over:
-                    over = joined_with(over, earned, self.rules.agents)
+                    over = _either(over, exact)
                 else:
-                    on = joined_with(on, earned, self.rules.agents)
+                    on = _either(on, exact)
             self._known[key] = over, on
         return self._known[key]
 
     def _logs(self, schedule: Schedule, number: int, turns: Round) -> Iterator[PlayLog]:
         """The log after a round, for every combination of answers; what was said before it is made up."""
-        now: list[Slot] = [answers_to(turn, number) for turn in turns]
-        slots = [*past_of(self.rules, schedule, number), *now]
+        now = [_answers_to(turn, number) for turn in turns]
+        slots = [*_past_of(self.rules, schedule, number), *now]
         total, tried = count_of(slots), 0
         for utterances in combinations_of(slots):
             tried += 1
@@ -135,36 +204,32 @@ class _Surveyor:
                 f"round {number} has {total:.3g} combinations of answers: payoffs and bounds were tried on "
                 f"{tried} of them"
             ] = None
-        if self.looks:
-            silent = past_of(self.rules, schedule, number, silent=True)
+        if self.payoff_looks:
+            silent = _past_of(self.rules, schedule, number, silent=True)
             yield from map(PlayLog, combinations_of([*silent, *now]))
 
     def _resolved(self, facts: Facts, turns: Round, log: PlayLog, *, last: bool) -> Outcome:
         try:
             return resolve(self.rules, facts, turns, log, last=last)
-        except RequestError as error:
-            raise wrong(self.rules, str(error)) from None
+        except RequestError:
+            raise
         except Exception as error:
-            raise wrong(self.rules, f"the vote raised {type(error).__name__}: {error}") from error
+            raise RequestError(f"the vote raised {type(error).__name__}: {error}") from error
 
     def _paid(self, outcome: Outcome) -> Mapping[str, float] | None:
         """What agents earn; None when it depends on words that nobody has said yet."""
-        log = _Watched.of_log(outcome.log)
+        log = _WatchedLog(outcome.log.utterances)
         try:
             earned = self.rules.payoff(replace(outcome, log=log))
         except Exception as error:
-            self.looks = self.looks or log.looked_at
-            if log.looked_at and has_words(outcome.log):
-                self.notes[f"on made-up words the payoff raised {type(error).__name__}: {error}"] = None
-                return None
-            raise wrong(
-                self.rules, f"the payoff raised {type(error).__name__}: {error} for {shown(outcome)}"
-            ) from error
-        self.looks = self.looks or log.looked_at
-        try:
+            what = f"the payoff raised {type(error).__name__}: {error}"
+            if not (log.looked_at and _has_words(outcome.log)):
+                raise RequestError(f"{what} for {_shown(outcome)}") from error
+            self.notes[f"on made-up words {what}"] = None
+            earned = None
+        else:
             check_earned(self.rules, outcome, earned)
-        except RequestError as error:
-            raise wrong(self.rules, str(error)) from None
+        self.payoff_looks = self.payoff_looks or log.looked_at
         return earned
 
     def _try_forks(self, schedule: Schedule) -> None:
@@ -172,52 +237,45 @@ class _Surveyor:
         for number, stage in enumerate(schedule):
             if not isinstance(stage, Fork):
                 continue
-            where = f"round {number}"
-            self.notes[f"what is said chooses the turns of {where}; each of its options was tried"] = None
+            self.notes[f"what is said chooses the turns of round {number}; each of its options was tried"] = (
+                None
+            )
             for silent in (False, True):
-                past = past_of(self.rules, schedule, number, silent=silent)
-                log = PlayLog(tuple(slot[0] for slot in past))
+                log = PlayLog(
+                    tuple(slot[0] for slot in _past_of(self.rules, schedule, number, silent=silent))
+                )
                 try:
                     chosen(stage, log)
                 except Exception as error:
-                    what = f"{where}: {_reason(error)}"
-                    if not has_words(log):
-                        raise wrong(self.rules, f"{what} {_after(log)}") from error
+                    what = f"round {number}: {_reason(error)}"
+                    if not _has_words(log):
+                        when = "when no answer before it was usable" if log else "before anything was said"
+                        raise RequestError(f"{what} {when}") from error
                     self.notes[f"{what}, on made-up words"] = None
         try:
             first = next_round(schedule, 0, PlayLog())
         except Exception as error:
-            raise wrong(self.rules, f"{_reason(error)} before anything was said") from error
+            raise RequestError(f"{_reason(error)} before anything was said") from error
         if first is None:
-            raise wrong(self.rules, "nobody has a turn: its forks pass over all rounds at the start")
+            raise RequestError("nobody has a turn: its forks pass over all rounds at the start")
 
 
-def check_earned(rules: Rules, outcome: Outcome, earned: object) -> None:
-    """Raises RequestError unless it is a mapping from agents of the protocol to finite numbers."""
-    if not isinstance(earned, Mapping):
-        raise RequestError(f"the payoff must be a mapping from agents to numbers, found {earned!r:.60}")
-    for agent, value in earned.items():
-        if agent not in rules.agents:
-            what = f"payoffs are for '{agent}', which is not there"
-            raise RequestError(what + alternatives(str(agent), rules.agents))
-        try:
-            is_finite = math.isfinite(value)
-        except (TypeError, OverflowError):
-            is_finite = False
-        if not is_finite:
-            raise RequestError(f"the payoff of '{agent}' is {value!r:.60} for {shown(outcome)}")
-
-
-def shown(outcome: Outcome) -> str:
-    """An outcome for a person: what is not as in most outcomes."""
-    facts = {
-        "truth": outcome.truth,
-        "stance": outcome.stance,
-        "over": outcome.over,
-        "decision": outcome.decision,
-        "invalid": sorted(outcome.invalid),
+def _either(*options: Bounds | None) -> Bounds | None:
+    """The bounds when any of the options may happen; those that are None cannot."""
+    possible = [bounds for bounds in options if bounds is not None]
+    if len(possible) < 2:
+        return possible[0] if possible else None
+    return {
+        agent: (min(bounds[agent][0] for bounds in possible), max(bounds[agent][1] for bounds in possible))
+        for agent in possible[0]
     }
-    return f"Outcome({', '.join(f'{name}={value!r}' for name, value in facts.items())})"
+
+
+def _sum(first: Bounds | None, then: Bounds | None) -> Bounds | None:
+    """The bounds when one happens after the other."""
+    if first is None or then is None:
+        return None
+    return {agent: (low + then[agent][0], high + then[agent][1]) for agent, (low, high) in first.items()}
 
 
 def _may_be_last(schedule: Schedule, number: int) -> Sequence[bool]:
@@ -227,19 +285,53 @@ def _may_be_last(schedule: Schedule, number: int) -> Sequence[bool]:
     return ([True] if may_end else []) + ([False] if later else [])
 
 
-def _joined(first: Extremes | None, other: Extremes | None) -> Extremes | None:
-    if first is None or other is None:
-        return first or other
-    return first.joined(other)
+def _answers_to(turn: Turn, number: int) -> list[Utterance]:
+    """Every kind of answer that a turn in round `number` can bring: words, each decision, nothing usable."""
+    words = Utterance(number, turn.agent, _WORDS, dict.fromkeys(turn.writes, _WORDS))
+    values = () if turn.decide == "no" else turn.scale.values
+    return [
+        *([] if turn.decide == "must" else [words]),
+        *(Utterance(number, turn.agent, "", turn.announced(value), value) for value in values),
+        Utterance(number, turn.agent, malformed=True),
+    ]
 
 
-def _sum(first: Extremes | None, other: Extremes | None) -> Extremes | None:
-    return None if first is None or other is None else first.plus(other)
+def _past_of(rules: Rules, schedule: Schedule, number: int, *, silent: bool = False) -> list[Slot]:
+    """What can have been said before a round, one slot for each turn; the first answer of each is words.
+
+    With a vote, the last turn of each voter has all of its decisions, and the others' have none: without
+    one nobody has decided yet. When `silent`, nobody gave a usable answer, but for those who must. Where
+    there were several rounds to choose from, it is the first that has turns.
+    """
+    turns = [
+        (before, turn)
+        for before, stage in enumerate(schedule[:number])
+        for turn in next((turns for turns in rounds_at(stage) if turns), ())
+    ]
+    last = {turn.agent: index for index, (_, turn) in enumerate(turns) if turn.decide != "no"}
+    slots: list[Slot] = []
+    for index, (before, turn) in enumerate(turns):
+        answers = _answers_to(turn, before)
+        if silent and not rules.agents[turn.agent].must_be_valid:
+            slots.append(answers[-1:])
+        elif rules.vote is not None and last.get(turn.agent) == index:
+            slots.append(answers)
+        else:
+            slots.append(answers[:1] if turn.decide != "must" else answers[-1:])
+    return slots
+
+
+def _has_words(log: PlayLog) -> bool:
+    """Whether any message in a log was made up."""
+    return any(utterance.text == _WORDS for utterance in log)
+
+
+def _shown(outcome: Outcome) -> str:
+    """An outcome for a person: what is not as in most outcomes."""
+    shown = ("truth", "stance", "over", "decision")
+    fields = [f"{name}={getattr(outcome, name)!r}" for name in shown]
+    return f"Outcome({', '.join([*fields, f'invalid={sorted(outcome.invalid)!r}'])})"
 
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, RequestError) else f"a fork raised {type(error).__name__}: {error}"
-
-
-def _after(log: PlayLog) -> str:
-    return "when no answer before it was usable" if len(log) else "before anything was said"

@@ -11,15 +11,15 @@ import yaml
 from etude.core.episode import EpisodeRecord
 from etude.protocols.decision import WORDS, code_of
 from etude.protocols.tree import EpisodeTree, Node
-from etude.rewards.evaluator import jsonable
+from etude.store.plain import jsonable
 
 
 def transcript(record: EpisodeRecord, *, raw: bool = False, prompts: bool = False) -> dict[str, Any]:
     """An episode as JSON for a person.
 
-    `turns` lists what was said in order, under `agent@channel`, or `agent.decision`; where agents were
-    sampled more than once, `branches` go on from there. `raw` shows answers as the models wrote them, and
-    `prompts` what they were asked. Raises RequestError when no protocol was played.
+    `turns` lists the messages in order, under `agent@channel`, and decisions under `agent.decision`; where
+    agents were sampled more than once, `branches` go on from there. `raw` shows answers as the models wrote
+    them, and `prompts` shows their prompts too. Raises RequestError when no protocol was played.
     """
     example = record.example
     about = {"episode": record.id, "example": example.id, "inputs": jsonable(dict(example.inputs))}
@@ -73,12 +73,8 @@ class _Show:
             shown["ending"] = node.ending
             if node.verdict is not None and node.verdict != node.decision:
                 shown["verdict"] = _in_words(node.verdict)
-            shown["rewards"] = self.totals(node)
+            shown["rewards"] = {agent: self.tree.total(node, agent) for agent in self.tree.agents}
         return shown
-
-    def totals(self, leaf: Node) -> dict[str, float]:
-        """What each agent earned on the way to a leaf."""
-        return {agent: self.tree.total(leaf, agent) for agent in self.tree.agents}
 
     def branch(self, node: Node) -> dict[str, Any]:
         """A node and what follows it."""
@@ -88,7 +84,7 @@ class _Show:
         return shown | {"turns": [self.turn(node), *after.pop("turns")]} | after
 
     def turn(self, node: Node) -> dict[str, Any]:
-        """What an answer said."""
+        """An answer by channel, with its decision, retries and faults."""
         shown: dict[str, Any] = {"round": node.round}
         if node.call in self.calls:
             shown["prompt"] = [dict(message) for message in self.calls[node.call].request.messages]
@@ -101,7 +97,7 @@ class _Show:
         if node.malformed is not None:
             shown[f"{node.agent}.malformed"] = node.malformed
         if node.rejected:
-            shown[f"{node.agent}.retries"] = [one.reason for one in node.rejected]
+            shown[f"{node.agent}.retries"] = [rejected.reason for rejected in node.rejected]
         if node.truncated:
             shown[f"{node.agent}.truncated"] = True
         return shown

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from etude.core.errors import RequestError
 from etude.protocols.decision import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An earlier answer to the same prompt, that was malformed and asked for again."""
+    """An earlier answer to the same prompt, which was malformed and asked for again."""
 
     call: int
     reason: str
@@ -30,7 +32,7 @@ class Node:
     """One answer."""
 
     id: int
-    """Its place in `EpisodeTree.nodes`; parents come before their children."""
+    """Its index in `EpisodeTree.nodes`; parents come before their children."""
     parent: int | None
     """None at the first answer of a play."""
     round: int
@@ -42,7 +44,7 @@ class Node:
     text: str
     """The answer as the model wrote it."""
     messages: Mapping[str, str] = field(default_factory=dict)
-    """What it said, by channel."""
+    """Its messages, by channel."""
     decision: float | None = None
     """In [-1, 1]; None when it did not decide."""
     malformed: str | None = None
@@ -56,7 +58,7 @@ class Node:
     ending: str | None = None
     """At a leaf: `decided`, `undecided` when the rounds ran out, or `invalid`."""
     verdict: float | None = None
-    """At a leaf that is decided: what counted, in [-1, 1]; of a vote, what the ballots came to."""
+    """At a leaf that is decided: the verdict, in [-1, 1]; with a vote, that of the ballots."""
     guess: str | None = None
     """In a turn that may decide: the answer that gives the right verdict, as the scenario reads it."""
 
@@ -88,10 +90,10 @@ class EpisodeTree:
 
     def path(self, node: Node) -> list[Node]:
         """The answers from the first to `node`."""
-        found = [node]
-        while found[-1].parent is not None:
-            found.append(self.nodes[found[-1].parent])
-        return found[::-1]
+        path = [node]
+        while path[-1].parent is not None:
+            path.append(self.nodes[path[-1].parent])
+        return path[::-1]
 
     def total(self, leaf: Node, agent: str) -> float:
         """What an agent earned in all on the way to a leaf."""
@@ -116,85 +118,91 @@ class EpisodeTree:
         if agent not in self._values:
             values = [node.rewards.get(agent, 0.0) for node in self.nodes]
             for node in reversed(self.nodes):
-                following = self._children.get(node.id)
-                if following:
-                    values[node.id] += _mean([values[child.id] for child in following])
+                if children := self.children(node):
+                    values[node.id] += _mean([values[child.id] for child in children])
             self._values[agent] = values
         return self._values[agent]
 
     def to_json(self) -> dict[str, Any]:
-        """The tree as JSON; what has its default is left out of the nodes."""
-        return {
-            "protocol": self.protocol,
-            "agents": list(self.agents),
-            "channels": list(self.channels),
-            "max_rounds": self.max_rounds,
-            "truth": self.truth,
-            "stance": self.stance,
-            "key": self.key,
-            "bounds": {agent: list(ends) for agent, ends in self.bounds.items()},
-            "sides": dict(self.sides),
-            "nodes": [_node_to_json(node) for node in self.nodes],
-        }
+        """The tree as JSON; fields that have their default are left out."""
+        tree: dict[str, Any] = _TREE.dump_python(self, mode="json", exclude_defaults=True)
+        return tree
 
     @classmethod
     def from_json(cls, data: Any) -> EpisodeTree:
         """The tree that `to_json` made `data` of. Raises RequestError when it is no such tree."""
-        if not isinstance(data, Mapping) or not {"protocol", "nodes", "bounds"} <= data.keys():
-            raise RequestError("the episode's output is not an episode tree; was a protocol played in it?")
-        return cls(
-            protocol=data["protocol"],
-            agents=tuple(data["agents"]),
-            channels=tuple(data["channels"]),
-            max_rounds=data["max_rounds"],
-            truth=data["truth"],
-            stance=data["stance"],
-            key=data["key"],
-            bounds={agent: (low, high) for agent, (low, high) in data["bounds"].items()},
-            nodes=tuple(_node_from_json(node, index) for index, node in enumerate(data["nodes"])),
-            sides=dict(data.get("sides", {})),
-        )
+        try:
+            return _TREE.validate_python(data)
+        except ValidationError as error:
+            raise RequestError(
+                "the episode's output is not an episode tree; was a protocol played in it?"
+            ) from error
 
     @cached_property
     def _children(self) -> Mapping[int | None, list[Node]]:
-        found: dict[int | None, list[Node]] = {}
+        children: dict[int | None, list[Node]] = {}
         for node in self.nodes:
-            found.setdefault(node.parent, []).append(node)
-        return found
+            children.setdefault(node.parent, []).append(node)
+        return children
 
     @cached_property
     def _values(self) -> dict[str, Sequence[float]]:
         return {}
 
 
+_TREE = TypeAdapter(EpisodeTree)
+
+
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-_WITH_DEFAULT = ("messages", "decision", "malformed", "truncated", "rewards", "ending", "verdict", "guess")
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of the answers that an agent gave to one prompt."""
+
+    call: int
+    """Index of the model call within the episode."""
+    nodes: tuple[Node, ...]
+    """The nodes of the answer: one below each answer of the others in its round."""
+    value: float
+    """What it is worth to the agent: the mean value of its nodes."""
+
+    @property
+    def node(self) -> Node:
+        """The first of the nodes; they have the text, the messages and the decision in common."""
+        return self.nodes[0]
 
 
-def _node_to_json(node: Node) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "parent": node.parent,
-        "round": node.round,
-        "agent": node.agent,
-        "call": node.call,
-        "text": node.text,
-    }
-    for name in _WITH_DEFAULT:
-        value = getattr(node, name)
-        if isinstance(value, Mapping):
-            data |= {name: dict(value)} if value else {}
-        elif value is not None and value is not False:
-            data[name] = value
-    if node.rejected:
-        data["rejected"] = [[one.call, one.reason] for one in node.rejected]
-    return data
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One prompt to one agent, and its answers. They differ in nothing else: all that the others said
+    before, and at the same time, is the same for each."""
+
+    agent: str
+    round: int
+    answers: tuple[Answer, ...]
 
 
-def _node_from_json(data: Mapping[str, Any], index: int) -> Node:
-    rejected = tuple(Rejected(call, reason) for call, reason in data.get("rejected", ()))
-    return Node(
-        id=index, **{name: value for name, value in data.items() if name != "rejected"}, rejected=rejected
-    )
+def choices(tree: EpisodeTree, agent: str | None = None) -> Iterator[Choice]:
+    """All choices of a tree, in the order of the play; those of one agent, or of all."""
+    by_prompt: dict[tuple[int | None, str], dict[int, list[Node]]] = {}
+    before: list[int | None] = []
+    for node in tree.nodes:
+        # Agents of one round know the same: everything that was said until the round before.
+        parent = None if node.parent is None else tree.nodes[node.parent]
+        same_round = parent is not None and parent.round == node.round
+        before.append(before[parent.id] if parent is not None and same_round else node.parent)
+        if agent in (None, node.agent):
+            answers = by_prompt.setdefault((before[node.id], node.agent), {})
+            answers.setdefault(node.call, []).append(node)
+    for (_, name), answers in by_prompt.items():
+        values = tree.values(name)
+        yield Choice(
+            agent=name,
+            round=next(iter(answers.values()))[0].round,
+            answers=tuple(
+                Answer(call, tuple(nodes), _mean([values[node.id] for node in nodes]))
+                for call, nodes in answers.items()
+            ),
+        )

@@ -1,22 +1,28 @@
-"""The workflow that plays a protocol: episodes of many agents, on the path that all episodes take."""
+"""Playing a protocol: as the workflow of a run, or once outside of any run."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from etude.config.nearest import alternatives
 from etude.core.call import Sampling
-from etude.core.errors import RequestError
+from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
+from etude.core.interfaces import Engine
 from etude.core.keys import fold
 from etude.protocols.asking import Asker
-from etude.protocols.growing import Play, grow
+from etude.protocols.growing import Play, Width, Widths, grow, wanted_widths
 from etude.protocols.protocol import Protocol
 from etude.protocols.scenario import Scenario
-from etude.protocols.widths import Width, Widths, wanted_widths
+from etude.protocols.tree import EpisodeTree
+from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.episode import Episode
+from etude.rollout.workflow import as_workflow
+from etude.store.journal import Journal
 from etude.wire.sampling import change_sampling
 
 RETRIES = 3
@@ -36,7 +42,7 @@ class ProtocolWorkflow:
     policies: Mapping[str, str] | str | None = None
     """The entry of `llms` that each agent samples from: by agent, one for all, or the default model."""
     widths: Widths | Width | Mapping[str, Width] = 1
-    """How many answers are sampled for each turn; see `Widths.of`."""
+    """How many answers are sampled for each turn."""
     retries: int = RETRIES
     """How often a malformed answer is asked for again before it counts."""
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -47,8 +53,9 @@ class ProtocolWorkflow:
     def __post_init__(self) -> None:
         """Check what can be checked before the first call."""
         agents = self.protocol.agents
-        object.__setattr__(self, "widths", Widths.of(self.widths))
-        self._widths.check_agents(agents)
+        widths = Widths.of(self.widths)
+        widths.check_agents(agents)
+        object.__setattr__(self, "widths", widths)
         for what, by_agent in (("policies", self.policies), ("sampling", self.sampling)):
             for agent in by_agent if isinstance(by_agent, Mapping) else ():
                 if agent not in agents:
@@ -59,33 +66,23 @@ class ProtocolWorkflow:
             raise RequestError(f"policies: no model for the agent '{missing[0]}'; name an entry of `llms`")
         if self.retries < 0:
             raise RequestError(f"retries must be at least 0, found {self.retries}")
-        # Not every scenario has it; see `Scenario`.
-        check = getattr(self.scenario, "check_protocol", None)
-        if check is not None:
-            check(self.protocol)
+        if hasattr(self.scenario, "check_protocol"):
+            self.scenario.check_protocol(self.protocol)
         for changes in self.sampling.values():
             change_sampling(Sampling(), changes)
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
         """Play once. Raises as `grow` does, and RequestError for a `branching` of unknown agents."""
-        widths = wanted_widths() or self._widths
+        widths = wanted_widths() or Widths.of(self.widths)
         widths.check_agents(self.protocol.agents)
-        play = Play(
-            self.protocol,
-            self.scenario,
-            example,
-            widths,
-            key=fold(self.seed, _group_of(episode), "play"),
-        )
+        # The episodes of an example play the same schedule, to be compared.
+        group = episode.id.removesuffix(f"/{episode.generation}")
+        play = Play(self.protocol, self.scenario, example, widths, key=fold(self.seed, group, "play"))
         asker = Asker(episode, self.scenario, self.models, retries=self.retries, sampling=self.sampling)
         return (await grow(play, asker)).to_json()
 
     def __repr__(self) -> str:
         return f"<protocol {self.protocol.name}>"
-
-    @property
-    def _widths(self) -> Widths:
-        return Widths.of(self.widths)
 
     @property
     def models(self) -> dict[str, str | None]:
@@ -96,6 +93,33 @@ class ProtocolWorkflow:
         return dict.fromkeys(self.protocol.agents, policies)
 
 
-def _group_of(episode: Episode) -> str:
-    """What the episodes of an example have in common: they play the same schedule, to be compared."""
-    return episode.id.removesuffix(f"/{episode.generation}")
+async def play(
+    protocol: Protocol,
+    scenario: Scenario,
+    policies: Mapping[str, Engine],
+    example: Example,
+    *,
+    widths: Widths | Width | Mapping[str, Width] = 1,
+    retries: int = RETRIES,
+    seed: int = 0,
+    sampling: Mapping[str, Mapping[str, Any]] | None = None,
+) -> EpisodeTree:
+    """Play a protocol on one example, each agent with its engine. Nothing is kept.
+
+    Width 1 is a rollout, k branches at every answer, `[k, 1]` at the first; by agent where widths are a
+    mapping. For many examples, or a run that can be resumed, hand a `ProtocolWorkflow` to a `Collector`.
+    Raises RequestError for what does not fit the protocol, EpisodeError when the play failed.
+    """
+    missing = [agent for agent in protocol.agents if agent not in policies]
+    if missing:
+        raise RequestError(f"policies: no engine for the agent '{missing[0]}' of '{protocol.name}'")
+    names = {agent: agent for agent in policies}
+    workflow = as_workflow(ProtocolWorkflow(protocol, scenario, names, widths, retries, sampling or {}, seed))
+    limits = Limits(max_concurrency=1, timeout=None, max_calls=None)
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "play.db") as journal:
+        models = {agent: Sampling() for agent in policies}
+        collector = Collector(workflow, policies, journal, seed=seed, limits=limits, sampling=models)
+        record = await collector.run(EpisodeJob(f"play/{example.id}/0", example))
+    if record.failure is not None:
+        raise EpisodeError(f"the play on example '{example.id}' failed: {record.failure.reason}")
+    return EpisodeTree.from_json(record.output)

@@ -12,7 +12,7 @@ VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
 
 
 def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Labels and texts of one model's summary (`etude.loop.summary.summary_of`): its rewards, the other
+    """Labels and texts of one model's summary (`etude.store.summary.summary_of`): its rewards, the other
     evaluators, and its best and last version."""
     validated = summary["measured_on"] == "validation"
     keys = ("before", "after") if validated else ("first_epoch", "last_epoch")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.history import EpochEntry, History
-from etude.loop.metrics import finite
+from etude.core.numbers import finite
 from etude.store.files import write_atomically
 
 _REWARDS = (

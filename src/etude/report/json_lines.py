@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
+from etude.core.numbers import finite
 from etude.core.progress import Progress
-from etude.loop.metrics import finite
 
 
 class JsonProgress(Progress):

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from etude.core.episode import EpisodeRecord
-from etude.loop.metrics import failed_counts
 from etude.report.state import RunState, of_target, shown_reward, shown_time
+from etude.store.figures import failed_counts
 
 
 class LineProgress(RunState):

@@ -5,39 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput, FailureCause
-from etude.core.example import Example
+from etude.rewards.evaluation import Evaluation, EvaluationRequest
 from etude.rewards.failures import merge_causes
-from etude.rewards.gathering import OnEpisode, OnScore
 
 Stage = Literal["train", "validation"]
 
 Observer = Callable[[int, EpisodeRecord], None]
 """Called with the epoch (from 0) and each of its training episodes."""
-
-
-class Evaluation(Protocol):
-    """Runs and scores episodes. `EvaluationRun` is one."""
-
-    async def run(
-        self,
-        examples: Sequence[Example],
-        *,
-        phase: str = "eval",
-        generations: int = 1,
-        sampling: Mapping[str, Any] | None = None,
-        on_episode: OnEpisode | None = None,
-        on_score: OnScore | None = None,
-        keep_episodes: bool = True,
-    ) -> EvaluationRunOutput:
-        """Run `generations` episodes on each example; see `EvaluationRun.run`."""
 
 
 @dataclass(slots=True)
@@ -49,7 +31,7 @@ class Collected:
     model_versions: Counter[int] = field(default_factory=Counter)
     """Calls of the trained model by the version of the weights that answered them."""
     _outputs: dict[tuple[str, int], EvaluationRunOutput] = field(default_factory=dict)
-    """What each collection gave, by its kind and number, without the episodes."""
+    """The output of each collection, by its kind and number, without the episodes."""
 
     def saw(self, episode: EpisodeRecord, model: str) -> None:
         """Count an episode and its calls of `model`."""
@@ -72,7 +54,7 @@ class Collected:
 
     @property
     def calls(self) -> Counter[str]:
-        """Model calls: see `EvaluationRunOutput.calls`."""
+        """Model calls, with the keys of `EvaluationRunOutput.calls`."""
         totals: Counter[str] = Counter()
         for output in self._in_order():
             totals.update(output.calls)
@@ -95,7 +77,7 @@ class Collected:
         return [self._outputs[key] for key in sorted(self._outputs)]
 
 
-class Collections:
+class Collections(Evaluation):
     """The evaluation run as the parts of one trainer see it.
 
     Each call of `run` is a collection of its own. Its episodes are journalled under the epoch or validation
@@ -120,24 +102,10 @@ class Collections:
         self._collected: dict[int, Collected] = {}
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def run(
-        self,
-        examples: Sequence[Example],
-        *,
-        phase: str = "",
-        generations: int = 1,
-        sampling: Mapping[str, Any] | None = None,
-        on_episode: OnEpisode | None = None,
-        on_score: OnScore | None = None,
-        keep_episodes: bool = True,
-    ) -> EvaluationRunOutput:
-        """Run `generations` episodes on each example; see `EvaluationRun.run`.
-
-        `phase` is part of the episodes' names and tells collections apart that are not the same kind;
-        leave it out where there is only one.
-        """
+    async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
+        """Collect under a phase of its own; `request.phase` is left out where there is only one kind."""
         stage, number = _within.get() or ("train", self._epoch())
-        key = phase_name(stage, number, phase)
+        key = phase_name(stage, number, request.phase)
         self._calls[key] += 1
         call = self._calls[key]
         collected = self._collected.setdefault(number, Collected()) if stage == "train" else None
@@ -146,25 +114,19 @@ class Collections:
             if collected is not None:
                 collected.saw(episode, self._model)
                 self._observer(number, episode)
-            if on_episode is not None:
-                on_episode(episode)
+            if request.on_episode is not None:
+                request.on_episode(episode)
 
         with self._noted():
-            output = await self._evaluation.run(
-                examples,
-                phase=numbered(key, call),
-                generations=generations,
-                sampling=sampling,
-                on_episode=saw,
-                on_score=on_score,
-                keep_episodes=keep_episodes,
+            output = await self._evaluation.answer(
+                replace(request, phase=numbered(key, call), on_episode=saw)
             )
         if collected is not None:
             collected.add(key, call, output)
         return output
 
     def of(self, epoch: int) -> Collected:
-        """What was collected for an epoch so far, from 0."""
+        """Figures of the episodes collected for an epoch (from 0) so far."""
         return self._collected.get(epoch, Collected())
 
     def forget(self, epoch: int) -> None:

@@ -1,28 +1,44 @@
-"""Asking an evaluator, whoever wrote it, for scores."""
+"""Evaluators, which score episodes. Any function can be one, and a weighted sum of others.
+
+`@etude.evaluator` and `_type: function` make them of plain functions, `_type: weighted` of others.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import copy
+import inspect
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
-from pydantic_core import from_json, to_json
+from pydantic import Field, FiniteFloat
 
-from etude.config.import_path import where_raised
-from etude.core.data_model import kind_of, number
-from etude.core.errors import EtudeError
+from etude.config.changeable import CHANGEABLE
+from etude.config.component import EvaluatorConfig
+from etude.config.import_path import import_object, where_defined
+from etude.config.references import Refers
+from etude.config.registry import register_evaluator
+from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.example import Example
 from etude.core.interfaces import Evaluator
-from etude.store.plain import plain
+from etude.core.numbers import kind_of, number
+from etude.rollout.threads import call_in_thread
+from etude.store.plain import jsonable
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+_MARK = "__etude_evaluator__"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
-    """What an evaluator returned, as the score of `item`.
+    """The score of `item`, of whatever an evaluator returned.
 
-    Takes a number of any kind (see `etude.core.data_model`), a bool, `(score, reasoning)`, or an
+    Takes a number of any kind (see `etude.core.numbers`), a bool, `(score, reasoning)`, or an
     EvalOutputItem. Whatever is not a finite number becomes an error, never a score.
     """
     reasoning: Any = None
@@ -47,78 +63,174 @@ def unscored(item: EvalInputItem, reason: str, reasoning: Any = None) -> EvalOut
     return EvalOutputItem(id=item.id, generation=item.generation, error=reason, reasoning=jsonable(reasoning))
 
 
-async def evaluate(
-    evaluator: Evaluator, items: Sequence[EvalInputItem], seconds: float
-) -> list[EvalOutputItem]:
-    """The outputs of an evaluator for `items`, whatever it does: an output for each, in their order.
+@overload
+def evaluator(fn: FunctionT, /) -> FunctionT: ...
 
-    `seconds` is how long it may take, unless the evaluator has its own `timeout`.
+
+@overload
+def evaluator(
+    *, name: str | None = None, timeout: float | None = None
+) -> Callable[[FunctionT], FunctionT]: ...
+
+
+def evaluator(
+    fn: FunctionT | None = None, /, *, name: str | None = None, timeout: float | None = None
+) -> FunctionT | Callable[[FunctionT], FunctionT]:
+    """Mark a function as an evaluator; it stays a function and can be called as before.
+
+    The function takes `(example, output)` or `(example, output, episode)`, may be async, and returns
+    a number, a bool or `(score, reasoning)`. `timeout` is in seconds. Whether the function takes that is
+    checked when it is used.
     """
-    seconds = seconds if evaluator.timeout is None else evaluator.timeout
-    try:
-        own = [_own(item) for item in items]
-        async with asyncio.timeout(seconds) as limit:
-            if evaluator.is_relative:
-                outputs = await evaluator.evaluate_group(own)
-            else:
-                outputs = [await evaluator.evaluate_item(item) for item in own]
-        if not isinstance(outputs, Sequence) or isinstance(outputs, str):
-            raise TypeError(f"evaluate_group returned {kind_of(outputs)}; return a list, a score an episode")
-        if len(outputs) != len(items):
-            raise ValueError(f"{len(outputs)} scores for {len(items)} episodes")
-        return [scored(item, output) for item, output in zip(items, _in_order(items, outputs), strict=True)]
-    except EtudeError as error:
-        reason = str(error)
-    except Exception as error:  # noqa: BLE001 - evaluators are user code and may raise anything
-        late = isinstance(error, TimeoutError) and limit.expired()
-        reason = f"the evaluator took longer than {seconds:g} s" if late else where_raised(error)
-    return [unscored(item, reason) for item in items]
+
+    def mark(function: FunctionT) -> FunctionT:
+        setattr(function, _MARK, {"name": name or getattr(function, "__name__", None), "timeout": timeout})
+        return function
+
+    return mark if fn is None else mark(fn)
 
 
-def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequence[Any]:
-    """The outputs in the order of the items, by their generations where they say them.
+class FunctionEvaluator(Evaluator):
+    """Scores an episode with a function of the example, the output and, where asked for, the episode.
 
-    Raises ValueError for generations that are not those of the items.
+    A function that is not async runs in a thread of its own, so that it may block.
     """
-    if len(items) == 1 or not any(_says_generation(output) for output in outputs):
-        return outputs
-    wanted = [item.generation for item in items]
-    given = [output.generation if _says_generation(output) else None for output in outputs]
-    if sorted(wanted) != sorted(-1 if one is None else one for one in given):
-        raise ValueError(f"the evaluator returned scores of the generations {given}, asked about {wanted}")
-    return [outputs[given.index(generation)] for generation in wanted]
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Raises RequestError when `fn` does not take an example and an output, or not the `arguments`."""
+        mark = getattr(fn, _MARK, {})
+        self.name = str(mark.get("name") or getattr(fn, "__name__", type(fn).__name__))
+        self.timeout = mark.get("timeout") if timeout is None else timeout
+        self._fn = fn
+        self._arguments = dict(arguments or {})
+        self._takes_episode = _takes_episode(fn, self._arguments)
+        self._is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
+            getattr(fn, "__call__", None)  # noqa: B004 - an object with an async `__call__`
+        )
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        """Score one episode. Raises what the function raises."""
+        given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
+        if self._is_async:
+            return scored(item, await self._fn(*given, **self._arguments))
+        result = await call_in_thread(lambda: self._fn(*given, **self._arguments))
+        return scored(item, await result if inspect.isawaitable(result) else result)
 
 
-def _says_generation(output: Any) -> bool:
-    return isinstance(output, EvalOutputItem) and "generation" in output.model_fields_set
+def as_evaluator(candidate: Any) -> Evaluator:
+    """An Evaluator from an Evaluator or a function. Raises RequestError for anything else."""
+    if isinstance(candidate, Evaluator):
+        return candidate
+    if callable(candidate) and not isinstance(candidate, type):
+        return FunctionEvaluator(candidate)
+    raise RequestError(
+        f"a {type(candidate).__name__} is not an evaluator; use a function or an etude.Evaluator"
+    )
 
 
-def _own(item: EvalInputItem) -> EvalInputItem:
-    """A copy for one evaluator: what it assigns or changes reaches neither the record nor the others."""
-    output, record = copy.deepcopy(item.output_obj), item.episode
-    changes: dict[str, Any] = {"output_obj": output}
-    if record is not None:
-        example = replace(record.example, inputs=dict(record.example.inputs))
-        changes["episode"] = replace(record, example=example, output=output)
-        if item.full_dataset_entry is record.example:
-            changes |= {"full_dataset_entry": example, "input_obj": example.inputs}
-    return item.model_copy(update=changes)
-
-
-def jsonable(value: Any) -> Any:
-    """A reasoning as JSON keeps it, so that a resumed run sees what the first one saw."""
-    if value is None or isinstance(value, str):
-        return value
+def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
+    """Whether `fn` wants the episode too."""
     try:
-        return from_json(to_json(value, fallback=_plain_or_text, inf_nan_mode="strings"))
-    except ValueError:
-        # Bytes that are no text, or a structure that holds itself.
-        return str(value)
-
-
-def _plain_or_text(value: Any) -> Any:
-    """Numbers and arrays of other libraries as they are; what has no JSON as its text."""
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{fn!r} cannot be used as an evaluator: {error}") from error
+    positional = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
+    third = positional[2] if len(positional) > 2 and positional[2].name not in arguments else None
+    takes_episode = third is not None and (
+        third.name == "episode" or third.default is inspect.Parameter.empty
+    )
     try:
-        return plain(value)
-    except TypeError:
-        return str(value)
+        signature.bind(*[None] * (3 if takes_episode else 2), **arguments)
+    except TypeError as error:
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise RequestError(
+            f"{where_defined(fn)}: the evaluator {name}{signature} cannot be called: {error}. It takes "
+            "(example, output) or (example, output, episode), and what its config gives under 'arguments'"
+        ) from error
+    return takes_episode
+
+
+def _example_of(item: EvalInputItem) -> Example:
+    if item.episode is not None:
+        return item.episode.example
+    if isinstance(item.full_dataset_entry, Example):
+        return item.full_dataset_entry
+    inputs = item.input_obj if isinstance(item.input_obj, Mapping) else {"input": item.input_obj}
+    return Example(id=item.id, inputs=inputs, expected=item.expected_output_obj)
+
+
+class FunctionEvaluatorConfig(EvaluatorConfig, name="function"):
+    """An evaluator that is a Python function: `evaluators: {correct: "my_agent:correct"}`."""
+
+    function: str = Field(description="Import path of the function, `package.module:name`.")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="More keyword arguments for it.")
+    timeout: Annotated[float | None, CHANGEABLE] = Field(
+        default=None, gt=0, description="Seconds that one evaluation may take."
+    )
+
+
+@register_evaluator(config_type=FunctionEvaluatorConfig)
+async def function_evaluator(config: FunctionEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
+    """An evaluator that is a Python function, or else an Evaluator (or the class of one) in a module."""
+    candidate = import_object(config.function)
+    if isinstance(candidate, type) and issubclass(candidate, Evaluator):
+        candidate = candidate(**config.arguments)
+    if not isinstance(candidate, Evaluator):
+        candidate = FunctionEvaluator(candidate, arguments=config.arguments, timeout=config.timeout)
+    yield candidate
+
+
+class WeightedEvaluator(Evaluator):
+    """The sum of weight times score over its parts. One part without a score leaves it without one."""
+
+    def __init__(self, parts: Mapping[str, Evaluator], weights: Mapping[str, float]) -> None:
+        """`parts` and `weights` by the same names."""
+        self.parts = dict(parts)
+        self.weights = dict(weights)
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether any part is."""
+        return any(part.is_relative for part in self.parts.values())
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        """Score one episode with all parts."""
+        return (await self.evaluate_group([item]))[0]
+
+    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
+        """Score all episodes of one example with all parts."""
+        by_part = await asyncio.gather(*(part.evaluate_group(items) for part in self.parts.values()))
+        return [
+            self.combine(item, dict(zip(self.parts, scores, strict=True)))
+            for item, scores in zip(items, zip(*by_part, strict=True), strict=True)
+        ]
+
+    def combine(self, item: EvalInputItem, scores: Mapping[str, EvalOutputItem]) -> EvalOutputItem:
+        """The sum, from the parts' scores by name; its reasoning is the parts' scores."""
+        for name in self.weights:
+            if not scores[name].is_scored:
+                return unscored(item, f"no score from '{name}': {scores[name].error}")
+        values = {name: scores[name].score or 0.0 for name in self.weights}
+        total = math.fsum(weight * values[name] for name, weight in self.weights.items())
+        return scored(item, (total, values))
+
+
+class WeightedEvaluatorConfig(EvaluatorConfig, name="weighted"):
+    """A weighted sum of other evaluators' scores."""
+
+    weights: Annotated[dict[str, FiniteFloat], Refers("evaluators")] = Field(
+        min_length=1, description="The weights of other entries of `eval.evaluators`, by name."
+    )
+
+
+@register_evaluator(config_type=WeightedEvaluatorConfig)
+async def weighted_evaluator(config: WeightedEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
+    """A weighted sum of other evaluators' scores."""
+    parts = {name: as_evaluator(await builder.get_evaluator(name)) for name in config.weights}
+    yield WeightedEvaluator(parts, config.weights)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from etude.core.errors import ErrorBudgetExceeded
-from etude.core.evaluation import FailureCause
+from etude.core.evaluation import FailureCause, without_numbers
 
 _EXAMPLES = 3
 _CAUSES = 5
 """Causes that are told apart in metrics; the others are counted by kind only."""
 _LONGEST = 200
 """Characters of a cause."""
-_VARYING = re.compile(r"[0-9a-f]{8,}|[0-9]+", re.IGNORECASE)
-"""What differs from message to message of one cause: numbers, ids, digests."""
 
 
 @dataclass(slots=True)
@@ -113,11 +110,6 @@ def merge_causes(causes: Iterable[FailureCause]) -> list[FailureCause]:
         count = cause.count + (merged[key].count if key in merged else 0)
         merged[key] = first.model_copy(update={"count": count})
     return sorted(merged.values(), key=lambda cause: (-cause.count, cause.kind, cause.reason))[:_CAUSES]
-
-
-def without_numbers(line: str) -> str:
-    """A message without what differs between messages of one cause: numbers, ids, digests."""
-    return _VARYING.sub("#", line)
 
 
 def first_line(text: str) -> str:

@@ -1,18 +1,19 @@
-"""Scoring stored episodes again, with other evaluators, without running the agents."""
+"""Stored episodes: scored again with other evaluators, and failures forgotten to be tried again."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import ErrorBudgetExceeded, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.interfaces import Evaluator
+from etude.rewards.evaluation import OnScore
+from etude.rewards.evaluation_run import Gathering, gather
 from etude.rewards.failures import ErrorBudget
-from etude.rewards.gathering import Gathering, OnScore, gather
 from etude.rewards.scorer import Scorer
-from etude.store.archive import read_episode
-from etude.store.encode import is_episode
+from etude.store.episodes import is_episode, read_episode
 from etude.store.journal import Journal
 
 
@@ -64,10 +65,10 @@ def _episode_ids(journal: Journal, phase: str) -> dict[tuple[str, int], str]:
     ids: dict[tuple[str, int], str] = {}
     for key, data in journal.scan(f"{phase}/"):
         if is_episode(data):
-            place = (data["example"]["id"], data["generation"])
+            example, generation = data["example"]["id"], data["generation"]
             # Not an episode of the phase `<phase>/…`.
-            if key == f"{phase}/{place[0]}/{place[1]}":
-                ids[place] = key
+            if key == f"{phase}/{example}/{generation}":
+                ids[example, generation] = key
     return dict(sorted(ids.items()))
 
 
@@ -76,3 +77,33 @@ async def _stored(journal: Journal, ids: Sequence[str]) -> AsyncGenerator[Episod
         record = read_episode(journal, episode_id)
         if record is not None:
             yield record
+
+
+async def forget_failures(journal: Journal, is_open: Callable[[str], bool]) -> Counter[str]:
+    """Forget failures that were not the agent's own; how many there were of each kind.
+
+    These are episodes whose model did not answer, and scores that an evaluator failed to give
+    (`score:<evaluator>`). Of an episode only its end is forgotten: calls that were answered are kept.
+    Only episodes are looked at for whose id `is_open` is true. Raises StoreError.
+    """
+    failures = list(_failures(journal, is_open))
+    for key, _ in failures:
+        await journal.forget(key)
+    return Counter(kind for _, kind in failures)
+
+
+def _failures(journal: Journal, is_open: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+    """The journal key and the kind of each."""
+    for key, value in journal.scan():
+        if not is_episode(value) or value["episode"] != key or not is_open(key):
+            continue
+        if value["failure"] is None:
+            yield from _failed_scores(journal, f"{key}/score/")
+        elif (failure := Failure(*value["failure"])).origin == "model":
+            yield key, failure.kind
+
+
+def _failed_scores(journal: Journal, prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in journal.scan(prefix):
+        if value.get("error") is not None:
+            yield key, f"score:{key.removeprefix(prefix)}"

@@ -1,18 +1,20 @@
-"""Scoring episodes with several evaluators, each score a step in the journal."""
+"""Scoring episodes with several evaluators, whatever they do, each score a step in the journal."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from etude.config.import_path import where_raised
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import RequestError
+from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
-from etude.rewards.evaluator import evaluate
-from etude.rewards.function_evaluator import as_evaluator
-from etude.rewards.weighted import WeightedEvaluator
+from etude.core.numbers import kind_of
+from etude.rewards.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
 from etude.store.journal import Journal
 
 T = TypeVar("T")
@@ -102,9 +104,9 @@ class Scorer:
     ) -> list[EvalOutputItem]:
         kept = [self._kept(item, name) for item in items]
         # A comparison holds for all of them together, so one that is missing is reason to compare anew.
-        found = [output for output in kept if output is not None]
-        if len(found) == len(items):
-            return found
+        complete = [output for output in kept if output is not None]
+        if len(complete) == len(items):
+            return complete
         async with self._slots:
             outputs = await evaluate(evaluator, items, self._timeout)
         await _together([self._keep(item, name, out) for item, out in zip(items, outputs, strict=True)])
@@ -145,3 +147,61 @@ def _episode_id(item: EvalInputItem) -> str:
     if item.episode is None:
         raise ValueError(f"example {item.id!r} has no episode to keep a score for")
     return item.episode.id
+
+
+async def evaluate(
+    evaluator: Evaluator, items: Sequence[EvalInputItem], seconds: float
+) -> list[EvalOutputItem]:
+    """The outputs of an evaluator for `items`, whatever it does: an output for each, in their order.
+
+    `seconds` is how long it may take, unless the evaluator has its own `timeout`.
+    """
+    seconds = seconds if evaluator.timeout is None else evaluator.timeout
+    try:
+        own = [_own(item) for item in items]
+        async with asyncio.timeout(seconds) as limit:
+            if evaluator.is_relative:
+                outputs = await evaluator.evaluate_group(own)
+            else:
+                outputs = [await evaluator.evaluate_item(item) for item in own]
+        if not isinstance(outputs, Sequence) or isinstance(outputs, str):
+            raise TypeError(f"evaluate_group returned {kind_of(outputs)}; return a list, a score an episode")
+        if len(outputs) != len(items):
+            raise ValueError(f"{len(outputs)} scores for {len(items)} episodes")
+        return [scored(item, output) for item, output in zip(items, _in_order(items, outputs), strict=True)]
+    except EtudeError as error:
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - evaluators are user code and may raise anything
+        late = isinstance(error, TimeoutError) and limit.expired()
+        reason = f"the evaluator took longer than {seconds:g} s" if late else where_raised(error)
+    return [unscored(item, reason) for item in items]
+
+
+def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequence[Any]:
+    """The outputs in the order of the items, by their generations where they say them.
+
+    Raises ValueError for generations that are not those of the items.
+    """
+    if len(items) == 1 or not any(_says_generation(output) for output in outputs):
+        return outputs
+    wanted = [item.generation for item in items]
+    given = [output.generation if _says_generation(output) else None for output in outputs]
+    if sorted(wanted) != sorted(-1 if generation is None else generation for generation in given):
+        raise ValueError(f"the evaluator returned scores of the generations {given}, asked about {wanted}")
+    return [outputs[given.index(generation)] for generation in wanted]
+
+
+def _says_generation(output: Any) -> bool:
+    return isinstance(output, EvalOutputItem) and "generation" in output.model_fields_set
+
+
+def _own(item: EvalInputItem) -> EvalInputItem:
+    """A copy for one evaluator: what it assigns or changes reaches neither the record nor the others."""
+    output, record = copy.deepcopy(item.output_obj), item.episode
+    changes: dict[str, Any] = {"output_obj": output}
+    if record is not None:
+        example = replace(record.example, inputs=dict(record.example.inputs))
+        changes["episode"] = replace(record, example=example, output=output)
+        if item.full_dataset_entry is record.example:
+            changes |= {"full_dataset_entry": example, "input_obj": example.inputs}
+    return item.model_copy(update=changes)

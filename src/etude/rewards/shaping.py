@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def discounted_returns(step_rewards: Sequence[float], discount: float) -> list[float]:
-    """What each step earns from then on: `G[t] = r[t] + discount * G[t + 1]`.
+    """The return of each step: `G[t] = r[t] + discount * G[t + 1]`.
 
     Sutton and Barto, Reinforcement Learning (2018), equation 3.9. As many values as steps. Raises
     ValueError for a discount outside [0, 1].

@@ -25,33 +25,17 @@ T = TypeVar("T")
 
 
 class SyncEpisode:
-    """One run of a workflow written as a plain function. See `Episode`, whose names it has."""
+    """One run of a workflow that is a plain function: an `Episode` whose calls wait for their answers."""
 
     def __init__(self, episode: Episode) -> None:
+        self.id = episode.id
+        self.example: Example = episode.example
+        self.generation = episode.generation
+        self.random: random.Random = episode.random
         self._episode = episode
         self._waiting: set[concurrent.futures.Future[Any]] = set()
         self._over = False
         self._thread = threading.get_ident()  # The event loop's, which must never wait.
-
-    @property
-    def id(self) -> str:
-        """See Episode."""
-        return self._episode.id
-
-    @property
-    def example(self) -> Example:
-        """See Episode."""
-        return self._episode.example
-
-    @property
-    def generation(self) -> int:
-        """See Episode."""
-        return self._episode.generation
-
-    @property
-    def random(self) -> random.Random:
-        """See Episode."""
-        return self._episode.random
 
     def chat(
         self,
@@ -65,7 +49,7 @@ class SyncEpisode:
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
     ) -> Reply:
-        """Ask a model to continue the conversation, and wait for its answer. See `Episode.chat`."""
+        """Ask a model to continue the conversation, as `Episode.chat` does, and wait for its answer."""
         return self.wait(
             self._episode.chat(
                 messages,
@@ -80,7 +64,7 @@ class SyncEpisode:
         )
 
     def openai(self, model: str | None = None) -> OpenAI:
-        """A real `OpenAI` client whose chat completions are recorded. See `Episode.openai`."""
+        """A real `OpenAI` client whose chat completions are recorded into this episode."""
         from etude.wire.recording import blocking_recording_client
 
         episode = self._episode
@@ -89,7 +73,7 @@ class SyncEpisode:
 
     @property
     def endpoint(self) -> Endpoint:
-        """See Episode."""
+        """Base URL and key under which code in another process reaches the recorded models."""
 
         async def open_endpoint() -> Endpoint:
             return self._episode.endpoint
@@ -97,15 +81,15 @@ class SyncEpisode:
         return self.wait(open_endpoint())
 
     def function(self, name: str) -> FunctionScope:
-        """See Episode."""
+        """Calls made inside belong to the function: `with episode.function("search"):`."""
         return FunctionScope(name)
 
     def step_reward(self, value: float, reason: str = "") -> None:
-        """See Episode."""
+        """Give a reward for what was done since the call before. Raises ValueError when it is not finite."""
         self._episode.step_reward(value, reason)
 
     def note(self, text: str) -> None:
-        """See Episode."""
+        """Write something into the episode's record, for whoever reads it later."""
         self._episode.note(text)
 
     def close(self) -> None:

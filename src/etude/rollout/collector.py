@@ -15,12 +15,11 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.interfaces import Engine
 from etude.rollout.episode import Episode
-from etude.rollout.models import Models
-from etude.rollout.recorder import Recorder
+from etude.rollout.recorder import Models, Recorder
 from etude.rollout.run_workflow import run_workflow, watch_workflows
 from etude.rollout.workflow import Workflow
-from etude.store.archive import read_episode
 from etude.store.encode import encode_episode
+from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 from etude.wire.endpoint import EndpointServer
 from etude.wire.sampling import change_sampling
@@ -83,15 +82,12 @@ class Collector:
         workflow.check_complete()
         self.workflow = workflow
         self.limits = limits or Limits()
+        self._timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
         self._models = Models(models, sampling or {}, default_model)
         self._journal = journal
         self._seed = seed
         self._server = EndpointServer(port=endpoint_port)
         self._collections = 0
-
-    @property
-    def _timeout(self) -> float | None:
-        return self.limits.timeout if self.workflow.timeout is None else self.workflow.timeout
 
     async def collect(self, jobs: Iterable[EpisodeJob]) -> AsyncGenerator[EpisodeRecord]:
         """Run the jobs, and yield each episode when it is finished and journalled.

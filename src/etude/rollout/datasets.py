@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +11,16 @@ from etude.config.registry import register_dataset
 from etude.core.errors import DatasetError
 from etude.core.example import Example
 from etude.core.keys import content_hash, generator
-from etude.rollout.dataset_config import (
+from etude.rollout.dataset_rows import (
     CsvDatasetConfig,
     HuggingFaceDatasetConfig,
     JsonDatasetConfig,
     JsonlDatasetConfig,
     ParquetDatasetConfig,
     PythonDatasetConfig,
+    Row,
     RowsConfig,
 )
-from etude.rollout.dataset_rows import Row, read_rows
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -46,10 +47,9 @@ def load_examples(config: RowsConfig) -> list[Example]:
     there, and for an id that is missing or not unique; the message names the row. Raises
     MissingExtraError when the libraries that read it are not installed.
     """
-    rows = list(read_rows(config))
-    if not rows:
-        raise DatasetError(f"{_source(config)} holds no examples")
-    examples = _unique([(row.where, _example(config, row)) for row in rows], config)
+    examples = _unique([(row.where, _example(config, row)) for row in config.read()], config)
+    if not examples:
+        raise DatasetError(f"{config.source} holds no examples")
     if config.shuffle:
         generator(config.seed, "dataset").shuffle(examples)
     return examples[: config.limit]
@@ -94,22 +94,22 @@ def _column(columns: Mapping[str, Any], name: str, where: str) -> Any:
 def _id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
     if config.ids == "from_row":
         return content_hash(columns)
-    found = columns.get(config.id_key)
-    if found is None or found == "":
+    value = columns.get(config.id_key)
+    if value is None or value == "":
         raise DatasetError(
             f"{where}: there is no id in column '{config.id_key}'; name the column with `id_key`, "
             f"or set `ids: from_row` to make ids from the rows"
         )
-    return str(found)
+    return str(value)
 
 
 def _unique(examples: Sequence[tuple[str, Example]], config: RowsConfig) -> list[Example]:
     """The examples, when no two have one id; equal rows that make their own ids are numbered."""
     first: dict[str, str] = {}
-    count: dict[str, int] = {}
+    count: Counter[str] = Counter()
     unique = []
     for where, example in examples:
-        count[example.id] = count.get(example.id, 0) + 1
+        count[example.id] += 1
         if example.id in first and config.ids == "from_row":
             example = Example(f"{example.id}-{count[example.id]}", example.inputs, example.expected)
         if example.id in first:
@@ -120,13 +120,6 @@ def _unique(examples: Sequence[tuple[str, Example]], config: RowsConfig) -> list
         first[example.id] = where
         unique.append(example)
     return unique
-
-
-def _source(config: RowsConfig) -> str:
-    for name in ("file_path", "path", "function"):
-        if hasattr(config, name):
-            return str(getattr(config, name))
-    return f"the {config.type_name} dataset"
 
 
 @register_dataset(config_type=JsonDatasetConfig)

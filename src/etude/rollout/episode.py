@@ -8,19 +8,18 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from etude.core.data_model import number
 from etude.core.episode import Event
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
+from etude.core.numbers import number
 from etude.rollout.function import FunctionScope, current_function
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, reply_of
 from etude.rollout.tools import describe_tools
-from etude.wire.dialect import ChatBody, RecordedCompletion
-from etude.wire.openai_format import plain_messages
-from etude.wire.said import Said
+from etude.wire.chat import plain_messages
+from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -54,8 +53,8 @@ class Episode:
         self._server = server
         self._events: list[Event] = []
         self._endpoint: Endpoint | None = None
-        self.said = Said()
-        """What clients were answered, to be known again in whatever form it comes back."""
+        self.said = AnswerMemory()
+        """The answers that clients were given, to be known again in whatever form they come back."""
 
     @property
     def id(self) -> str:

@@ -6,7 +6,6 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from etude.core.episode import WORKFLOW
@@ -31,24 +30,14 @@ class FunctionScope:
     def __enter__(self) -> None:
         self._tokens.append(_current.set(self._name))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _current.reset(self._tokens.pop())
 
     async def __aenter__(self) -> None:
         self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        self.__exit__()
 
 
 @overload

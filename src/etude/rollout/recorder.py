@@ -7,17 +7,17 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from etude.core.call import Call, ChatRequest, Sampling
-from etude.core.errors import EpisodeError, EtudeError, StoreError
+from etude.core.errors import EpisodeError, EtudeError, RequestError, StoreError
+from etude.core.interfaces import Engine
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
-from etude.inference.retries import counting_retries
-from etude.rollout.models import Models
-from etude.store.archive import CallReader, call_key
+from etude.inference.engine import counting_retries
 from etude.store.encode import encode_call, shared_messages
+from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Journal, Json
 from etude.wire.sampling import change_sampling
 
@@ -26,34 +26,47 @@ _PARENT_CANDIDATES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A model call to be made."""
+class Models:
+    """Engines by name, how each samples by default, and which one is meant when none is named."""
 
-    model: str
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...]
-    sampling: Sampling
+    engines: Mapping[str, Engine]
+    sampling: Mapping[str, Sampling] = field(default_factory=dict)
+    default: str | None = None
 
-    def digest(self) -> str:
-        """A hash of all that can change the answer: 16 hexadecimal digits."""
-        sampling = self.sampling
-        text = json.dumps(
-            [
-                self.model,
-                self.messages,
-                self.tools,
-                [sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed],
-            ]
-        )
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    def __post_init__(self) -> None:
+        """Raises RequestError when there are no models, or the default is none of them."""
+        if not self.engines:
+            raise RequestError("there are no models for the agent to call; add an entry to `llms`")
+        for name in (*self.sampling, *((self.default,) if self.default is not None else ())):
+            self.require(name)
+
+    def choose(self, name: str | None) -> str:
+        """The name of the model that is meant. Raises RequestError when that is not clear."""
+        if name is not None:
+            return self.require(name)
+        if self.default is not None:
+            return self.default
+        if len(self.engines) > 1:
+            raise RequestError(f"name the model to call, there are several: {', '.join(self.engines)}")
+        return next(iter(self.engines))
+
+    def require(self, name: str) -> str:
+        """`name` itself when it is a model. Raises RequestError naming the models there are."""
+        if name not in self.engines:
+            raise RequestError(f"there is no model '{name}'; models: {', '.join(self.engines)}")
+        return name
+
+    def sampling_of(self, name: str) -> Sampling:
+        """How a model samples when nothing else is asked for."""
+        return self.sampling.get(name) or Sampling()
 
 
 class Recorder:
     """The calls of one episode, in order.
 
-    A call is named by the hash of its question and how often the same was asked before, and its
-    randomness follows from that name. So a workflow that runs again gets the answers it had, whatever
-    else has changed, and a question that is new is answered anew.
+    A call is named by the hash of its request and how often the same was asked before, and its randomness
+    follows from that name. So a workflow that runs again gets the answers it had, whatever else has
+    changed, and a request that is new is answered anew.
     """
 
     def __init__(
@@ -121,17 +134,18 @@ class Recorder:
         """
         await self._admit()
         model = self.models.choose(model)
-        changed = change_sampling(change_sampling(self.models.sampling_of(model), sampling), self._override)
-        question = Question(model, messages, tools, changed)
-        digest = question.digest()
+        chosen = change_sampling(change_sampling(self.models.sampling_of(model), sampling), self._override)
+        digest = _digest(model, messages, tools, chosen)
         count = self._asked.get(digest, 0)
         self._asked[digest] = count + 1
         name = f"{digest}/{count}"
+        key = fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed
+        request = ChatRequest(messages, tools, chosen, key=key, conversation=self.episode_id)
         index = len(self._calls)
         self._calls.append(None)
         self._under_way[index] = time.monotonic()
         try:
-            call = await self._make(index, name, question, function)
+            call = await self._make(name, Call(index, function, model, request))
         finally:
             self._longest = max(self._longest, time.monotonic() - self._under_way.pop(index))
         if not self._closed:
@@ -152,24 +166,16 @@ class Recorder:
             f"mend the agent's loop, or raise eval.general.max_calls"
         )
 
-    async def _make(self, index: int, name: str, question: Question, function: str) -> Call:
-        seed = question.sampling.seed
-        request = ChatRequest(
-            messages=question.messages,
-            tools=question.tools,
-            sampling=question.sampling,
-            key=fold(self._seed, self.episode_id, name) if seed is None else seed,
-            conversation=self.episode_id,
-        )
-        asked = Call(index, function, question.model, request)
+    async def _make(self, name: str, asked: Call) -> Call:
+        """The call with its answer, from the model or from the journal."""
 
         async def sample() -> Call:
-            engine = self.models.engines[question.model]
             earlier = tuple(
                 call
                 for call in self._calls
-                if call is not None and call.completion is not None and call.model == question.model
+                if call is not None and call.completion is not None and call.model == asked.model
             )
+            engine, request = self.models.engines[asked.model], asked.request
             completion = await engine.complete(replace(request, earlier=earlier) if earlier else request)
             return replace(asked, completion=completion, retries=count.retries)
 
@@ -190,7 +196,7 @@ class Recorder:
             raise
         except BaseException as error:
             if not self._closed:
-                self._calls[index] = replace(asked, error=_reason(error), retries=count.retries)
+                self._calls[asked.index] = replace(asked, error=_reason(error), retries=count.retries)
             raise
         self._reader.add(name, call)
         return call
@@ -198,16 +204,22 @@ class Recorder:
     def _parent(self, call: Call) -> tuple[str, Call] | None:
         """The recent call that shares the most messages with this one, and its name."""
         best, most = None, -1
-        for index in range(len(self._calls) - 1, max(-1, len(self._calls) - 1 - _PARENT_CANDIDATES), -1):
-            candidate = self._calls[index]
+        for candidate in reversed(self._calls[-_PARENT_CANDIDATES:]):
             if candidate is None or candidate.completion is None:
                 continue
             shared = shared_messages(candidate, call.request.messages)
             if shared > most:
-                best, most = (self._names[index], candidate), shared
+                best, most = (self._names[candidate.index], candidate), shared
             if shared > len(candidate.request.messages):
                 break  # It continues this one; an earlier one cannot share more that matters.
         return best
+
+
+def _digest(model: str, messages: tuple[Message, ...], tools: tuple[Tool, ...], sampling: Sampling) -> str:
+    """A hash of all that can change the answer: 16 hexadecimal digits."""
+    chosen = [sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed]
+    text = json.dumps([model, messages, tools, chosen])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _reason(error: BaseException) -> str:

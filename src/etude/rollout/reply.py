@@ -1,4 +1,4 @@
-"""What a model answered, as an agent uses it."""
+"""A model's answer, as an agent uses it."""
 
 from __future__ import annotations
 

@@ -4,24 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import inspect
-from collections.abc import Callable
+import json
+import sysconfig
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from etude.core.episode import Failure
+from etude.core.call import Call, Completion
+from etude.core.episode import EpisodeRecord, Failure
+from etude.core.errors import EngineAway, EngineError, ImpossibleCall
+from etude.core.example import Example
+from etude.core.numbers import kind_of
 from etude.rollout.blocking import SyncEpisode
 from etude.rollout.episode import Episode
-from etude.rollout.failures import failure_of, user_line
-from etude.rollout.loop_watch import BlockedLoop, watch_loop
-from etude.rollout.output import NoOutput, output_of
-from etude.rollout.threads import call_in_thread
+from etude.rollout.reply import Reply, ToolCall
+from etude.rollout.threads import BlockedLoop, call_in_thread, watch_loop
 from etude.rollout.workflow import Workflow
+from etude.store.plain import plain
+from etude.wire.gateway import ERROR_HEADER
 
 GRACE_SECONDS = 1.0
 """How long code that was told to stop may take to clean up, before it is left to itself."""
 
 _abandoned: set[asyncio.Task[Any]] = set()
 """Tasks that did not stop when they were told to; held so that they are not collected half-way."""
+
+_CALL_ERRORS = {error.__name__ for error in (EngineError, EngineAway, ImpossibleCall)}
+
+_LIBRARIES = (
+    str(Path(__file__).parents[1]),
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+)
+
+_CLIENTS = ("openai", "anthropic", "langchain_core", "litellm", "pydantic_ai")
+"""Libraries whose objects are answers, or what stands around them: as JSON they would be scored as if
+they were what the agent says."""
+
+_OURS = (Call, Completion, EpisodeRecord, Example, ToolCall)
 
 
 async def run_workflow(
@@ -51,7 +73,10 @@ async def run_workflow(
         return None, Failure("timeout", f"{user_line(error)}: {reason}")
     if error is not None:
         return None, failure_of(error)
-    return _checked(workflow, task.result())
+    try:
+        return output_of(task.result()), None
+    except NoOutput as error:
+        return None, Failure("no_output", f"{workflow.where}: {error}")
 
 
 def _timeout(workflow: Workflow, seconds: float, longest_call: float) -> Failure:
@@ -63,7 +88,7 @@ def _timeout(workflow: Workflow, seconds: float, longest_call: float) -> Failure
 
 
 def watch_workflows(seconds: float | None) -> contextlib.AbstractContextManager[None]:
-    """While this is open, workflows that block the event loop for `seconds` fail; see `watch_loop`."""
+    """While this is open, workflows that block the event loop for `seconds` fail."""
     return watch_loop(seconds, _call.__code__)
 
 
@@ -74,8 +99,8 @@ async def _call(workflow: Workflow, episode: Episode) -> Any:
         return await _call_in_thread(workflow, episode)
     except SystemExit as error:
         # An agent that calls sys.exit() has failed; it must not end the run.
-        told = f"the workflow raised SystemExit: {error}"
-        raise RuntimeError(told).with_traceback(error.__traceback__) from None
+        message = f"the workflow raised SystemExit: {error}"
+        raise RuntimeError(message).with_traceback(error.__traceback__) from None
 
 
 async def _call_in_thread(workflow: Workflow, episode: Episode) -> Any:
@@ -107,8 +132,118 @@ def _forget(task: asyncio.Task[Any]) -> None:
         task.exception()  # Seen: how it ended does not matter any more.
 
 
-def _checked(workflow: Workflow, returned: Any) -> tuple[Any, Failure | None]:
+def failure_of(error: BaseException) -> Failure:
+    """The failure that an exception of the workflow stands for: `file:line: Type: message`."""
+    if isinstance(error.__cause__, StopIteration):
+        error = error.__cause__  # A coroutine cannot raise it: Python puts a RuntimeError in its place.
+    kind = type(error).__name__
+    where = user_line(error)
+    reason = f"{where}: {kind}: {error}" if where else f"{kind}: {error}"
+    calls = {name for cause in _causes(error) if (name := _call_error(cause)) is not None}
+    if not calls:
+        return Failure("raised", reason)
+    # What no model could answer is the agent's own failure.
+    return Failure("call_failed", reason, "agent" if calls == {ImpossibleCall.__name__} else "model")
+
+
+def _call_error(error: BaseException) -> str | None:
+    """The class of the failed call that an error is, or that an OpenAI client's error stands for."""
+    if isinstance(error, EngineError):
+        return type(error).__name__
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    name = headers.get(ERROR_HEADER) if isinstance(headers, Mapping) else None
+    return name if isinstance(name, str) and name in _CALL_ERRORS else None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what caused it, and the errors inside exception groups."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        cause = pending.pop()
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        pending.append(cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__))
+        if isinstance(cause, BaseExceptionGroup):
+            pending.extend(cause.exceptions)
+
+
+def user_line(error: BaseException) -> str | None:
+    """`file:line` of the innermost line that is neither ours nor a library's, else of the innermost."""
+    frames = traceback.extract_tb(error.__traceback__)[::-1]
+    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
+    for frame in own or frames:
+        path = Path(frame.filename)
+        here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        return f"{here}:{frame.lineno}"
+    return None
+
+
+class NoOutput(Exception):
+    """A workflow returned something that is no output; the message says what to return instead."""
+
+
+def output_of(returned: Any) -> Any:
+    """`returned` as JSON keeps it; of a `Reply` its text.
+
+    Raises NoOutput for what cannot be kept and for what was surely not meant.
+    """
+    if returned is None:
+        raise NoOutput("the workflow returned None; return its answer")
     try:
-        return output_of(returned), None
-    except NoOutput as error:
-        return None, Failure("no_output", f"{workflow.where}: {error}")
+        output = plain(_meant(returned))
+        json.dumps(output)
+    except NoOutput:
+        raise
+    except RecursionError as error:
+        raise NoOutput("the output holds itself, or is too deep to be kept; return something flat") from error
+    except Exception as error:
+        raise NoOutput(
+            f"the output cannot be kept: {error or type(error).__name__}; "
+            "return text, numbers, lists or dicts"
+        ) from error
+    return output
+
+
+def _meant(value: Any) -> Any:
+    """The value with the text of each `Reply` in its place. Raises NoOutput for what is no output."""
+    if isinstance(value, Reply):
+        return _text(value)
+    if isinstance(value, Mapping):
+        return {key: _meant(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_meant(inner) for inner in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    kind = kind_of(value)
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()  # Or Python would warn that nobody awaited it.
+        raise NoOutput(f"the workflow returned {kind} that nobody awaited; write `return await …`")
+    if isinstance(value, Iterator | AsyncIterator):
+        raise NoOutput(
+            f"the workflow returned {kind} (does it `yield`?); return all of it, as a list or text"
+        )
+    if isinstance(value, _OURS):
+        raise NoOutput(f"the workflow returned {kind} of etude; return the answer, such as `reply.text`")
+    package = type(value).__module__.partition(".")[0]
+    if package in _CLIENTS:
+        raise NoOutput(f"the workflow returned {kind} of {package}; return the text of the answer in it")
+    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
+        raise NoOutput(f"the workflow returned {kind}; return it as a list: `.tolist()`")
+    is_data = hasattr(value, "model_dump") or dataclasses.is_dataclass(value)
+    if isinstance(value, type) or (callable(value) and not is_data):
+        raise NoOutput(f"the workflow returned {value!r:.80}, which can be called; return its result")
+    return value
+
+
+def _text(reply: Reply) -> str:
+    if reply.tool_calls and not reply.text:
+        names = ", ".join(call.name for call in reply.tool_calls)
+        raise NoOutput(
+            f"the workflow returned a Reply without text that calls tools ({names}); call them and ask "
+            "again, or return `reply.message` if the calls are the answer"
+        )
+    return reply.text

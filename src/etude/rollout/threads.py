@@ -1,13 +1,20 @@
-"""Running functions without asyncio, in threads that nobody has to wait for."""
+"""Agent code that blocks: run in threads that nobody has to wait for, and interrupted on the event loop.
+
+While `time.sleep(…)` or an endless loop runs in an `async def`, nothing else does, no timeout fires, and
+cancelling is not possible. So a thread watches whether the loop still turns, and when it has not for as
+long as an episode may take, it interrupts the code with a signal, as Ctrl-C would.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
+from types import CodeType, FrameType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,6 +22,12 @@ T = TypeVar("T")
 _IDLE_SECONDS = 10.0
 _idle: list[SimpleQueue[Callable[[], None]]] = []
 """The job queues of threads that have nothing to do; a thread that is not used for a while ends."""
+
+_INTERVAL_SECONDS = 1.0
+
+
+class BlockedLoop(BaseException):
+    """Raised in agent code that blocks the event loop. No Exception, so that no retry loop catches it."""
 
 
 async def call_in_thread(fn: Callable[[], T]) -> T:
@@ -48,8 +61,8 @@ async def call_in_thread(fn: Callable[[], T]) -> T:
     result, error = await done
     if error is not None and (isinstance(error, StopIteration) or not isinstance(error, Exception)):
         # Raised there it means that code, not the program; and no future can hold a StopIteration.
-        told = f"the function raised {type(error).__name__}: {error}"
-        raise RuntimeError(told).with_traceback(error.__traceback__)
+        message = f"the function raised {type(error).__name__}: {error}"
+        raise RuntimeError(message).with_traceback(error.__traceback__)
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
@@ -77,3 +90,73 @@ def _work(queue: SimpleQueue[Callable[[], None]]) -> None:
         job()
         del job  # Or it would keep its arguments alive until the next one.
         _idle.append(queue)
+
+
+@contextlib.contextmanager
+def watch_loop(seconds: float | None, inside: CodeType) -> Iterator[None]:
+    """Raise BlockedLoop in code that keeps the running event loop from turning for `seconds`.
+
+    Only in code that is called, at whatever depth, from a function with the code `inside`. Does
+    nothing without a limit, outside of the main thread, or where the system has no such signals.
+    """
+    number = getattr(signal, "SIGURG", None)
+    if seconds is None or number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> None:
+        if _is_inside(frame, inside):
+            raise BlockedLoop
+
+    # SIGURG is ignored by default and hardly ever used; Go's runtime interrupts with it for that reason.
+    before = signal.signal(number, interrupt)
+    watch = _Watch(asyncio.get_running_loop(), seconds, number)
+    try:
+        yield
+    finally:
+        watch.stop()
+        signal.signal(number, before)
+
+
+class _Watch:
+    """Counts the turns of a loop, and sends its thread a signal when there are none."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, number: int) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._number = number
+        self._interval = min(_INTERVAL_SECONDS, seconds / 4)
+        self._thread_id = threading.get_ident()
+        self._turns = 0
+        self._stopped = threading.Event()
+        self._timer = loop.call_soon(self._turn)
+        self._thread = threading.Thread(target=self._run, name="etude-loop-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and the turns."""
+        self._stopped.set()
+        self._thread.join()
+        self._timer.cancel()
+
+    def _turn(self) -> None:
+        self._turns += 1
+        self._timer = self._loop.call_later(self._interval / 2, self._turn)
+
+    def _run(self) -> None:
+        seen, still = -1, 0.0
+        while not self._stopped.wait(self._interval):
+            # Counted in intervals and not by the clock: a stopped process or a sleeping laptop is no block.
+            still = still + self._interval if self._turns == seen else 0.0
+            seen = self._turns
+            if still >= self._seconds:
+                still = 0.0
+                signal.pthread_kill(self._thread_id, self._number)
+
+
+def _is_inside(frame: FrameType | None, code: CodeType) -> bool:
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False

@@ -72,7 +72,7 @@ def describe_function(fn: Callable[..., Any]) -> Tool:
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What comes before `Args:`, and the descriptions of the arguments."""
+    """The summary before `Args:`, and the descriptions of the arguments."""
     before, _, after = text.partition("Args:")
     summary = " ".join(before.split())
     descriptions: dict[str, str] = {}

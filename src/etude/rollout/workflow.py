@@ -50,12 +50,26 @@ class Workflow:
             raise RequestError(
                 f"{self.where}: workflow '{self.name}': timeout must be more than 0 s, found {self.timeout}"
             )
-        _check_signature(self, lambda signature: signature.bind_partial(None, None, **self.arguments))
+        self._check_call(inspect.Signature.bind_partial)
 
     def check_complete(self) -> None:
         """Raises RequestError when the function cannot be called with what it is given."""
         self.check()
-        _check_signature(self, lambda signature: signature.bind(None, None, **self.arguments))
+        self._check_call(inspect.Signature.bind)
+
+    def _check_call(self, bind: Callable[..., object]) -> None:
+        try:
+            signature = inspect.signature(self.fn)
+        except (TypeError, ValueError):
+            return  # Written in C: whether it fits will show.
+        try:
+            bind(signature, None, None, **self.arguments)
+        except TypeError as error:
+            expected = ", ".join(("example", "episode", *self.arguments))
+            raise RequestError(
+                f"{self.where}: workflow '{self.name}' is called with ({expected}), "
+                f"and takes {signature}: {error}"
+            ) from error
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, as if it had not been decorated."""
@@ -110,15 +124,13 @@ def as_workflow(
 
     Raises RequestError when it is no function, or does not take these arguments.
     """
-    if not isinstance(obj, Workflow):
-        obj = Workflow(_name(obj), obj)
-    found: Workflow = obj
-    changes: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    agent = obj if isinstance(obj, Workflow) else Workflow(_name(obj), obj)
+    if timeout is not None:
+        agent = replace(agent, timeout=timeout)
     if arguments:
-        changes["arguments"] = {**found.arguments, **arguments}
-    found = replace(found, **changes) if changes else found
-    found.check()
-    return found
+        agent = replace(agent, arguments={**agent.arguments, **arguments})
+    agent.check()
+    return agent
 
 
 class FunctionWorkflowConfig(WorkflowConfig, name="function"):
@@ -137,21 +149,6 @@ class FunctionWorkflowConfig(WorkflowConfig, name="function"):
 async def function_workflow(config: FunctionWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Raises RequestError when the function is not found or does not fit."""
     yield as_workflow(import_object(config.function), arguments=config.arguments, timeout=config.timeout)
-
-
-def _check_signature(workflow: Workflow, bind: Callable[[inspect.Signature], object]) -> None:
-    try:
-        signature = inspect.signature(workflow.fn)
-    except (TypeError, ValueError):
-        return  # Written in C: whether it fits will show.
-    try:
-        bind(signature)
-    except TypeError as error:
-        expected = ", ".join(("example", "episode", *workflow.arguments))
-        raise RequestError(
-            f"{workflow.where}: workflow '{workflow.name}' is called with ({expected}), "
-            f"and takes {signature}: {error}"
-        ) from error
 
 
 def _name(fn: Callable[..., Any]) -> str:

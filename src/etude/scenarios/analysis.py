@@ -15,7 +15,7 @@ from etude.core.stats import Estimate, estimate
 from etude.protocols.tree import EpisodeTree, Node
 from etude.rewards.judge import MATERIAL, JudgeConfig, MalformedAnswer, ask, parse_reasoning
 from etude.scenarios.analysers import Analyser
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import DatasetError, RequestError
-from etude.rollout.dataset_config import (
+from etude.rollout.dataset_rows import (
     FileDatasetConfig,
     HuggingFaceDatasetConfig,
     JsonDatasetConfig,
@@ -18,7 +18,6 @@ from etude.rollout.dataset_config import (
     ParquetDatasetConfig,
     RowsConfig,
 )
-from etude.rollout.dataset_rows import read_rows
 from etude.scenarios.dataset_config import ProgramsConfig
 from etude.scenarios.sandbox.check import IoTests
 
@@ -53,7 +52,7 @@ def read_problems(config: ProgramsConfig, left_out: Counter[str] | None = None) 
     cannot be read, naming the place, and MissingExtraError where the libraries that read them are not
     installed.
     """
-    rows = read_rows(_rows(config))
+    rows = _rows(config).read()
     while True:
         try:
             row = next(rows)

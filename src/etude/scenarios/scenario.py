@@ -11,12 +11,11 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.message import Message
 from etude.protocols.decision import ACCEPT, REJECT, Verdict
-from etude.protocols.log import Log
-from etude.protocols.messages import dialogue
+from etude.protocols.log import Log, dialogue
 from etude.protocols.protocol import Protocol
 from etude.protocols.registry import register_scenario
+from etude.protocols.rules import Turn
 from etude.protocols.scenario import Scenario
-from etude.protocols.turn import Turn
 from etude.scenarios.prompts import LAST_TURN, PROMPTS
 from etude.scenarios.wording import fields
 

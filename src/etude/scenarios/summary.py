@@ -13,7 +13,7 @@ from etude.core.stats import Estimate, estimate, estimate_ratio
 from etude.protocols.decision import ACCEPT, NEITHER, REJECT, UNDECIDED, Verdict
 from etude.protocols.tree import EpisodeTree
 from etude.scenarios.measures import Conduct, conduct, endings
-from etude.store.archive import iter_episodes
+from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 
 

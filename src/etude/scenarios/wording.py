@@ -9,7 +9,7 @@ from etude.core.example import Example
 from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, Scale, Verdict
 from etude.protocols.log import Log
 from etude.protocols.protocol import Protocol
-from etude.protocols.turn import Stance, Turn, turns_at
+from etude.protocols.rules import Stance, Turn, turns_at
 
 
 def fields(example: Example, log: Log, agent: str, turn: Turn, max_words: int) -> Mapping[str, str]:

@@ -1,36 +1,29 @@
-"""The server's parts put together as an ASGI application."""
+"""The server's parts put together as an ASGI application, and its smaller routes."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from starlette.types import ASGIApp
 
-from etude.integrations.art.serving.log import ArtLog
-from etude.integrations.art.serving.models import ArtModels
-from etude.integrations.art.serving.preview import preview_routes
-from etude.integrations.art.serving.routes import art_routes
-from etude.integrations.art.serving.trainings import ArtTrainings
 from etude.server.backend import Backend
 from etude.server.chat import chat_routes
 from etude.server.completions import completion_routes
 from etude.server.database import open_database
-from etude.server.engine_api import engine_routes
 from etude.server.engines import EnginePool
-from etude.server.errors import add_error_handlers
-from etude.server.files import FileStore
-from etude.server.files_api import file_routes
-from etude.server.guard import Guard
+from etude.server.errors import ApiError, add_error_handlers
+from etude.server.extensions import ServerParts, load_extensions
+from etude.server.files import FileStore, file_routes
+from etude.server.guard import Guard, server_version
 from etude.server.jobs import JobStore
 from etude.server.jobs_api import job_routes
 from etude.server.metrics import Metrics
 from etude.server.models import ModelStore
-from etude.server.models_api import model_routes
 from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings
-from etude.server.versions import server_version
 
 _ABOUT = """OpenAI's API over models that this machine runs and trains.
 
@@ -41,16 +34,15 @@ Point any OpenAI client here: `OpenAI(base_url="http://this-server/v1", api_key=
 def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     """The application; `backend` is open.
 
-    Raises StoreError when the data folder cannot be used.
+    Raises StoreError when the data folder cannot be used, RequestError when an extension cannot be loaded.
     """
-    metrics = Metrics()
+    metrics, extensions = Metrics(), load_extensions()
     database = open_database(settings.data_dir / "server.db")
-    models = ModelStore(database, settings.data_dir, settings.name)
+    models = ModelStore(database, settings.data_dir, settings.name, extensions)
     pool = EnginePool(settings, models, backend)
     files, jobs = FileStore(database, settings.data_dir), JobStore(database)
     scheduler = Scheduler(settings, jobs, pool)
-    art, log = ArtModels(database, models, settings.model), ArtLog(settings.data_dir)
-    trainings = ArtTrainings(settings, art, models, jobs, files, log, scheduler.wake)
+    parts = ServerParts(settings, database, files, jobs, models, pool, scheduler.wake)
     metrics.watch_counts("etude_jobs", "Training jobs.", "status", jobs.counts)
     metrics.watch("etude_sequences", "Sequences under way and waiting.", lambda: pool.sequences)
 
@@ -69,30 +61,85 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
         title="etude", version=server_version(), description=_ABOUT, lifespan=lifespan, redoc_url=None
     )
     add_error_handlers(app)
-    app.include_router(model_routes(models, pool))
-    app.include_router(chat_routes(pool, metrics, art.tells_tokens))
-    app.include_router(completion_routes(pool, metrics, settings.name))
-    app.include_router(file_routes(files))
-    app.include_router(job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake))
-    app.include_router(engine_routes(pool))
-    app.include_router(art_routes(settings, pool, models, art, trainings, log))
-    app.include_router(preview_routes(pool, models, art, trainings, jobs, log))
-    _add_status_routes(app, metrics)
-    return Guard(app, settings, metrics)
+    for router in (
+        _model_routes(models, pool),
+        chat_routes(pool, metrics, lambda model: any(one.tells_tokens(model) for one in extensions)),
+        completion_routes(pool, metrics, settings.name),
+        file_routes(files),
+        job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake),
+        _engine_routes(pool),
+        _status_routes(metrics),
+        *(router for extension in extensions for router in extension.routes(parts)),
+    ):
+        app.include_router(router)
+    return Guard(app, settings, metrics, extensions)
 
 
-def _add_status_routes(app: FastAPI, metrics: Metrics) -> None:
-    @app.get("/health", tags=["status"], summary="Is the server up")
+def _model_routes(models: ModelStore, pool: EnginePool) -> APIRouter:
+    router = APIRouter(prefix="/v1/models", tags=["models"])
+
+    @router.get("", summary="List the models")
+    def list_models() -> dict[str, Any]:
+        """The base model, all that jobs have made, checkpoints included, and ART's names for them."""
+        return {"object": "list", "data": [model.as_wire() for model in models.all()]}
+
+    @router.get("/{model:path}", summary="Retrieve a model")
+    def retrieve_model(model: str) -> dict[str, Any]:
+        """One model by its name."""
+        return models.get(model).as_wire() | {"id": model}
+
+    @router.delete("/{model:path}", summary="Delete a fine-tuned model")
+    async def delete_model(model: str) -> dict[str, Any]:
+        """Forget a model that a job made, and delete its weights."""
+        name = models.get(model).name
+        if name == models.base.name:
+            raise ApiError(400, "the base model cannot be deleted", param="model")
+        models.delete(name)
+        await pool.forget(name)
+        return {"id": model, "object": "model", "deleted": True}
+
+    return router
+
+
+def _engine_routes(pool: EnginePool) -> APIRouter:
+    router = APIRouter(prefix="/engine", tags=["engine"])
+
+    @router.post("/start", summary="Bring the engine back")
+    async def start_engine() -> dict[str, Any]:
+        """Serve again; returns when the base model is in memory. Does nothing where it is."""
+        await pool.start()
+        return pool.status()
+
+    @router.post("/stop", summary="Put the engine away")
+    async def stop_engine() -> dict[str, Any]:
+        """Let requests under way finish, and free the device. New requests wait, or get 503."""
+        await pool.stop()
+        return pool.status()
+
+    @router.get("/status", summary="Say what the engine does")
+    async def engine_status() -> dict[str, Any]:
+        """`running`, `stopping` or `stopped`, and the models in memory."""
+        return pool.status()
+
+    return router
+
+
+def _status_routes(metrics: Metrics) -> APIRouter:
+    router = APIRouter(tags=["status"])
+
+    @router.get("/health", summary="Is the server up")
     def health() -> dict[str, str]:
-        """Answers as long as the server does; `/engine/status` tells of its engine."""
+        """Answers as long as the server does; `/engine/status` is about its engine."""
         return {"status": "ok"}
 
-    @app.get("/version", tags=["status"], summary="Which etude this is")
+    @router.get("/version", summary="Which etude this is")
     def version() -> dict[str, str]:
         """The server's version."""
         return {"version": server_version()}
 
-    @app.get("/metrics", tags=["status"], summary="Metrics for Prometheus", response_class=Response)
+    @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     def prometheus() -> Response:
         """Requests, tokens, queue and jobs, in Prometheus's text format."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router

@@ -1,17 +1,26 @@
-"""Where models are put into memory: in this process, or in one that it runs."""
+"""Where models are put into memory: in this process, or in a vLLM that the server runs."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import shlex
+import shutil
+from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
+from etude.core.errors import EngineError
 from etude.inference.embedded import EmbeddedEngine
-from etude.inference.sampled import TokenEngine
+from etude.inference.engine import TokenEngine
+from etude.inference.vllm_engine import VllmEngine
+from etude.inference.vllm_process import VllmOptions, VllmProcess
+from etude.models.device import choose_device, choose_dtype
 from etude.models.policy import Policy
-from etude.server.models import ServedModel
+from etude.models.speech import Speech
+from etude.models.weights import load_tensors, write_lora_folder
+from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
-from etude.server.weights import load_policy
 
 
 class Backend(Protocol):
@@ -87,3 +96,107 @@ def _free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # pragma: gpu
+
+
+_WEIGHTS = "trained.safetensors"
+
+
+class VllmBackend:
+    """LoRA weights are loaded at run time, each under a name of its own; full weights need a restart."""
+
+    name = "vllm"
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._folder = (settings.data_dir / "vllm").absolute()
+        kind = choose_dtype(settings.dtype, choose_device(settings.device))
+        self._process = VllmProcess(
+            VllmOptions(
+                folder=self._folder,
+                dtype=str(kind).removeprefix("torch."),
+                command=tuple(shlex.split(settings.vllm_command)),
+                arguments=settings.vllm_args,
+                max_loras=max(1, settings.max_models - 1),
+            )
+        )
+        self._speech: Speech | None = None
+        self._numbers = count(1)
+        self._names: dict[str, str] = {}
+        """vLLM's names of LoRA weights, by model."""
+
+    async def open(self) -> None:
+        """Start vLLM with the base model."""
+        self._speech = await asyncio.to_thread(Speech.load, self._settings.model)
+        await self._process.start(self._settings.model)
+
+    def place(self, model: ServedModel) -> str:
+        """LoRA weights go with the base model; a model with full weights goes alone."""
+        return "" if model.folder is None or model.lora is not None else model.name
+
+    async def load(self, model: ServedModel) -> TokenEngine:
+        """See that vLLM serves the model. Raises EngineError with its log's last lines when it does not."""
+        if model.folder is None or model.lora is not None:
+            await self._process.start(self._settings.model)
+            name = self._settings.model if model.lora is None else await self._add_lora(model)
+        else:
+            name = str(await asyncio.to_thread(self._merged, model))
+            await self._process.start(name)
+        if self._speech is None:
+            raise EngineError("vLLM was not started")
+        settings = self._settings
+        return VllmEngine(
+            self._process,
+            name,
+            self._speech,
+            max_tokens=settings.max_tokens,
+            wait=settings.engine_wait,
+            version=0 if model.folder is None else 1,
+        )
+
+    async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
+        """Unload LoRA weights; a model with full weights goes when the next one starts."""
+        await engine.close()
+        name = self._names.pop(model.name, None)
+        if name is not None:
+            await self._process.remove_lora(name)
+            await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
+
+    async def put_away(self) -> None:
+        """Stop vLLM."""
+        await self._process.stop()
+
+    def status(self) -> dict[str, Any]:
+        """How the process is."""
+        process = self._process
+        return {"process": process.state, "restarts": process.restarts, "reason": process.reason or None}
+
+    async def _add_lora(self, model: ServedModel) -> str:
+        # A name is never used twice, so that an answer under way keeps the weights that it began with.
+        name = f"lora-{next(self._numbers)}"
+        folder = self._folder / name
+        await asyncio.to_thread(self._write_lora, model, folder)
+        await self._process.add_lora(name, folder)
+        self._names[model.name] = name
+        return name
+
+    def _write_lora(self, model: ServedModel, folder: Path) -> None:
+        assert model.folder is not None and model.lora is not None
+        shutil.rmtree(folder, ignore_errors=True)
+        tensors = load_tensors(model.folder / _WEIGHTS)
+        given = model.lora
+        write_lora_folder(
+            tensors, r=given["r"], alpha=given["alpha"], base=self._settings.model, folder=folder
+        )
+
+    def _merged(self, model: ServedModel) -> Path:
+        """A folder with the whole model."""
+        folder = self._folder / f"model-{model.digest}"
+        if not (folder / "config.json").exists():
+            settings = self._settings
+            draft = folder.with_suffix(".draft")
+            shutil.rmtree(draft, ignore_errors=True)
+            policy = load_policy(settings.model, model, device="cpu", dtype=self._process.options.dtype)
+            policy.export(draft)
+            shutil.rmtree(folder, ignore_errors=True)
+            draft.rename(folder)
+        return folder

@@ -15,16 +15,23 @@ from fastapi.responses import JSONResponse
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError
 from etude.core.message import Message
-from etude.inference.sampled import Sampled, SampledToken, TokenEngine, TokenRequest
+from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequest
 from etude.models.template import ChatTemplate
 from etude.server.bodies import ChatBody
 from etude.server.engines import EnginePool, require_room
 from etude.server.errors import ApiError
-from etude.server.events_stream import streamed
-from etude.server.generation import SampleStream, requests_of, sample_all, unless_gone
+from etude.server.generation import (
+    Name,
+    SampleStream,
+    TextStream,
+    chat_logprobs,
+    namer,
+    requests_of,
+    sample_all,
+    streamed,
+    unless_gone,
+)
 from etude.server.metrics import Metrics
-from etude.server.text_stream import TextStream
-from etude.server.tokens import Name, chat_logprobs, namer
 
 
 @dataclass(slots=True)

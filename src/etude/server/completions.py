@@ -11,15 +11,22 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from etude.inference.sampled import Sampled, SampledToken, TokenEngine, TokenRequest
+from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequest
 from etude.server.bodies import CompletionBody, TokenizeBody
 from etude.server.chat import chat_prompt, tokens_of, usage
 from etude.server.engines import EnginePool, require_room
-from etude.server.events_stream import streamed
-from etude.server.generation import SampleStream, requests_of, sample_all, unless_gone
+from etude.server.generation import (
+    Name,
+    SampleStream,
+    TextStream,
+    completion_logprobs,
+    namer,
+    requests_of,
+    sample_all,
+    streamed,
+    unless_gone,
+)
 from etude.server.metrics import Metrics
-from etude.server.text_stream import TextStream
-from etude.server.tokens import Name, completion_logprobs, namer
 
 _DEFAULT_TOKENS = 16
 """OpenAI's `max_tokens` where a completion asks for none."""

@@ -1,26 +1,30 @@
-"""The server's SQLite database: files, jobs, events, checkpoints and models."""
+"""The server's SQLite database: tables, the names of their rows, and lists in pages."""
 
 from __future__ import annotations
 
+import re
+import secrets
 import sqlite3
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from etude.core.errors import StoreError
-from etude.store.database import store_error
+from etude.server.errors import ApiError
 
 SCHEMA_VERSION = 1
 _BUSY_SECONDS = 20
-_METADATA = sa.MetaData()
+METADATA = sa.MetaData()
+"""All tables of the database, those of extensions too: `open_database` makes what is not there yet."""
 
 
-def _table(name: str, *columns: sa.Column[object] | sa.UniqueConstraint) -> sa.Table:
+def table(name: str, *columns: sa.Column[object] | sa.UniqueConstraint) -> sa.Table:
     """A table whose rows have a number, in the order in which they came, and a name for the outside."""
     return sa.Table(
         name,
-        _METADATA,
+        METADATA,
         sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
         sa.Column("id", sa.Text, nullable=False, unique=True),
         sa.Column("created", sa.Float, nullable=False),
@@ -29,7 +33,7 @@ def _table(name: str, *columns: sa.Column[object] | sa.UniqueConstraint) -> sa.T
     )
 
 
-FILES = _table(
+FILES = table(
     "files",
     sa.Column("filename", sa.Text, nullable=False),
     sa.Column("purpose", sa.Text, nullable=False),
@@ -39,7 +43,7 @@ FILES = _table(
 )
 """`method` and `rows` of training files: what they are for, and how many lines they have."""
 
-JOBS = _table(
+JOBS = table(
     "jobs",
     sa.Column("status", sa.Text, nullable=False, index=True),
     sa.Column("model", sa.Text, nullable=False),
@@ -62,7 +66,7 @@ JOBS = _table(
 )
 """`attempts` counts the workers that were started since the last checkpoint."""
 
-EVENTS = _table(
+EVENTS = table(
     "events",
     sa.Column("job", sa.Text, nullable=False, index=True),
     sa.Column("level", sa.Text, nullable=False),
@@ -74,7 +78,7 @@ EVENTS = _table(
 )
 """`once` names what an event tells of: a step that is taken again after a crash is told once."""
 
-MODELS = _table(
+MODELS = table(
     "models",
     sa.Column("job", sa.Text, nullable=False, index=True),
     sa.Column("folder", sa.Text, nullable=False),
@@ -84,23 +88,6 @@ MODELS = _table(
     sa.Column("metrics", sa.JSON, nullable=False),
 )
 """`id` is the name that clients use; `step` is set for checkpoints, and null for what a job made."""
-
-ART_MODELS = _table(
-    "art_models",
-    sa.Column("project", sa.Text, nullable=False),
-    sa.Column("base", sa.Text, nullable=False),
-)
-"""The models that ART's clients registered, by their names; `base` is the model that they began as."""
-
-ART_STEPS = _table(
-    "art_steps",
-    sa.Column("model", sa.Text, nullable=False, index=True),
-    sa.Column("step", sa.Integer, nullable=False),
-    sa.Column("job", sa.Text),
-    sa.Column("served", sa.Text),
-)
-"""`id` is `<model>@<step>`. A step is there when it has a `served` model, or its `job` has made one: it comes
-into being with the job's success, and whatever else the job comes to, it was never there."""
 
 
 def open_database(path: Path) -> sa.Engine:
@@ -119,11 +106,66 @@ def open_database(path: Path) -> sa.Engine:
                     f"{path} has schema version {found}, and this etude reads version {SCHEMA_VERSION}; "
                     "use the etude that made it, or another --data-dir"
                 )
-            _METADATA.create_all(connection)
+            METADATA.create_all(connection)
             connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
     except (sqlite3.Error, DBAPIError) as error:
         engine.dispose()
-        raise store_error(path, error) from error
+        reason = error.orig if isinstance(error, DBAPIError) else error
+        raise StoreError(f"{path} cannot be used: {reason}; choose another --data-dir") from error
     except OSError as error:
         raise StoreError(f"{path.parent}: {error.strerror}; choose another --data-dir") from error
     return engine
+
+
+Row: TypeAlias = dict[str, Any]
+Order: TypeAlias = Literal["asc", "desc"]
+
+
+def row_of(engine: sa.Engine, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> Row | None:
+    """The first row that meets the conditions."""
+    with engine.connect() as connection:
+        row = connection.execute(sa.select(table).where(*conditions)).mappings().first()
+    return None if row is None else dict(row)
+
+
+def page_of(
+    engine: sa.Engine,
+    table: sa.Table,
+    *conditions: sa.ColumnElement[bool],
+    after: str | None,
+    limit: int,
+    order: Order = "desc",
+) -> tuple[list[Row], bool]:
+    """Up to `limit` rows, and whether there are more. Raises ApiError when there is no row `after`."""
+    newest_first = order == "desc"
+    query = sa.select(table).where(*conditions)
+    with engine.connect() as connection:
+        if after is not None:
+            found = connection.execute(sa.select(table.c.number).where(table.c.id == after)).scalar()
+            if found is None:
+                raise ApiError(
+                    400, f"there is no {after!r} to go on after", param="after", code="invalid_value"
+                )
+            query = query.where(table.c.number < found if newest_first else table.c.number > found)
+        ordered = query.order_by(table.c.number.desc() if newest_first else table.c.number)
+        rows = [dict(row) for row in connection.execute(ordered.limit(limit + 1)).mappings()]
+    return rows[:limit], len(rows) > limit
+
+
+def list_object(data: list[Row], has_more: bool) -> Row:
+    """The list object of a page."""
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return {"object": "list", "data": data, "has_more": has_more, "first_id": None, "last_id": None} | ends
+
+
+_ID = re.compile(r"(file|ftjob)-[0-9a-f]{24}")
+
+
+def new_id(kind: str) -> str:
+    """A new name: `file-…`, `ftjob-…`, `ftevent-…`."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def is_id(text: str) -> bool:
+    """Whether a file or a job could have this name."""
+    return _ID.fullmatch(text) is not None

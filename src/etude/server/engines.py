@@ -8,15 +8,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from etude.core.errors import EtudeError
-from etude.inference.sampled import TokenEngine
+from etude.inference.engine import TokenEngine
 from etude.models.speech import Speech
-from etude.server.backend import Backend
 from etude.server.errors import ApiError
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from etude.server.backend import Backend
 
 _LOG = logging.getLogger("etude.server")
 

@@ -45,6 +45,11 @@ class ApiError(HTTPException):
         self.code = code
 
 
+def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
+    """The answer about something that is not there."""
+    return ApiError(404, f"there is no {kind} {name!r}", param=param, code=code)
+
+
 def error_object(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:

@@ -1,21 +1,91 @@
-"""The files that clients upload, and those that jobs write."""
+"""The files that clients upload, each line of them checked, those that jobs write, and `/v1/files`."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import time
-from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, BinaryIO, Literal, TypeAlias
 
 import sqlalchemy as sa
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import FileResponse
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException
 
-from etude.export.draft import draft_of
-from etude.server.database import FILES
-from etude.server.errors import ApiError
-from etude.server.ids import is_id, new_id, not_found
-from etude.server.pages import Order, Row, page_of
-from etude.server.training_file import TrainingFile, check_training_file
+from etude.core.training_rows import ROWS, DpoRow, GrpoRow, SupervisedRow, method_of
+from etude.core.trajectory import Method
+from etude.server.database import FILES, Order, Row, is_id, list_object, new_id, page_of, row_of
+from etude.server.errors import ApiError, not_found, problems_of
+from etude.store.files import draft_of
+
+_LONGEST_LINE = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFile:
+    """What a file holds."""
+
+    method: Method
+    rows: int
+
+
+def check_training_file(filename: str, file: BinaryIO) -> TrainingFile:
+    """Read every line of an upload, one at a time. Raises ApiError with file, line and field."""
+    method: Method | None = None
+    rows = 0
+    for number, line in _lines(filename, file):
+        where = f"{filename}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _refused(f"{where}: not JSON: {error}") from error
+        found = method_of(row)
+        if found is None:
+            raise _refused(
+                f"{where}: no training row; it needs `messages` (supervised), `input`, `preferred_output` "
+                "and `non_preferred_output` (dpo), or `trajectories` (grpo)"
+            )
+        if method is not None and found != method:
+            raise _refused(f"{where}: a row for {found}, and those before it are for {method}")
+        method, rows = found, rows + 1
+        try:
+            ROWS[found].model_validate(row)
+        except ValidationError as error:
+            told, _ = problems_of(error.errors(include_url=False, include_input=False))
+            raise _refused(f"{where}: {told}") from error
+    if method is None:
+        raise _refused(f"{filename} has no lines")
+    return TrainingFile(method, rows)
+
+
+def read_rows(path: Path, method: Method) -> Iterator[SupervisedRow | DpoRow | GrpoRow]:
+    """The rows of a file that was checked when it came."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                yield ROWS[method].model_validate_json(line)
+
+
+def _lines(filename: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    while line := file.readline(_LONGEST_LINE + 1):
+        number += 1
+        if len(line) > _LONGEST_LINE:
+            raise _refused(f"{filename}, line {number}: longer than {_LONGEST_LINE} bytes")
+        if line.strip():
+            yield number, line
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(400, message, param="file", code="invalid_training_file")
+
 
 Purpose: TypeAlias = Literal["fine-tune", "fine-tune-results"]
 
@@ -40,18 +110,15 @@ class FileStore:
         """Keep what a job tells of itself, under a name that the job gives it: writing again is fine."""
         with draft_of(self._folder / name) as draft:
             draft.write_text(text, encoding="utf-8")
-        with self._engine.connect() as connection:
-            known = connection.execute(sa.select(FILES.c.id).where(FILES.c.id == name)).first()
-        if known is None:
+        if row_of(self._engine, FILES, FILES.c.id == name) is None:
             self._insert(name, filename, "fine-tune-results", None)
 
     def get(self, name: str) -> Row:
         """What is known of a file. Raises ApiError 404."""
-        with self._engine.connect() as connection:
-            row = connection.execute(sa.select(FILES).where(FILES.c.id == name)).mappings().first()
+        row = row_of(self._engine, FILES, FILES.c.id == name)
         if row is None:
             raise not_found("file", name, param="id", code="file_not_found")
-        return dict(row)
+        return row
 
     def path(self, name: str) -> Path:
         """Where a file's content is. Raises ApiError 404."""
@@ -118,3 +185,90 @@ def file_object(row: Row) -> dict[str, Any]:
         "status_details": None,
         "expires_at": None,
     }
+
+
+_FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["fine-tune"]},
+                    },
+                }
+            }
+        },
+    }
+}
+
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+
+
+def file_routes(files: FileStore) -> APIRouter:
+    """Upload, list, retrieve, read and delete files."""
+    router = APIRouter(prefix="/v1/files", tags=["files"])
+
+    @router.post("", summary="Upload a training file", openapi_extra=_FORM)
+    async def create_file(request: Request) -> dict[str, Any]:
+        """JSON lines for `supervised`, `dpo` or `grpo`, each of them checked; a wrong file is not kept."""
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise ApiError(400, "a file is uploaded as multipart/form-data", param="file")
+        try:
+            # Large parts go to a temporary file on disk as they come.
+            form = await request.form(max_files=1, max_fields=8)
+        except MultiPartException as error:
+            raise ApiError(400, f"the form is malformed: {error.message}", param="file") from error
+        try:
+            file = _checked(form)
+            return file_object(await run_in_threadpool(files.upload, _name_of(file), file.file))
+        finally:
+            await form.close()
+
+    @router.get("", summary="List files")
+    def list_files(
+        purpose: str | None = None, after: str | None = None, limit: Limit = 10_000, order: Order = "desc"
+    ) -> dict[str, Any]:
+        """The newest first, in pages."""
+        rows, more = files.page(purpose, after, limit, order)
+        return list_object([file_object(row) for row in rows], more)
+
+    @router.get("/{file_id}", summary="Retrieve a file's description")
+    def retrieve_file(file_id: str) -> dict[str, Any]:
+        """Its name, size and purpose."""
+        return file_object(files.get(file_id))
+
+    @router.get("/{file_id}/content", summary="Read a file", response_class=FileResponse)
+    def retrieve_file_content(file_id: str) -> FileResponse:
+        """The file as it was uploaded, or as a job wrote it."""
+        return FileResponse(files.path(file_id), media_type="application/octet-stream")
+
+    @router.delete("/{file_id}", summary="Delete a file")
+    def delete_file(file_id: str) -> dict[str, Any]:
+        """Jobs that have not started yet fail without their file."""
+        files.delete(file_id)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    return router
+
+
+def _checked(form: FormData) -> UploadFile:
+    purpose, file = form.get("purpose"), form.get("file")
+    if purpose != "fine-tune":
+        raise ApiError(
+            400,
+            "purpose must be 'fine-tune': this server trains on files",
+            param="purpose",
+            code="invalid_value",
+        )
+    if not isinstance(file, UploadFile):
+        raise ApiError(400, "there is no file in the form", param="file", code="missing_required_parameter")
+    return file
+
+
+def _name_of(file: UploadFile) -> str:
+    """The name alone: clients may send a path."""
+    return PurePosixPath((file.filename or "upload.jsonl").replace("\\", "/")).name[:255] or "upload.jsonl"

@@ -1,20 +1,152 @@
-"""Several sequences of one request, sampled side by side."""
+"""Sampling for a request: several sequences side by side, as tokens, as text and as server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from fastapi.responses import StreamingResponse
 from starlette.requests import Request
 
-from etude.core.errors import EngineError
+from etude.core.errors import EngineError, EtudeError
 from etude.core.keys import fold
-from etude.inference.sampled import Sampled, SampledToken, TokenEngine, TokenRequest
-from etude.server.errors import ApiError
+from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequest
+from etude.server.errors import ApiError, error_object
+
+_LOWEST = -9999.0
+"""What the API says in place of minus infinity, which JSON does not have."""
+_REPLACEMENT = "\ufffd"
+
+Name = Callable[[int], str]
+"""A token's text, or `token_id:7` where the request wants that."""
+
+
+def chat_logprobs(tokens: Sequence[SampledToken], name: Name) -> dict[str, Any]:
+    """The `logprobs` of a chat completion's choice."""
+    content = [
+        _entry(token.id, token.logprob, name)
+        | {"top_logprobs": [_entry(one, logprob, name) for one, logprob in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokens: Sequence[SampledToken], name: Name, offset: int) -> dict[str, Any]:
+    """The `logprobs` of a completion's choice; `offset` is where its text begins."""
+    texts = [name(token.id) for token in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [_finite(token.logprob) for token in tokens],
+        "text_offset": offsets,
+        "top_logprobs": [{name(one): _finite(value) for one, value in token.top} for token in tokens],
+    }
+
+
+def namer(decode: Callable[[Sequence[int]], str], *, as_ids: bool) -> Name:
+    """How tokens are named."""
+    return (lambda token: f"token_id:{token}") if as_ids else (lambda token: decode([token]))
+
+
+def _entry(token: int, logprob: float, name: Name) -> dict[str, Any]:
+    text = name(token)
+    # A token that is a part of a character has no text of its own, and so none to give the bytes of.
+    return {
+        "token": text,
+        "logprob": _finite(logprob),
+        "bytes": None if _REPLACEMENT in text else list(text.encode()),
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LOWEST)
+
+
+_REPLACEMENT = "\ufffd"
+
+
+class TextStream:
+    """Turns the tokens of one sequence into pieces of text that add up to the final text."""
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop_ids: frozenset[int],
+        stops: Sequence[str],
+    ) -> None:
+        self._decode = decode
+        self._stop_ids = stop_ids
+        self._stops = stops
+        self._ids: list[int] = []
+        self._known = self._read = 0
+        """Tokens before `known` are out; those up to `read` are decoded again, as context of the rest."""
+        self._held = ""
+        self._sent = 0
+        self._over = False
+
+    def add(self, token: int) -> str:
+        """The text that can be told now that this token was sampled; often empty."""
+        if self._over or token in self._stop_ids:
+            return ""
+        self._ids.append(token)
+        before = self._decode(self._ids[self._known : self._read])
+        now = self._decode(self._ids[self._known :])
+        if now.endswith(_REPLACEMENT) or len(now) <= len(before):
+            return ""
+        self._known, self._read = self._read, len(self._ids)
+        self._held += now[len(before) :]
+        if any(stop in self._held for stop in self._stops):
+            self._over = True
+            return ""
+        return self._let_go(len(self._held) - self._may_be_stop())
+
+    def rest(self, text: str) -> str:
+        """What is missing of the final text."""
+        return text[self._sent :]
+
+    def _let_go(self, length: int) -> str:
+        out, self._held = self._held[:length], self._held[length:]
+        self._sent += len(out)
+        return out
+
+    def _may_be_stop(self) -> int:
+        """Characters at the end that could be the beginning of a stop string."""
+        lengths = [
+            size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])
+        ]
+        return max(lengths, default=0)
+
+
+def streamed(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+    """The response that sends each object as an event, and `[DONE]` at the end.
+
+    The status is sent before the first token, so a failure after that is an event with an error object.
+    """
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in chunks:
+                yield _event(json.dumps(chunk))
+        except EtudeError as error:
+            yield _event(json.dumps(error_object(500, str(error))))
+            return
+        yield _event("[DONE]")
+
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+def _event(data: str) -> bytes:
+    return f"data: {data}\n\n".encode()
+
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The guard in front of all routes: who may come in, with how much, and what is told of it."""
+"""The guard in front of all routes: who may come in, how often, with how much, and from which version."""
 
 from __future__ import annotations
 
@@ -9,27 +9,91 @@ import hmac
 import math
 import secrets
 import time
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
 from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
+from packaging.version import InvalidVersion, Version
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.server.errors import ApiError, error_object
+from etude.server.extensions import ServerExtension
 from etude.server.metrics import Metrics
-from etude.server.rate import RateLimit
 from etude.server.settings import ServerSettings
-from etude.server.versions import (
-    VERSION_HEADER,
-    WARNING_HEADER,
-    refusal_of,
-    server_version,
-    warning_of,
-)
 
-_OPEN = frozenset({"/health", "/healthcheck", "/version", "/docs", "/openapi.json"})
-"""Paths that need no key: they tell nothing of anybody."""
-_LARGE = frozenset({"/v1/files", "/_train_model", "/_log", "/v1/preview/training-jobs"})
+VERSION_HEADER = "x-etude-version"
+"""Clients of etude send their version in it, and every answer has the server's."""
+
+WARNING_HEADER = "x-etude-warning"
+
+
+@cache
+def server_version() -> str:
+    """The version of etude that this server is."""
+    return version("etude")
+
+
+def refusal_of(client: str) -> str | None:
+    """Why a client of that version is refused; None when it is not."""
+    try:
+        theirs, ours = Version(client), Version(server_version())
+    except InvalidVersion:
+        return f"the header {VERSION_HEADER} is {client!r:.40}, which is no version"
+    if theirs.major == ours.major:
+        return None
+    return (
+        f"this server is etude {ours}, and the client is etude {theirs}: another major version. "
+        f"Install etude {ours.major}.* in the client"
+    )
+
+
+def warning_of(client: str) -> str | None:
+    """What to warn a client of that version of; None when there is nothing."""
+    theirs, ours = Version(client), Version(server_version())
+    if theirs.minor == ours.minor:
+        return None
+    return f"this server is etude {ours}, and the client is etude {theirs}: newer features may be missing"
+
+
+_MOST_CLIENTS = 10_000
+
+
+class RateLimit:
+    """A bucket for each client address, which holds a minute's requests and fills evenly (a token bucket)."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._most = float(per_minute)
+        self._per_second = per_minute / 60
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """What was left in each, and when."""
+
+    def wait(self, client: str, now: float) -> float:
+        """Seconds until another request of a client is let in; 0 lets this one in. `now` is in seconds."""
+        left = self._left(client, now)
+        if left < 1:
+            return (1 - left) / self._per_second
+        if len(self._buckets) >= _MOST_CLIENTS:
+            self._forget_full(now)
+        self._buckets[client] = (left - 1, now)
+        return 0.0
+
+    def _left(self, client: str, now: float) -> float:
+        left, then = self._buckets.get(client, (self._most, now))
+        return min(self._most, left + (now - then) * self._per_second)
+
+    def _forget_full(self, now: float) -> None:
+        """A full bucket is as good as none. When none is full, all are forgotten: memory has a bound."""
+        waiting = [client for client in self._buckets if self._left(client, now) < self._most]
+        kept = waiting if len(waiting) < _MOST_CLIENTS else []
+        self._buckets = {client: self._buckets[client] for client in kept}
+
+
+_OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
+"""Paths that need no key, because they give nothing away."""
+_LARGE = frozenset({"/v1/files"})
 """Paths whose bodies are training data."""
 _MULTIPART_BYTES = 64 * 1024
 """What an upload's form may take beside the file."""
@@ -39,8 +103,16 @@ _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 class Guard:
     """Checks key, host, version and size of each request, and counts it."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        metrics: Metrics,
+        extensions: Sequence[ServerExtension] = (),
+    ) -> None:
         self._app = app
+        self._open = _OPEN.union(*(extension.open_paths for extension in extensions))
+        self._large = _LARGE.union(*(extension.large_paths for extension in extensions))
         self._settings = settings
         self._metrics = metrics
         rate = settings.requests_per_minute
@@ -78,7 +150,7 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         path, client = scope["path"], headers.get(VERSION_HEADER)
-        if path not in _OPEN:
+        if path not in self._open:
             if too_many := self._too_many(scope):
                 return too_many
             if not self._has_key(headers):
@@ -116,7 +188,7 @@ class Guard:
         return name in _LOCAL_NAMES or name == self._settings.host
 
     def _limit(self, path: str) -> int:
-        large = path.rstrip("/") in _LARGE
+        large = path.rstrip("/") in self._large
         return self._settings.max_file + _MULTIPART_BYTES if large else self._settings.max_body
 
     def _too_large(self, path: str) -> ApiError:

@@ -10,10 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from etude.server.database import EVENTS, JOBS, MODELS
-from etude.server.errors import ApiError
-from etude.server.ids import new_id, not_found
-from etude.server.pages import Row, page_of
+from etude.server.database import EVENTS, JOBS, MODELS, Row, new_id, page_of, row_of
+from etude.server.errors import ApiError, not_found
 
 WAITING = ("validating_files", "queued")
 FINAL = ("succeeded", "failed", "cancelled")
@@ -63,11 +61,11 @@ class JobStore:
 
     def of_key(self, key: str) -> Row | None:
         """The job that was created with an idempotency key."""
-        return self._first(JOBS.c.idempotency_key == key)
+        return row_of(self._engine, JOBS, JOBS.c.idempotency_key == key)
 
     def get(self, name: str) -> Row:
         """A job. Raises ApiError 404."""
-        row = self._first(JOBS.c.id == name)
+        row = row_of(self._engine, JOBS, JOBS.c.id == name)
         if row is None:
             raise not_found("fine-tuning job", name, param="id", code="fine_tune_not_found")
         return row
@@ -183,10 +181,12 @@ class JobStore:
                 _tell(connection, job, event, level=level)
         return bool(done.rowcount)
 
-    def _first(self, condition: sa.ColumnElement[bool]) -> Row | None:
-        with self._engine.connect() as connection:
-            row = connection.execute(sa.select(JOBS).where(condition)).mappings().first()
-        return None if row is None else dict(row)
+
+def model_name(base: str, suffix: str | None, job: str, step: int | None = None) -> str:
+    """`ft:<base>:<suffix>:<id>`, and `:ckpt-step-<n>` behind it for a checkpoint."""
+    root = base.split(":")[1] if base.startswith("ft:") else base
+    name = f"ft:{root}:{suffix or ''}:{job.removeprefix('ftjob-')[:12]}"
+    return name if step is None else f"{name}:ckpt-step-{step}"
 
 
 def require_same(known: Row, differences: Sequence[str]) -> None:

@@ -1,22 +1,180 @@
-"""`/v1/fine_tuning/jobs`."""
+"""`/v1/fine_tuning/jobs`: requests for jobs, and jobs as the API presents them."""
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from etude.core.keys import content_hash
 from etude.core.trajectory import Method
+from etude.server.database import Row, list_object
 from etude.server.errors import ApiError
 from etude.server.files import FileStore
-from etude.server.hyperparameters import resolved
-from etude.server.job_objects import checkpoint_object, event_object, job_object
-from etude.server.job_request import JobBody
+from etude.server.hyperparameters import DpoMethod, GrpoMethod, Hyperparameters, SupervisedMethod, resolved
 from etude.server.jobs import JobStore, require_same
 from etude.server.models import ModelStore
-from etude.server.pages import Row, list_object
+
+IDEMPOTENCY_FIELD = "idempotency_key"
+"""In the metadata, where a client cannot send the header `Idempotency-Key`."""
+
+SameFile = Callable[[str | None, str | None], bool]
+"""Whether two files, by their ids, have the same content."""
+
+_Key = Annotated[str, Field(min_length=1, max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+_SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class MethodBody(BaseModel):
+    """`method`: its type, and the hyperparameters under the type's name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Method
+    supervised: SupervisedMethod | None = None
+    dpo: DpoMethod | None = None
+    grpo: GrpoMethod | None = None
+
+    @model_validator(mode="after")
+    def _only_its_own(self) -> MethodBody:
+        others = {"supervised", "dpo", "grpo"} - {self.type}
+        if wrong := sorted(name for name in others if getattr(self, name) is not None):
+            raise ValueError(f"the method is {self.type}, and there are options of {', '.join(wrong)}")
+        return self
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """Those of the method."""
+        options = {"supervised": self.supervised, "dpo": self.dpo, "grpo": self.grpo}[self.type]
+        return Hyperparameters() if options is None else options.hyperparameters
+
+
+class JobBody(BaseModel):
+    """What to train, on what, and how."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(min_length=1)
+    training_file: str = Field(min_length=1)
+    validation_file: str | None = None
+    method: MethodBody = Field(default_factory=lambda: MethodBody(type="supervised"))
+    hyperparameters: Hyperparameters | None = Field(
+        default=None, description="Deprecated by OpenAI in favour of `method`; supervised only."
+    )
+    suffix: str | None = Field(default=None, description="Part of the new model's name.")
+    seed: int | None = Field(default=None, ge=0, lt=2**53)
+    metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
+    integrations: list[Literal["none"]] | None = Field(default=None, max_length=0)
+
+    @field_validator("suffix")
+    @classmethod
+    def _names_a_model(cls, suffix: str | None) -> str | None:
+        if suffix and not _SUFFIX.fullmatch(suffix):
+            raise ValueError("1 to 64 letters, digits, '-' and '_', the first a letter or a digit")
+        return suffix or None
+
+    @model_validator(mode="after")
+    def _told_once(self) -> JobBody:
+        if self.hyperparameters is not None and "method" in self.model_fields_set:
+            raise ValueError("hyperparameters belong under method")
+        return self
+
+    @property
+    def asked(self) -> Hyperparameters:
+        """The hyperparameters that the request gives."""
+        return self.hyperparameters or self.method.hyperparameters
+
+    def key(self, header: str | None) -> str | None:
+        """What makes this request the same as an earlier one, if anything does."""
+        return header or (self.metadata or {}).get(IDEMPOTENCY_FIELD) or None
+
+    def hash(self) -> str:
+        """Differs between requests for different jobs, but for their files."""
+        told: dict[str, Any] = self.model_dump(
+            mode="json", exclude_none=True, exclude={"training_file", "validation_file"}
+        )
+        return content_hash(told)
+
+    def differences(self, job: Mapping[str, Any], same_file: SameFile) -> list[str]:
+        """The fields in which this request is not the one that created `job`, a row of the database."""
+        fields = {
+            "model": self.model == job["model"],
+            "method": self.method.type == job["method"],
+            "training_file": same_file(self.training_file, job["training_file"]),
+            "validation_file": same_file(self.validation_file, job["validation_file"]),
+            "suffix": self.suffix == job["suffix"],
+            "metadata": (self.metadata or {}) == job["metadata"],
+            "seed": self.seed in (None, job["seed"]),
+        }
+        different = [name for name, same in fields.items() if not same]
+        if not different and self.hash() != job["request_hash"]:
+            return ["hyperparameters"]
+        return different
+
+
+def job_object(row: Row) -> dict[str, Any]:
+    """The `fine_tuning.job` object."""
+    values = row["hyperparameters"]
+    shown = {key: values[key] for key in ("n_epochs", "batch_size", "learning_rate_multiplier")}
+    method = row["method"]
+    return {
+        "id": row["id"],
+        "object": "fine_tuning.job",
+        "created_at": int(row["created"]),
+        "status": row["status"],
+        "model": row["model"],
+        "fine_tuned_model": row["fine_tuned_model"],
+        "training_file": row["training_file"],
+        "validation_file": row["validation_file"],
+        "method": {"type": method, method: {"hyperparameters": values}},
+        "hyperparameters": shown,
+        "suffix": row["suffix"],
+        "seed": row["seed"],
+        "metadata": row["metadata"],
+        "error": row["error"],
+        "finished_at": _seconds(row["finished"]),
+        "estimated_finish": _seconds(row["estimated_finish"]) if row["status"] == "running" else None,
+        "trained_tokens": row["trained_tokens"],
+        "result_files": row["result_files"],
+        "organization_id": "etude",
+        "integrations": [],
+    }
+
+
+def event_object(row: Row) -> dict[str, Any]:
+    """The `fine_tuning.job.event` object."""
+    return {
+        "id": row["id"],
+        "object": "fine_tuning.job.event",
+        "created_at": int(row["created"]),
+        "level": row["level"],
+        "type": row["type"],
+        "message": row["message"],
+        "data": row["data"] or {},
+    }
+
+
+def checkpoint_object(row: Row) -> dict[str, Any]:
+    """The `fine_tuning.job.checkpoint` object. It is named by its model, so that pages can go on after it."""
+    return {
+        "id": row["id"],
+        "object": "fine_tuning.job.checkpoint",
+        "created_at": int(row["created"]),
+        "fine_tuned_model_checkpoint": row["id"],
+        "fine_tuning_job_id": row["job"],
+        "metrics": row["metrics"],
+        "step_number": row["step"],
+    }
+
+
+def _seconds(time: float | None) -> int | None:
+    return None if time is None else int(time)
+
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 IdempotencyKey = Annotated[str | None, Header(max_length=255)]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from etude.integrations.art.serving.names import art_names, served_under
-from etude.server.database import MODELS
-from etude.server.ids import not_found
+from etude.core.job import ModelVersion
+from etude.server.database import MODELS, Row, row_of
+from etude.server.errors import not_found
+from etude.server.extensions import Alias, ServerExtension
+
+if TYPE_CHECKING:
+    from etude.models.policy import LoraOptions, Policy
 
 OWNER = "etude"
 
@@ -37,43 +42,44 @@ class ServedModel:
 class ModelStore:
     """Finds models by name. A name is only looked up, and never made part of a path."""
 
-    def __init__(self, engine: sa.Engine, data_dir: Path, base: str) -> None:
+    def __init__(
+        self, engine: sa.Engine, data_dir: Path, base: str, extensions: Sequence[ServerExtension] = ()
+    ) -> None:
+        """`base` is the name of the model that the server was started with; extensions may add names."""
         self._engine = engine
         self._data_dir = data_dir
-        self._base = ServedModel(base, time.time())
-
-    @property
-    def base(self) -> ServedModel:
-        """The model that the server was started with."""
-        return self._base
+        self._extensions = extensions
+        self.base = ServedModel(base, time.time())
 
     def get(self, name: str) -> ServedModel:
-        """The model of that name; under one of ART's names, the one that it stands for now.
+        """The model of that name; under a name of an extension's, the one that it stands for now.
 
         Raises ApiError 404.
         """
-        if name == self._base.name:
-            return self._base
+        if name == self.base.name:
+            return self.base
+        row = row_of(self._engine, MODELS, MODELS.c.id == name)
+        if row is not None:
+            return self._served(row)
         with self._engine.connect() as connection:
-            row = connection.execute(sa.select(MODELS).where(MODELS.c.id == name)).mappings().first()
-            served = served_under(connection, name) if row is None else None
-        if served is not None:
-            return self.get(served)
-        if row is None:
-            raise not_found("model", name, param="model", code="model_not_found")
-        return self._served(dict(row))
+            for extension in self._extensions:
+                if (served := extension.served_under(connection, name)) is not None:
+                    return self.get(served)
+        raise not_found("model", name, param="model", code="model_not_found")
 
     def all(self) -> list[ServedModel]:
-        """All names: the base, the models that jobs made, and ART's names for any of them."""
+        """All names: the base, the models that jobs made, and other names for any of them."""
+        aliases: dict[str, Alias] = {}
         with self._engine.connect() as connection:
             rows = connection.execute(sa.select(MODELS).order_by(MODELS.c.number)).mappings().all()
-            named = art_names(connection)
-        own = [self._base, *(self._served(dict(row)) for row in rows)]
+            for extension in self._extensions:
+                aliases |= extension.aliases(connection)
+        own = [self.base, *(self._served(dict(row)) for row in rows)]
         known = {model.name: model for model in own}
         others = [
-            replace(known[step.served], name=name, created=step.created)
-            for name, step in named.items()
-            if step.served in known
+            replace(known[alias.served], name=name, created=alias.created)
+            for name, alias in aliases.items()
+            if alias.served in known
         ]
         return own + others
 
@@ -90,10 +96,40 @@ class ModelStore:
         with self._engine.connect() as connection:
             job = sa.select(MODELS.c.job).where(MODELS.c.id == name).scalar_subquery()
             names = connection.execute(sa.select(MODELS.c.id).where(MODELS.c.job == job)).scalars().all()
-        for one in names:
-            self.delete(one)
+        for each in names:
+            self.delete(each)
         return list(names)
 
-    def _served(self, row: dict[str, Any]) -> ServedModel:
+    def _served(self, row: Row) -> ServedModel:
         folder = self._data_dir / row["folder"]
         return ServedModel(row["id"], row["created"], folder, row["lora"], row["digest"])
+
+
+def load_policy(
+    source: str,
+    model: ServedModel,
+    *,
+    device: str,
+    dtype: str,
+    lora: LoraOptions | None = None,
+    seed: int = 0,
+    keep_base: bool = False,
+) -> Policy:
+    """Load `source` with the trained tensors of `model` on it.
+
+    `lora` puts new LoRA weights on a model that has none. `keep_base` keeps the tensors of `source` beside
+    the trained ones. Raises RequestError when the source cannot be
+    loaded, StoreError and EngineError when the tensors are missing, damaged or of another model.
+    """
+    from etude.models.policy import LoraOptions, Policy
+
+    policy = Policy.load(source, device=device, dtype=dtype)
+    if model.lora is not None:
+        policy.use_lora(LoraOptions(model.lora["r"], model.lora["alpha"]), 0)
+    if keep_base and model.folder is not None:
+        policy.keep_base()
+    if model.folder is not None:
+        policy.adopt(ModelVersion(number=1, location=str(model.folder), digest=model.digest))
+    if lora is not None:
+        policy.use_lora(lora, seed)
+    return policy

@@ -7,19 +7,83 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from etude.backends.lm_client import FREE_ENGINE
+from etude.learner.team import launch_command
+from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
 from etude.server.job_folder import JobFolder, exit_words
 from etude.server.jobs import JobStore
-from etude.server.pages import Row
-from etude.server.processes import training_processes
-from etude.server.settings import ServerSettings
+from etude.server.settings import ServerSettings, training_processes
 from etude.server.worker import WorkerOrder
-from etude.server.workers import Workers
+
+_MODULE = "etude.server.worker"
+_GRACE_SECONDS = 5.0
+
+
+class Workers:
+    """Starts the workers of jobs. Each is in a session of its own: Ctrl-C is for the server."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """`environment` is that of the workers."""
+        self._environment = dict(environment)
+        self._spare: Process | None = None
+
+    async def start(self, order: WorkerOrder) -> Process:
+        """A process that trains the job, or launches those that do. Raises OSError when there is none."""
+        folder = JobFolder(order.data_dir, order.job)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if order.processes > 1:
+            command = launch_command(_MODULE, [order.model_dump_json()], order.processes)
+            with folder.log.open("ab") as log:
+                return await self._spawn(command, stdin=DEVNULL, stdout=log, stderr=log)
+        worker, self._spare = self._spare, None
+        if worker is None or worker.returncode is not None:
+            worker = await self._untold()
+        await _tell(worker, order.model_dump_json())
+        with contextlib.suppress(OSError):  # There is none to spare then, and the next job has to wait.
+            self._spare = await self._untold()
+        return worker
+
+    async def close(self) -> None:
+        """End the worker that has no job."""
+        spare, self._spare = self._spare, None
+        if spare is None or spare.returncode is not None:
+            return
+        assert spare.stdin is not None
+        spare.stdin.close()
+        try:
+            await asyncio.wait_for(spare.wait(), _GRACE_SECONDS)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                spare.kill()
+
+    async def _untold(self) -> Process:
+        """A process that makes itself ready, and waits for an order."""
+        return await self._spawn([sys.executable, "-m", _MODULE], stdin=PIPE, stdout=DEVNULL, stderr=None)
+
+    async def _spawn(self, command: list[str], **streams: object) -> Process:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            start_new_session=True,
+            env=self._environment,
+            **streams,  # type: ignore[arg-type]
+        )
+
+
+async def _tell(worker: Process, order: str) -> None:
+    """Hand over the order. A worker that ended meanwhile is noticed by its exit code."""
+    assert worker.stdin is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        worker.stdin.write(order.encode() + b"\n")
+        await worker.stdin.drain()
+    worker.stdin.close()
+
 
 _LOG = logging.getLogger("etude.server")
 
@@ -210,7 +274,7 @@ class Scheduler:
             told = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
             await asyncio.to_thread(self._jobs.fail, job, told.rstrip("; "), "worker_crashed")
         else:
-            step = folder.newest()
+            step = folder.checkpoints.newest()
             place = f"from step {step}" if step else "from its start"
             told = f"The worker ended early ({how}); the job goes on {place}"
             attempts = row["attempts"] if counts else 0

@@ -1,10 +1,10 @@
-"""One job, from its file to a new model."""
+"""A job of the database, from its file to a new model."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -13,222 +13,216 @@ from typing import Any
 from torch import Tensor
 
 from etude.core.errors import TrainingError
+from etude.core.job import ModelVersion
 from etude.core.keys import fold
-from etude.export.draft import draft_of
-from etude.learner.learner import Learner, Snapshot
-from etude.learner.objective import Objective
+from etude.jobs.training import JobData, JobTraining, flat, trained_tokens
+from etude.jobs.training import Row as UnitRow
+from etude.jobs.units import objective_of, units_of_rows
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.plan import Step
+from etude.learner.schedule import Schedule
 from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
-from etude.server.files import FileStore
-from etude.server.ids import model_name
-from etude.server.job_data import (
-    Step,
-    Units,
-    batch_of,
-    has_gradient,
-    learner_options,
-    objective_of,
-    plan_steps,
-    trained_tokens,
-    units_of,
-)
+from etude.server.database import Row
+from etude.server.files import FileStore, read_rows
 from etude.server.job_folder import JobFolder
-from etude.server.jobs import JobStore
-from etude.server.models import ModelStore
-from etude.server.pages import Row
-from etude.server.training_file import read_rows
-from etude.server.weights import load_policy
+from etude.server.jobs import JobStore, model_name
+from etude.server.models import ModelStore, load_policy
+from etude.store.files import draft_of
 
 KEPT_CHECKPOINTS = 3
 """Checkpoints of a job that can be asked as models: those of its last epochs."""
 
-RESULTS_HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
-
-
-class Interrupted(Exception):
-    """The worker was asked to make way; the job goes on later."""
+_COLUMNS = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
+_HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a job runs, and on what."""
+class Stores:
+    """The server's database and folders, as a worker sees them."""
 
     data_dir: Path
+    jobs: JobStore
+    files: FileStore
+    models: ModelStore
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Where the model of a job is put."""
+
     source: str
     """The base model's folder or name."""
     device: str
     dtype: str
-    checkpoint_steps: int
 
 
-class JobTraining:
-    """Trains one job step by step, and can stop and go on after each.
+def train_job(
+    job: Row,
+    stores: Stores,
+    hardware: Hardware,
+    team: Team,
+    checkpoint_steps: int,
+    canceled: Event,
+    stopping: Event,
+) -> None:
+    """Train a job, from its newest checkpoint, and make its model. All processes of the team call it.
 
-    Every process of the team has one; that of the leader writes and tells.
+    Raises TrainingError for rows that the model cannot take, ApiError for a model or file that is gone,
+    TrainingCanceled when `canceled` is set, and Interrupted, after a checkpoint, when `stopping` is.
     """
+    values: Mapping[str, Any] = job["hyperparameters"]
+    objective = objective_of(job["method"], values)
+    policy = _load_policy(job, stores, hardware, keep_base=objective.needs_reference)
+    before = policy.digest()
 
-    def __init__(
-        self, place: Place, job: Row, jobs: JobStore, files: FileStore, models: ModelStore, team: Team
-    ) -> None:
-        """Load model and rows, and go to the newest checkpoint.
+    def rows_of(file: str | None) -> Sequence[UnitRow]:
+        if not file:
+            return []
+        return units_of_rows(read_rows(stores.files.path(file), job["method"]), policy, values)
 
-        Raises TrainingError for rows that the model cannot take, ApiError for a model or file that is gone.
-        """
-        self._place = place
-        self._team = team
+    data = JobData(
+        objective,
+        rows_of(job["training_file"]),
+        rows_of(job["validation_file"]),
+        passes=values["n_epochs"],
+        batch_size=values["batch_size"],
+        seed=job["seed"],
+        key=("epoch",),
+    )
+    learner = Learner(policy, _learner_options(values), job["seed"], team)
+    reporter = _Reporter(job, stores)
+    checkpoints = JobFolder(stores.data_dir, job["id"]).checkpoints
+    training = JobTraining(learner, data, reporter, checkpoints, checkpoint_steps)
+    training.run(canceled, stopping)
+    weights = team.whole(policy.trainable())
+    if team.leads:
+        tokens = sum(trained_tokens(flat(data.rows[row] for row in step.rows)) for step in training.steps)
+        reporter.finish(policy, weights, before, training.history, tokens)
+
+
+def _load_policy(job: Row, stores: Stores, hardware: Hardware, *, keep_base: bool) -> Policy:
+    model, values = stores.models.get(job["model"]), job["hyperparameters"]
+    fresh = values["lora_rank"] > 0 and model.lora is None
+    policy = load_policy(
+        hardware.source,
+        model,
+        device=hardware.device,
+        dtype=hardware.dtype,
+        lora=LoraOptions(values["lora_rank"], values["lora_alpha"]) if fresh else None,
+        seed=fold(job["seed"], "lora"),
+        keep_base=keep_base and values.get("reference") == "base",
+    )
+    if keep_base:
+        # Where the server's own model is not the reference: the one that the job starts from.
+        policy.keep_base()
+    return policy
+
+
+def _learner_options(values: Mapping[str, Any]) -> LearnerOptions:
+    return LearnerOptions(
+        learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],
+        schedule=Schedule(values["lr_schedule"], values["warmup_steps"]),
+        gradient_checkpointing=values["gradient_checkpointing"],
+    )
+
+
+class _Reporter:
+    """Writes what a job does into the database: events, checkpoints that are models, and its end."""
+
+    def __init__(self, job: Row, stores: Stores) -> None:
         self._job = job
-        self._jobs = jobs
-        self._files = files
-        self._values: Mapping[str, Any] = job["hyperparameters"]
-        self._folder = JobFolder(place.data_dir, job["id"])
-        self._objective: Objective = objective_of(job["method"], self._values)
-        self._policy = self._load(models)
-        self._start_digest = self._policy.digest()
-        self._rows = self._read(job["training_file"])
-        self._validation = self._read(job["validation_file"]) if job["validation_file"] else []
-        live = [has_gradient(units) for units in self._rows]
-        values = self._values
-        self._steps = plan_steps(live, values["n_epochs"], values["batch_size"], job["seed"])
-        options = learner_options(values, len(self._steps))
-        self._learner = Learner(self._policy, options, job["seed"], team)
-        self._done = self._folder.newest()
-        self._results: list[str] = []
-        if self._done:
-            self._results = self._folder.load(self._done, self._policy, self._learner)["results"]
-        if team.leads:
-            self._folder.prune(self._public_steps() | {self._done})
+        self._id = str(job["id"])
+        self._stores = stores
+        self._clock = (time.time(), 0)
+        """When this worker began, and after which step."""
 
-    def run(self, canceled: Event, stopping: Event) -> None:
-        """Take the steps that are left, and make the new model.
+    def started(self, done: int) -> None:
+        self._clock = (time.time(), done)
+        resumed = f", from step {done}" if done else ""
+        self._stores.jobs.tell(self._id, f"Fine-tuning job started{resumed}", once=f"started {done}")
 
-        Raises TrainingCanceled when `canceled` is set, Interrupted when `stopping` is, after a checkpoint.
-        """
-        if self._team.leads:
-            went_on = f", from step {self._done}" if self._done else ""
-            told = f"Fine-tuning job started{went_on}"
-            self._jobs.tell(self._job["id"], told, once=f"started {self._done}")
-        clock = (time.time(), self._done)
-        for step in self._steps[self._done :]:
-            metrics = self._take(step, canceled)
-            self._done = step.number
-            if self._team.leads:
-                self._report(step, metrics, clock)
-            due = step.number % self._place.checkpoint_steps == 0
-            interrupted = self._team.any(stopping.is_set())
-            if step.ends_epoch or due or interrupted:
-                self._require_same_weights(step)
-                snapshot = self._learner.snapshot()
-                if self._team.leads:
-                    self._save(step, metrics, snapshot)
-            if interrupted:
-                raise Interrupted
-        weights = self._team.whole(self._policy.trainable())
-        if self._team.leads:
-            self._finish(weights)
-
-    def _load(self, models: ModelStore) -> Policy:
-        model, values = models.get(self._job["model"]), self._values
-        fresh = values["lora_rank"] > 0 and model.lora is None
-        lora = LoraOptions(values["lora_rank"], values["lora_alpha"]) if fresh else None
-        policy = load_policy(
-            self._place.source,
-            model,
-            device=self._place.device,
-            dtype=self._place.dtype,
-            lora=lora,
-            seed=fold(self._job["seed"], "lora"),
-            keep_base=self._objective.needs_reference and values.get("reference") == "base",
-        )
-        if self._objective.needs_reference:
-            # Where nothing else is kept: the model that the job starts from, wherever it resumes.
-            policy.keep_base()
-        return policy
-
-    def _read(self, file: str) -> list[Units]:
-        rows = read_rows(self._files.path(file), self._job["method"])
-        return units_of(rows, self._policy, self._values)
-
-    def _take(self, step: Step, canceled: Event) -> dict[str, float]:
-        batch = batch_of(self._rows[row] for row in step.rows)
-        metrics = self._learner.train(batch, self._objective, canceled=canceled)
-        if self._validation and step.ends_epoch:
-            metrics["valid_loss"] = self._learner.evaluate(batch_of(self._validation), self._objective)[
-                "loss"
-            ]
-        return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-    def _report(self, step: Step, metrics: dict[str, float], clock: tuple[float, int]) -> None:
-        """An event, a line of the results, and when the job is expected to end."""
-        loss, of = metrics.get("loss", math.nan), len(self._steps)
-        columns = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
-        values = [f"{metrics[name]:.6g}" if name in metrics else "" for name in columns]
-        self._results.append(",".join([str(step.number), *values]))
-        data = {"step": step.number, "total_steps": of, "epoch": step.epoch, "train_loss": loss, **metrics}
-        told = f"Step {step.number}/{of}: training loss={loss:.4f}"
+    def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
+        """An event, and when the job is expected to end."""
+        loss = metrics.get("loss", math.nan)
+        message = f"Step {step.number}/{step.of}: training loss={loss:.4f}"
         if "valid_loss" in metrics:
-            told += f", validation loss={metrics['valid_loss']:.4f}"
+            message += f", validation loss={metrics['valid_loss']:.4f}"
+        data = {
+            "step": step.number,
+            "total_steps": step.of,
+            "epoch": step.epoch,
+            "train_loss": loss,
+            **metrics,
+        }
         finite = {name: value for name, value in data.items() if math.isfinite(value)}
-        self._jobs.tell(self._job["id"], told, once=f"step {step.number}", data=finite)
-        began, before = clock
-        left = (time.time() - began) / (step.number - before) * (of - step.number)
-        self._jobs.set(self._job["id"], estimated_finish=time.time() + left)
+        self._stores.jobs.tell(self._id, message, once=f"step {step.number}", data=finite)
+        began, done = self._clock
+        left = (time.time() - began) / (step.number - done) * (step.of - step.number)
+        self._stores.jobs.set(self._id, estimated_finish=time.time() + left)
 
-    def _require_same_weights(self, step: Step) -> None:
-        """Raise TrainingError when the processes have come to hold different weights."""
-        if self._team.size > 1 and not self._team.shards and not self._team.same(self._policy.digest()):
-            raise TrainingError(
-                f"after step {step.number} the processes hold different weights; are their devices of one "
-                "kind? Start the server with --training-processes 1"
-            )
-
-    def _save(self, step: Step, metrics: dict[str, float], snapshot: Snapshot) -> None:
-        """A checkpoint to go on from; at the end of an epoch also one that can be asked as a model."""
-        kept = {"results": self._results}
-        digest = self._folder.save(step.number, kept, self._policy, self._learner, snapshot)
+    def checkpointed(
+        self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
+    ) -> Collection[int]:
+        """One at the end of an epoch can be asked as a model."""
+        jobs = self._stores.jobs
         if step.ends_epoch:
-            name = model_name(self._job["model"], self._job["suffix"], self._job["id"], step.number)
-            facts = {"step": step.number, "train_loss": metrics.get("loss")}
-            if "valid_loss" in metrics:
-                facts |= {"valid_loss": metrics["valid_loss"], "full_valid_loss": metrics["valid_loss"]}
-            row = self._model_row(name, self._folder.step_folder(step.number), digest)
-            self._jobs.add_checkpoint(
-                self._job["id"], row | {"step": step.number, "metrics": facts}, KEPT_CHECKPOINTS
+            finite = _finite(metrics)
+            shown = {"step": step.number, "train_loss": finite.get("loss")}
+            if "valid_loss" in finite:
+                shown |= {"valid_loss": finite["valid_loss"], "full_valid_loss": finite["valid_loss"]}
+            model = self._model(Path(version.location), version.digest, step.number)
+            jobs.add_checkpoint(self._id, model | {"metrics": shown}, KEPT_CHECKPOINTS)
+            jobs.tell(
+                self._id,
+                f"Checkpoint created at step {step.number}",
+                once=f"checkpoint {step.number}",
             )
-            told = f"Checkpoint created at step {step.number}"
-            self._jobs.tell(self._job["id"], told, once=f"checkpoint {step.number}")
-        self._jobs.set(self._job["id"], attempts=0)
-        self._folder.prune(self._public_steps() | {step.number})
+        jobs.set(self._id, attempts=0)
+        rows, _ = jobs.checkpoints(self._id, None, KEPT_CHECKPOINTS)
+        return {int(row["step"]) for row in rows}
 
-    def _finish(self, weights: Mapping[str, Tensor]) -> None:
-        folder = self._place.data_dir / "models" / self._job["id"]
+    def finish(
+        self,
+        policy: Policy,
+        weights: Mapping[str, Tensor],
+        before: str,
+        history: Sequence[Mapping[str, float]],
+        tokens: int,
+    ) -> None:
+        """Write the model and the table of steps. Raises TrainingError when no weight has changed."""
+        folder = self._stores.data_dir / "models" / self._id
         with draft_of(folder) as draft:
-            digest = self._policy.save_version(draft, 1, weights).digest
-            if digest == self._start_digest:
+            digest = policy.save_version(draft, 1, weights).digest
+            if digest == before:
                 raise TrainingError("training changed no weight; raise learning_rate_multiplier")
-        results = f"file-{self._job['id'].removeprefix('ftjob-')}"
-        text = "\n".join([RESULTS_HEADER, *self._results, ""])
-        self._files.write_results(results, "step_metrics.csv", text)
-        name = model_name(self._job["model"], self._job["suffix"], self._job["id"])
-        self._jobs.succeed(
-            self._job["id"],
-            self._model_row(name, folder, digest) | {"metrics": {}},
-            trained_tokens=sum(trained_tokens(self._rows[row]) for one in self._steps for row in one.rows),
-            result_files=[results],
-        )
-        self._folder.prune(self._public_steps())
+        results = f"file-{self._id.removeprefix('ftjob-')}"
+        lines = [_line(number, metrics) for number, metrics in enumerate(history, start=1)]
+        self._stores.files.write_results(results, "step_metrics.csv", "\n".join([_HEADER, *lines, ""]))
+        model = self._model(folder, digest, None) | {"metrics": {}}
+        self._stores.jobs.succeed(self._id, model, trained_tokens=tokens, result_files=[results])
 
-    def _model_row(self, name: str, folder: Path, digest: str) -> dict[str, Any]:
-        rank = self._values["lora_rank"]
+    def _model(self, folder: Path, digest: str, step: int | None) -> Row:
+        """The row of a model, whose folder is relative: the data folder may be moved."""
+        values = self._job["hyperparameters"]
+        rank = values["lora_rank"]
         return {
-            "id": name,
+            "id": model_name(self._job["model"], self._job["suffix"], self._id, step),
             "created": time.time(),
-            "job": self._job["id"],
-            "folder": self._folder.relative(folder),
-            "lora": {"r": rank, "alpha": self._values["lora_alpha"]} if rank else None,
+            "job": self._id,
+            "folder": str(folder.relative_to(self._stores.data_dir)),
+            "lora": {"r": rank, "alpha": values["lora_alpha"]} if rank else None,
             "digest": digest,
-            "step": None,
+            "step": step,
         }
 
-    def _public_steps(self) -> set[int]:
-        rows, _ = self._jobs.checkpoints(self._job["id"], None, KEPT_CHECKPOINTS)
-        return {int(row["step"]) for row in rows}
+
+def _line(step: int, metrics: Mapping[str, float]) -> str:
+    """A line of the table of steps; a number that is not finite is left out."""
+    finite = _finite(metrics)
+    return ",".join([str(step), *(f"{finite[name]:.6g}" if name in finite else "" for name in _COLUMNS)])
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """JSON has no other numbers."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -21,17 +21,19 @@ from pydantic import BaseModel, ConfigDict
 
 from etude.core.errors import EtudeError, StoreError
 from etude.core.garbage import collect_rarely
+from etude.jobs.training import Interrupted
 from etude.learner.learner import TrainingCanceled
 from etude.learner.team import PeerLost, Team, joined
 from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.report.logs import LogLevel, show_logs
 from etude.server.database import open_database
 from etude.server.errors import ApiError
+from etude.server.extensions import load_extensions
 from etude.server.files import FileStore
 from etude.server.job_folder import JobFolder
 from etude.server.jobs import JobStore
 from etude.server.models import ModelStore
-from etude.server.training import Interrupted, JobTraining, Place
+from etude.server.training import Hardware, Stores, train_job
 from etude.store.lock import RunLock
 
 _LOG = logging.getLogger("etude.server.worker")
@@ -107,16 +109,20 @@ def run_order(order: WorkerOrder, team: Team) -> bool:
 
 
 def _train(order: WorkerOrder, team: Team, jobs: JobStore, database: sa.Engine) -> None:
-    files = FileStore(database, order.data_dir)
-    models = ModelStore(database, order.data_dir, order.name)
+    stores = Stores(
+        order.data_dir,
+        jobs,
+        FileStore(database, order.data_dir),
+        ModelStore(database, order.data_dir, order.name, load_extensions()),
+    )
     device = order.device if team.device is None else str(team.device)
     dtype = order.dtype
     if team.shards:
         # The whole model need not fit on the device where a part of it will be.
         dtype, device = dtype_name(choose_dtype(dtype, choose_device(device))), "cpu"
-    place = Place(order.data_dir, order.source, device, dtype, order.checkpoint_steps)
+    hardware, steps = Hardware(order.source, device, dtype), order.checkpoint_steps
     with _signals() as stopping, _canceled(jobs, order.job) as canceled:
-        JobTraining(place, jobs.get(order.job), jobs, files, models, team).run(canceled, stopping)
+        train_job(jobs.get(order.job), stores, hardware, team, steps, canceled, stopping)
 
 
 @contextmanager

@@ -10,15 +10,12 @@ from typing import Any
 
 from etude.config.document import KeyPath, dotted
 from etude.core.stats import Estimate, estimate_difference
-from etude.store.encode import is_episode
-from etude.store.journal import Journal
-from etude.store.phases import phases_of
-from etude.store.request import evaluated_model, read_request
+from etude.store.episodes import is_episode, phases_of
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, stored_data, trained_parts
+from etude.store.stored_config import CONFIG, evaluated_model, read_request, stored_data, trained_parts
 
-_PLACES = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
-"""Keys that say where things are, and not what is done."""
+_LOCATIONS = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
+"""Keys that say where files are, and not what is done with them."""
 
 
 def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
@@ -28,9 +25,9 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
     for each example, and whether it was greedy.
     """
     settings = [dict(_leaves(_settings_of(run))) for run in runs]
-    keys = dict.fromkeys(key for one in settings for key in one)
-    values = {key: [one.get(key) for one in settings] for key in keys if key not in _PLACES}
-    return {dotted(key): found for key, found in values.items() if any(value != found[0] for value in found)}
+    keys = dict.fromkeys(key for setting in settings for key in setting if key not in _LOCATIONS)
+    values = {key: [setting.get(key) for setting in settings] for key in keys}
+    return {dotted(key): each for key, each in values.items() if any(value != each[0] for value in each)}
 
 
 def _settings_of(run: Path) -> dict[str, Any]:
@@ -38,12 +35,8 @@ def _settings_of(run: Path) -> dict[str, Any]:
     request = read_request(run)
     if request is None:
         return data
-    asked = {
-        "model": evaluated_model(request, trained_parts(data)["base"]),
-        "repeat": request.repeat,
-        "greedy": request.greedy,
-    }
-    return {"evaluate": asked, **data}
+    model = evaluated_model(request, trained_parts(data)["base"])
+    return {"evaluate": {"model": model, "repeat": request.repeat, "greedy": request.greedy}, **data}
 
 
 def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
@@ -53,8 +46,8 @@ def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
     """
     rewards = {reward_name(first), reward_name(second)}
     common = [name for name in evaluators_of(first) if name in evaluators_of(second) and name not in rewards]
-    found = {name: _paired(measured(first, name), measured(second, name)) for name in common}
-    return {name: difference for name, difference in found.items() if difference is not None}
+    differences = {name: _paired(measured(first, name), measured(second, name)) for name in common}
+    return {name: difference for name, difference in differences.items() if difference is not None}
 
 
 def paired_difference(first: Path, second: Path) -> Estimate | None:
@@ -76,24 +69,18 @@ def _paired(before: Mapping[str, float], after: Mapping[str, float]) -> Estimate
 def measured(run: Path, evaluator: str | None = None) -> dict[str, float]:
     """The mean score of each example in a run's evaluation, or else its last validation.
 
-    Of an evaluator, by default the one that is the reward.
+    The scores are those of `evaluator`, by default the one that is the reward.
     """
     reward = evaluator or reward_name(run)
+    scores: defaultdict[str, list[float]] = defaultdict(list)
     with RunFolder.read(run) as folder:
         phases = [phase for phase in phases_of(folder.journal) if not phase.startswith("train/")]
-        if reward is None or not phases:
-            return {}
-        return _means(folder.journal, phases[0], reward)
-
-
-def _means(journal: Journal, phase: str, reward: str) -> dict[str, float]:
-    scores: defaultdict[str, list[float]] = defaultdict(list)
-    for key, value in journal.scan(f"{phase}/"):
-        if is_episode(value) and value["episode"] == key:
-            told = journal.get(f"{key}/score/{reward}") or {}
-            if told.get("score") is not None:
-                scores[value["example"]["id"]].append(float(told["score"]))
-    return {name: math.fsum(values) / len(values) for name, values in scores.items()}
+        for key, value in folder.journal.scan(f"{phases[0]}/") if phases and reward else ():
+            if is_episode(value) and value["episode"] == key:
+                score = (folder.journal.get(f"{key}/score/{reward}") or {}).get("score")
+                if score is not None:
+                    scores[value["example"]["id"]].append(float(score))
+    return {example: math.fsum(values) / len(values) for example, values in scores.items()}
 
 
 def evaluators_of(run: Path) -> list[str]:

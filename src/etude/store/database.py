@@ -1,30 +1,38 @@
-"""Opening the SQLite database of a run, and putting its errors into words."""
+"""The SQLite file behind a journal: opening it, its errors in words, and the thread that writes it.
+
+Writers queue rows and wait. The thread takes all rows that are queued, commits them at once, and
+wakes every writer. While one commit runs the next rows gather, so that the cost of a commit is
+shared by as many steps as there are in flight.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
+import queue
 import sqlite3
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
-
-import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from typing import TypeAlias
 
 from etude.core.errors import StoreError
 
 SCHEMA_VERSION = 1
 """Written to every run.db. A database of another version is refused, never guessed at."""
 
-_BUSY_SECONDS = 10
-
-_METADATA = sa.MetaData()
-
-STEPS = sa.Table(
-    "steps",
-    _METADATA,
-    sa.Column("key", sa.Text, primary_key=True, nullable=False),
-    sa.Column("value", sa.Text, nullable=False),
-    sa.Column("created", sa.Float, nullable=False),
-)
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS steps (key TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, created REAL NOT NULL);
+PRAGMA user_version={SCHEMA_VERSION};
+COMMIT;
+"""
 """One row per journalled step: its key, its value as JSON, and when it was stored (Unix seconds)."""
+
+_BUSY_SECONDS = 10
+_ROWS_PER_STATEMENT = 64
 
 _ADVICE = {
     "SQLITE_FULL": "the disk is full; free some space and resume the run, all that was stored is kept",
@@ -39,55 +47,163 @@ _ADVICE = {
 }
 
 
-def open_database(path: Path, *, read_only: bool = False) -> sa.Engine:
-    """The engine of the database at `path`, made and given its tables when it is new.
+def open_database(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection to the database at `path`, which is made and given its table when it is new.
 
-    Raises StoreError when it cannot be opened, is damaged, or has another schema version.
+    Every statement is a transaction of its own. Raises StoreError when the file cannot be opened, is
+    damaged, or has another schema version.
     """
     if read_only and not path.is_file():
         raise StoreError(f"{path} does not exist: there is no run to read here")
-    mode = "?mode=ro" if read_only else ""
-    engine = sa.create_engine(
-        "sqlite://",
-        creator=lambda: sqlite3.connect(
-            f"{path.absolute().as_uri()}{mode}",
-            uri=True,
-            timeout=_BUSY_SECONDS,
-            isolation_level=None,
-            check_same_thread=False,
-        ),
-        poolclass=sa.pool.NullPool,
-    )
+    address = path.absolute().as_uri() + ("?mode=ro" if read_only else "")
     try:
-        with engine.connect() as connection:
-            _prepare(connection, path, read_only=read_only)
-    except (sqlite3.Error, DBAPIError) as error:
-        engine.dispose()
+        connection = sqlite3.connect(
+            address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+    except sqlite3.Error as error:
         raise store_error(path, error) from error
-    except StoreError:
-        engine.dispose()
-        raise
-    return engine
+    try:
+        _prepare(connection, path, read_only=read_only)
+    except (sqlite3.Error, StoreError) as error:
+        connection.close()
+        raise error if isinstance(error, StoreError) else store_error(path, error) from error
+    return connection
 
 
-def _prepare(connection: sa.Connection, path: Path, *, read_only: bool) -> None:
-    found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-    if found not in (0, SCHEMA_VERSION) or (found == 0 and read_only):
+def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version not in (0, SCHEMA_VERSION) or (version == 0 and read_only):
         raise StoreError(
-            f"{path} has schema version {found}, and this version of etude reads version {SCHEMA_VERSION}. "
+            f"{path} has schema version {version}, and this version of etude reads version {SCHEMA_VERSION}. "
             f"Use the etude that made the run (see environment.json beside it), or start a new run."
         )
     if read_only:
         return
-    connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-    if found == 0:
-        _METADATA.create_all(connection)
-        connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
+    connection.execute("PRAGMA journal_mode=WAL")
+    # NORMAL in WAL mode: a killed process loses nothing, and a commit does not wait for the disk.
+    connection.execute("PRAGMA synchronous=NORMAL")
+    if version == 0:
+        connection.executescript(_SCHEMA)
 
 
-def store_error(path: Path, error: sqlite3.Error | DBAPIError) -> StoreError:
-    """The error in words: what happened to which file, and what to do."""
-    origin = error.orig if isinstance(error, DBAPIError) else error
-    name = getattr(origin, "sqlite_errorname", "") or ""
+def store_error(path: Path, error: BaseException) -> StoreError:
+    """The error of SQLite in words: what happened to which file, and what to do."""
+    name = getattr(error, "sqlite_errorname", "") or ""
     advice = next((text for prefix, text in _ADVICE.items() if name.startswith(prefix)), None)
-    return StoreError(f"{path}: {advice} ({origin})" if advice else f"{path}: {origin}")
+    return StoreError(f"{path}: {advice} ({error})" if advice else f"{path}: {error}")
+
+
+Waiter: TypeAlias = "asyncio.Future[None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Store `text` under `key`, in place of what is there."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete the keys in `[first, end)`; `end` None means all from `first` on."""
+
+    first: str
+    end: str | None
+
+
+Operation: TypeAlias = Put | Delete | None
+"""None is a barrier: it does nothing, and is over when everything queued before it has been tried."""
+
+
+class Writer:
+    """Owns the only writing connection of a journal, on a thread of its own."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the database at `path`. Raises StoreError, as `open_database` does."""
+        self._path = path
+        self._connection = open_database(path)
+        self._queue: queue.SimpleQueue[tuple[Operation, Waiter] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"etude-journal {path}", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Operation, waiter: Waiter) -> None:
+        """Queue an operation; `waiter` is resolved when it is committed, or given a StoreError."""
+        self._queue.put((operation, waiter))
+
+    def close(self) -> None:
+        """Write out what is queued and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        while batch := self._take():
+            _resolve([waiter for _, waiter in batch], self._write([operation for operation, _ in batch]))
+
+    def _take(self) -> list[tuple[Operation, Waiter]]:
+        """At least one operation, and the puts that are queued behind it; none at the end."""
+        item = self._queue.get()
+        batch = []
+        while item is not None:
+            batch.append(item)
+            if not isinstance(item[0], Put) or len(batch) == _ROWS_PER_STATEMENT:
+                return batch
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return batch
+        if batch:
+            self._queue.put(None)  # The end comes after this batch.
+        return batch
+
+    def _write(self, batch: list[Operation]) -> StoreError | None:
+        puts = [operation for operation in batch if isinstance(operation, Put)]
+        try:
+            if puts:
+                self._put(puts)
+            if isinstance(batch[-1], Delete):
+                self._delete(batch[-1])
+        except sqlite3.Error as error:
+            return store_error(self._path, error)
+        return None
+
+    def _put(self, puts: list[Put]) -> None:
+        # One statement for all rows, and not executemany: SQLite's driver gives up the interpreter
+        # lock at each step, and a busy main thread makes it wait for milliseconds to get it back.
+        now = time.time()
+        values: list[object] = []
+        for put in puts:
+            values += (put.key, put.text, now)
+        self._connection.execute(_put_statement(len(puts)), values)
+
+    def _delete(self, operation: Delete) -> None:
+        bounds = [bound for bound in (operation.first, operation.end) if bound is not None]
+        below = " AND key < ?" if operation.end is not None else ""
+        self._connection.execute(f"DELETE FROM steps WHERE key >= ?{below}", bounds)
+
+
+@functools.lru_cache(maxsize=_ROWS_PER_STATEMENT)
+def _put_statement(rows: int) -> str:
+    return "INSERT OR REPLACE INTO steps (key, value, created) VALUES " + ",".join(["(?,?,?)"] * rows)
+
+
+def _resolve(waiters: list[Waiter], error: StoreError | None) -> None:
+    """Wake all waiters, with one wake-up per event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Waiter]] = {}
+    for waiter in waiters:
+        by_loop.setdefault(waiter.get_loop(), []).append(waiter)
+    for loop, futures in by_loop.items():
+        # A closed loop has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_settle, futures, error)
+
+
+def _settle(waiters: list[Waiter], error: StoreError | None) -> None:
+    for waiter in waiters:
+        if waiter.done():
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)

@@ -25,13 +25,13 @@ _FLOAT64 = "d"
 
 def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
     """JSON of a call; `parent` is the name under which a decoder finds the earlier call, and that call."""
-    request = call.request
+    request, sampling = call.request, call.request.sampling
     data: dict[str, Any] = {
         "index": call.index,
         "model": call.model,
         "function": call.function,
         "key": request.key,
-        "sampling": _encode_sampling(request.sampling),
+        "sampling": [sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed],
     }
     messages, tools = request.messages, request.tools
     if parent is not None:
@@ -61,7 +61,9 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
     if parent is not None:
         messages = conversation_so_far(parent)[: data["parent"][1]] + messages
         tools = parent.request.tools if "parent_tools" in data else tools
-    request = ChatRequest(messages, tools, _decode_sampling(data["sampling"]), data["key"], conversation)
+    temperature, top_p, max_tokens, stop, seed = data["sampling"]
+    sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), seed)
+    request = ChatRequest(messages, tools, sampling, data["key"], conversation)
     completion = data.get("completion")
     return Call(
         index=data["index"],
@@ -90,9 +92,7 @@ def shared_messages(before: Call, messages: Sequence[Any]) -> int:
     """How many leading messages are those of an earlier call and its answer."""
     earlier = conversation_so_far(before)
     shared = 0
-    for one, other in zip(earlier, messages, strict=False):
-        if one != other:
-            break
+    while shared < min(len(earlier), len(messages)) and earlier[shared] == messages[shared]:
         shared += 1
     return shared
 
@@ -149,15 +149,6 @@ def _shared_ids(before: tuple[int, ...], ids: tuple[int, ...]) -> int:
     return next(index for index, token in enumerate(before) if index == len(ids) or ids[index] != token)
 
 
-def _encode_sampling(sampling: Sampling) -> Json:
-    return [sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed]
-
-
-def _decode_sampling(data: Json) -> Sampling:
-    temperature, top_p, max_tokens, stop, seed = data
-    return Sampling(temperature, top_p, max_tokens, tuple(stop), seed)
-
-
 def _pack(code: str, numbers: Sequence[int] | Sequence[float]) -> str:
     packed = array(code, numbers)
     if sys.byteorder == "big":
@@ -203,11 +194,6 @@ def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -
         failure=None if data["failure"] is None else Failure(*data["failure"]),
         seconds=data["seconds"],
     )
-
-
-def is_episode(data: Json) -> bool:
-    """Whether a journalled value is a finished episode."""
-    return isinstance(data, dict) and "episode" in data and "calls" in data
 
 
 def _encode_example(example: Example) -> Json:

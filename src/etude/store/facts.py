@@ -1,20 +1,28 @@
-"""The facts of a run: how far it came, and what it measured."""
+"""Runs seen from outside: which a folder has, which one is meant, how far each came, and what it measured."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from etude.core.errors import EtudeError
+from etude.config.nearest import nearest
+from etude.core.errors import EtudeError, RequestError
 from etude.core.history import History
-from etude.loop.summary import summary_in
 from etude.store.lock import locked_by
 from etude.store.log import EpochLog, histories
-from etude.store.request import RESULT, evaluated_model, read_request
-from etude.store.run_folder import LOCK, RunFolder
-from etude.store.stored_config import CONFIG, stored_data, trained_parts
+from etude.store.run_folder import DATABASE, LOCK, RunFolder
+from etude.store.stored_config import (
+    CONFIG,
+    RESULT,
+    evaluated_model,
+    read_request,
+    stored_data,
+    trained_parts,
+)
+from etude.store.summary import summary_in
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
 
@@ -30,6 +38,8 @@ class RunFacts:
     path: Path
     kind: Literal["train", "evaluate"]
     state: State
+    changed: float
+    """When the run's journal was last written; Unix seconds."""
     in_use_by: int | None = None
     """The process that has the run open."""
     problem: str | None = None
@@ -45,9 +55,9 @@ class RunFacts:
     model: str | None = None
     """Of an evaluation: the model that was evaluated, a version of a run as `run:v3`."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Of a training run: see `etude.loop.summary.summary_in`."""
+    """Of a training run: see `etude.store.summary.summary_in`."""
     result: Mapping[str, Any] | None = None
-    """Of a finished evaluation: see `etude.loop.evaluation_result.Evaluation`."""
+    """Of a finished evaluation: see `etude.loop.evaluation.Evaluation`."""
 
     def as_json(self) -> dict[str, Any]:
         """The facts as JSON."""
@@ -72,6 +82,7 @@ def histories_of(path: Path) -> dict[str | None, History]:
 def facts_of(path: Path) -> RunFacts:
     """The facts of the run in a folder; of one that cannot be read, why."""
     path = path.absolute()
+    changed = _last_changed(path)
     try:
         request = read_request(path)
         with RunFolder.read(path) as run:
@@ -80,7 +91,7 @@ def facts_of(path: Path) -> RunFacts:
             is_over = run.read_json(SUMMARY) is not None
         settings = stored_data(path) if (path / CONFIG).is_file() else {}
     except EtudeError as error:
-        return RunFacts(path.name, path, "train", "unreadable", problem=str(error))
+        return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error))
     finetuning = settings.get("finetuning") or {}
     parts = trained_parts(settings)
     in_use_by = locked_by(path / LOCK)
@@ -92,10 +103,58 @@ def facts_of(path: Path) -> RunFacts:
         path=path,
         kind="train" if request is None else "evaluate",
         state=state,
+        changed=changed,
         in_use_by=in_use_by,
         num_epochs=finetuning.get("num_epochs"),
         **parts,
         model=None if request is None else evaluated_model(request, parts["base"]),
         summary=summary,
         result=result,
+    )
+
+
+def list_runs(root: Path | str) -> list[Path]:
+    """The run folders in `root`, the one changed last first. A folder that does not exist has no runs."""
+    runs = [database.parent for database in Path(root).glob(f"*/{DATABASE}")]
+    return sorted(runs, key=lambda run: (-_last_changed(run), run.name))
+
+
+def _last_changed(run: Path) -> float:
+    files = [file.stat() for file in (run / DATABASE, run / f"{DATABASE}-wal") if file.exists()]
+    # An empty write-ahead log says nothing: whoever only reads the run leaves one behind.
+    return max((file.st_mtime for file in files if file.st_size or file is files[0]), default=0.0)
+
+
+def is_run(path: Path) -> bool:
+    """Whether there is a run folder at `path`."""
+    return (path / DATABASE).is_file()
+
+
+def find_run(text: str, root: Path) -> Path:
+    """The run folder that `text` names: a folder, or a name in `root`. Raises RequestError."""
+    for path in (Path(text), root / text):
+        if is_run(path):
+            return path.absolute()
+    names = [run.name for run in list_runs(root)]
+    close = nearest(Path(text).name, names)
+    if close:
+        hint = f"; did you mean '{close}'?"
+    elif names:
+        hint = f"; the latest in {root} are: {', '.join(names[:5])}"
+    else:
+        hint = f", and there are no runs in {root}; another folder is named with --output-dir"
+    raise RequestError(f"there is no run '{text}'{hint}")
+
+
+def latest_unfinished(root: Path) -> Path:
+    """The run in `root` that was changed last, of those that are neither finished nor in use.
+
+    Raises RequestError when there is none.
+    """
+    for run in list_runs(root):
+        if facts_of(run).state == "unfinished":
+            return run.absolute()
+    raise RequestError(
+        f"there is no unfinished run in {root}; for those that there are: "
+        f"etude runs list --output-dir {shlex.quote(str(root))}"
     )

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, overload
 
 from etude.core.errors import StoreError
-from etude.store.database import open_database, store_error
-from etude.store.writer import Barrier, Delete, Put, Writer
+from etude.store.database import Delete, Operation, Put, Waiter, Writer, open_database, store_error
 
 Json: TypeAlias = Any
 """A value that survives `json.dumps` and `json.loads`."""
@@ -24,7 +23,6 @@ Json: TypeAlias = Any
 T = TypeVar("T")
 
 _PAGE = 256
-_READ_ONLY = "this journal was opened for reading only"
 
 
 class Journal:
@@ -40,16 +38,10 @@ class Journal:
         Raises StoreError when it cannot be opened, is damaged, or is of another schema version.
         """
         self.path = Path(path)
-        self._engine = open_database(self.path, read_only=read_only)
-        # Reads go to the driver's own connection: a look-up is on the path of every model call.
-        pooled = self._engine.raw_connection()
-        driver = pooled.driver_connection
-        pooled.detach()
-        assert isinstance(driver, sqlite3.Connection)
-        self._reader = driver
+        self._reader = open_database(self.path, read_only=read_only)
         self._reader_lock = threading.Lock()
-        self._writer = None if read_only else Writer(self._engine, self.path)
-        self._running: dict[str, asyncio.Future[None]] = {}
+        self._writer = None if read_only else Writer(self.path)
+        self._running: dict[str, Waiter] = {}
         self._closed = False
 
     @overload
@@ -97,13 +89,13 @@ class Journal:
     async def _run_step(
         self, key: str, fn: Callable[[], Awaitable[Any]], encode: Callable[[Any], Json] | None
     ) -> Any:
-        running: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        running: Waiter = asyncio.get_running_loop().create_future()
         self._running[key] = running
         running.add_done_callback(lambda settled: self._forget(key, settled))
         try:
             value = await fn()
             text = _dumps(key, value if encode is None else encode(value))
-            self._submit(key, text, running)
+            self._require_writer().submit(self._put(key, text), running)
         except BaseException as error:
             # Forgotten at once, so that whoever asks next runs the step anew.
             self._running.pop(key, None)
@@ -116,7 +108,7 @@ class Journal:
         await asyncio.shield(running)
         return json.loads(text) if encode is None else value
 
-    def _forget(self, key: str, settled: asyncio.Future[None]) -> None:
+    def _forget(self, key: str, settled: Waiter) -> None:
         if self._running.get(key) is settled:
             del self._running[key]
         if not settled.cancelled():
@@ -127,18 +119,12 @@ class Journal:
         text = self._lookup(key)
         return default if text is None else json.loads(text)
 
-    def contains(self, key: str) -> bool:
-        """Whether a value is stored under `key`."""
-        return bool(self._select("SELECT 1 FROM steps WHERE key=?", (key,)))
-
     async def put(self, key: str, value: Json) -> None:
         """Store `value` under `key`, in place of what is there; returns when it is committed.
 
         Raises TypeError for a value that is not JSON, StoreError when it cannot be stored.
         """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._submit(key, _dumps(key, value), done)
-        await done
+        await self._commit(self._put(key, _dumps(key, value)))
 
     def scan(self, prefix: str = "") -> Iterator[tuple[str, Json]]:
         """All keys that start with `prefix` and their values, in the order of the keys, a page at a time."""
@@ -163,21 +149,15 @@ class Journal:
         """
         if not prefix:
             raise ValueError("delete needs a prefix; to delete everything, delete the run folder")
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._require_writer().submit(Delete(*_range(prefix), done))
-        await done
+        await self._commit(Delete(*_range(prefix)))
 
     async def forget(self, key: str) -> None:
         """Delete one key, so that its step is taken anew; returns when that is committed."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._require_writer().submit(Delete(key, key + "\0", done))
-        await done
+        await self._commit(Delete(key, key + "\0"))
 
     async def flush(self) -> None:
         """Wait until all writes that were started are committed or have failed."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._require_writer().submit(Barrier(done))
-        await done
+        await self._commit(None)
 
     def close(self) -> None:
         """Write out what is queued and close the file. Calling it twice is fine."""
@@ -188,7 +168,6 @@ class Journal:
             self._writer.close()
         with self._reader_lock:
             self._reader.close()
-        self._engine.dispose()
 
     def __enter__(self) -> Journal:
         return self
@@ -196,19 +175,24 @@ class Journal:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _submit(self, key: str, text: str, waiter: asyncio.Future[None]) -> None:
+    def _put(self, key: str, text: str) -> Put:
         if not key.isascii():
             try:
                 key.encode()
             except UnicodeEncodeError as error:
                 raise StoreError(f"{self.path}: step key {key!r} is not valid Unicode text") from error
-        self._require_writer().submit(Put(key, text, waiter))
+        return Put(key, text)
+
+    async def _commit(self, operation: Operation) -> None:
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._require_writer().submit(operation, waiter)
+        await waiter
 
     def _require_writer(self) -> Writer:
         if self._closed:
             raise StoreError(f"{self.path}: the journal is closed")
         if self._writer is None:
-            raise StoreError(f"{self.path}: {_READ_ONLY}")
+            raise StoreError(f"{self.path}: this journal was opened for reading only")
         return self._writer
 
     def _lookup(self, key: str) -> str | None:

@@ -14,15 +14,10 @@ _PAUSE_SECONDS = 0.02
 
 
 class RunLock:
-    """Holds a run folder for this process.
-
-    The operating system gives the lock up when the process ends, however it ends, so that the lock
-    of a killed process is simply free.
-    """
+    """Holds a run folder for this process; the operating system frees it when that ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
         """Take the lock at `path`. Raises StoreError when another process has it."""
-        self._path = path
         self._file: int | None = _open(path)
         if not _lock(self._file):
             holder = _holder_text(path)

@@ -1,10 +1,12 @@
-"""Values as JSON keeps them."""
+"""Values as JSON keeps them: exactly (`plain`), or as near as it can, for people (`jsonable`)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
+
+from pydantic_core import from_json, to_json
 
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -46,3 +48,22 @@ def _key(key: Any) -> str:
     if isinstance(key, int | float):
         return str(key)
     raise TypeError(f"a dict key of type {type(key).__qualname__} is not JSON")
+
+
+def jsonable(value: Any) -> Any:
+    """Any value as JSON, so that a resumed run sees what the first one saw; what has no JSON as its text."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return from_json(to_json(value, fallback=_plain_or_text, inf_nan_mode="strings"))
+    except ValueError:
+        # Bytes that are no text, or a structure that holds itself.
+        return str(value)
+
+
+def _plain_or_text(value: Any) -> Any:
+    """Numbers and arrays of other libraries as they are, anything else as its text."""
+    try:
+        return plain(value)
+    except TypeError:
+        return str(value)

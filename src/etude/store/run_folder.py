@@ -8,20 +8,37 @@ runs/<name>/environment.json  what the run ran on
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
 import json
+import os
+import platform
+import secrets
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from etude.core.errors import RequestError, StoreError
-from etude.store.environment import describe_environment
 from etude.store.files import write_atomically
 from etude.store.journal import Journal
 from etude.store.lock import RunLock
-from etude.store.names import check_run_name, new_run_name
 
 DATABASE = "run.db"
 LOCK = "lock"
+
+_GIT_SECONDS = 5
+
+_MOODS = """
+    agile brisk bright calm candid clear deft eager fleet fluent gentle golden keen light lively lucid
+    mellow nimble noble patient quick quiet rapid serene silver simple spry steady subtle swift tender vivid
+"""
+_FORMS = """
+    adagio allegro anthem arabesque aria ballad bolero cadence canon cantata chorale coda fugue gavotte
+    gigue intermezzo largo madrigal mazurka minuet nocturne overture prelude rondo scherzo serenade sonata
+    suite tango tarantella toccata waltz
+"""
 
 
 class RunFolder:
@@ -148,6 +165,65 @@ def require_run(path: Path) -> Path:
     if (path / DATABASE).is_file():
         return path
     root = path if path.is_dir() else path.parent
-    there = sorted(found.parent.name for found in root.glob(f"*/{DATABASE}"))
-    known = f"runs in {root}: {', '.join(there[-5:])}" if there else f"there are no runs in {root}"
+    names = sorted(database.parent.name for database in root.glob(f"*/{DATABASE}"))
+    known = f"runs in {root}: {', '.join(names[-5:])}" if names else f"there are no runs in {root}"
     raise RequestError(f"{path} is not a run folder (it has no {DATABASE}); {known}")
+
+
+def new_run_name(root: Path) -> str:
+    """A name that no folder in `root` has: the day, and two words."""
+    day = datetime.date.today().isoformat()
+    name = f"{day}-{secrets.choice(_MOODS.split())}-{secrets.choice(_FORMS.split())}"
+    candidate, count = name, 1
+    while (root / candidate).exists():
+        count += 1
+        candidate = f"{name}-{count}"
+    return candidate
+
+
+def check_run_name(name: str) -> str:
+    """`name` itself. Raises RequestError when it would not make one folder."""
+    is_text = bool(name.strip()) and name.isprintable()
+    if not is_text or name.startswith(".") or any(character in name for character in "/\\:"):
+        raise RequestError(f"{name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
+    return name
+
+
+def describe_environment(*, seed: int | None = None, folder: Path | None = None) -> dict[str, Any]:
+    """Python, packages, machine, and the git commit of `folder` (the current one by default).
+
+    Environment variables are left out on purpose: they hold keys.
+    """
+    packages = {package.metadata["Name"]: package.version for package in importlib.metadata.distributions()}
+    return {
+        "etude": importlib.metadata.version("etude"),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "seed": seed,
+        "git": git_state(folder or Path.cwd()),
+        "packages": {name: packages[name] for name in sorted(filter(None, packages), key=str.lower)},
+    }
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """`{"commit", "dirty"}` of the checkout that `folder` is in; None outside of one, or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None

@@ -1,4 +1,7 @@
-"""The config of a stored run: as text, and in parts, so that its agent need not be there to read it."""
+"""What a stored run was asked to do: its config, readable in parts without its agent, and its evaluation.
+
+An evaluation's request is kept in the folder beside its config, so that it can go on.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from etude.config.document import copied, read_document
 from etude.config.load import MASK, parse_config
 from etude.config.schema import Config
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, StoreError
+from etude.store.files import write_atomically
 
 CONFIG = "config.yml"
+RESULT = "evaluation.json"
+"""Written when an evaluation is over."""
+
+_REQUEST = "request.json"
 
 
 def stored_data(run: Path) -> dict[str, Any]:
@@ -89,3 +99,44 @@ def _clean(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _clean(item) for key, item in value.items() if item != MASK}
     return [_clean(item) for item in value] if isinstance(value, list) else value
+
+
+class EvaluationRequest(BaseModel):
+    """An evaluation, as `etude evaluate` was asked for it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str | None = None
+    """The folder of the training run whose weights are evaluated; None for those that the config names."""
+    version: int | None = None
+    """Which of its versions; 0 is the base model."""
+    target: str | None = None
+    """Which of its models, where it trains several."""
+    repeat: int = Field(default=1, ge=1)
+    """Episodes for each example."""
+    greedy: bool = False
+    """Whether the most likely token is taken each time."""
+
+
+def write_request(folder: Path, request: EvaluationRequest) -> None:
+    """Keep the request in a run folder. Raises StoreError."""
+    write_atomically(folder / _REQUEST, request.model_dump_json(indent=2) + "\n")
+
+
+def read_request(folder: Path) -> EvaluationRequest | None:
+    """The evaluation that a run folder is for; None when it is a training run. Raises StoreError."""
+    path = folder / _REQUEST
+    try:
+        return EvaluationRequest.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise StoreError(f"{path} cannot be read: {error}; start the evaluation anew") from error
+
+
+def evaluated_model(request: EvaluationRequest, base: str | None) -> str | None:
+    """The model that an evaluation is of: `run:v3`, or `base`, the model that its config names."""
+    if request.run is None:
+        return base
+    whose = "" if request.target is None else f"{request.target}:"
+    return f"{Path(request.run).name}:{whose}{f'v{request.version}' if request.version else 'base'}"

@@ -14,9 +14,8 @@ from pathlib import Path
 from etude.core.errors import RequestError
 from etude.core.history import History
 from etude.core.job import ModelVersion
-from etude.loop.versions import best_version, last_version
-from etude.store.facts import facts_of, histories_of
-from etude.store.find import find_run, is_run
+from etude.store.facts import facts_of, find_run, histories_of, is_run
+from etude.store.figures import best_version, last_version
 
 BEST, LAST, BASE = "best", "last", "base"
 

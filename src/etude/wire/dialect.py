@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from etude.core.call import Completion
 from etude.core.errors import RequestError
-from etude.core.message import Message, Tool
+from etude.core.message import Message, Tool, text_of
 
 Event = tuple[str | None, Any]
 """A server-sent event: its name, where the dialect names events, and its data; a text stays as it is."""
+
+BOOKKEEPING = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
+"""Parameters of OpenAI's APIs that change nothing about an answer."""
+
+RAW = "raw_arguments"
+"""Stands for the arguments of a tool call that are no JSON object, where an API takes only objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +51,37 @@ class RecordedCompletion:
     completion: Completion
 
 
-class Dialect(Protocol):
-    """Reads requests and writes answers. One instance serves one episode, and may remember what was said."""
+class AnswerMemory:
+    """The model's messages in an episode as it wrote them, by all forms in which clients send them back.
 
+    A translation back and forth loses details (spaces in a tool call's arguments, fields that an API
+    does not have). With the message as it was, the prompt extends the tokens that were sampled.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[str, Message] = {}
+        self.conversations: dict[str, tuple[Message, ...]] = {}
+        """The messages up to an answer, and the answer, by the answer's name."""
+
+    def add(self, message: Message) -> None:
+        """Remember a message of the model."""
+        self._messages[_key(message)] = message
+
+    def restored(self, messages: Iterable[Message]) -> tuple[Message, ...]:
+        """The messages, with each of the assistant's that is known as the model wrote it."""
+        return tuple(
+            self._messages.get(_key(message), message) if message["role"] == "assistant" else message
+            for message in messages
+        )
+
+
+class Dialect(ABC):
+    """Reads requests and writes answers. An instance serves one episode, whose answers it remembers."""
+
+    def __init__(self, memory: AnswerMemory) -> None:
+        self._memory = memory
+
+    @abstractmethod
     def parse(self, body: Any) -> ChatBody:
         """Read the JSON of a request.
 
@@ -51,32 +89,34 @@ class Dialect(Protocol):
         ignored: a request is honoured as it stands or refused.
         """
 
+    @abstractmethod
     def reply(self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
         """The answer to `body`, which was read as `asked`; `created` in Unix seconds."""
 
-    def events(
-        self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int
-    ) -> Iterator[Event]:
-        """The events of a stream that says the same as `reply`."""
+    @abstractmethod
+    def events(self, reply: dict[str, Any], asked: ChatBody) -> Iterator[Event]:
+        """The events of a stream that says the same as a reply."""
 
     def error(self, message: str, *, kind: str, code: str | None) -> dict[str, Any]:
         """The error object; `kind` is OpenAI's `type` of it."""
+        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def require_object(body: Any) -> dict[str, Any]:
-    """The body. Raises RequestError unless it is an object."""
-    if not isinstance(body, dict):
-        raise RequestError("the request must be a JSON object")
-    return body
+def usage_object(prompt: int, completion: int) -> dict[str, int]:
+    """OpenAI's `usage`, from numbers of tokens."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def require_honoured(
-    body: Mapping[str, Any], free: Collection[str], neutral: Mapping[str, tuple[Any, ...]]
-) -> None:
-    """Raise RequestError for a parameter that would have to be ignored.
+    body: Any, free: Collection[str], neutral: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """The body, as the object that it has to be.
 
-    Those in `free` may have any value, those in `neutral` only the ones at which they change nothing.
+    Parameters in `free` may have any value, those in `neutral` only the ones at which they change nothing.
+    Raises RequestError for others, which would have to be ignored.
     """
+    if not isinstance(body, dict):
+        raise RequestError("the request must be a JSON object")
     for name, value in body.items():
         if name in free or value is None:
             continue
@@ -86,6 +126,7 @@ def require_honoured(
             raise RequestError(
                 f"parameter '{name}' can only be {neutral[name][0]!r} for a recorded model, found {value!r}"
             )
+    return body
 
 
 def text_in(value: Any, where: str, kinds: Collection[str]) -> str:
@@ -94,27 +135,53 @@ def text_in(value: Any, where: str, kinds: Collection[str]) -> str:
         return value
     if not isinstance(value, list):
         raise RequestError(f"{where} must be a text or a list of parts, found {value!r:.80}")
-    texts = []
-    for place, part in enumerate(value):
+    for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in kinds or not isinstance(part.get("text"), str):
-            raise RequestError(f"{where}[{place}] must be text ({', '.join(kinds)}), found {part!r:.80}")
-        texts.append(part["text"])
-    return "".join(texts)
+            raise RequestError(f"{where}[{index}] must be text ({', '.join(kinds)}), found {part!r:.80}")
+    return "".join(part["text"] for part in value)
 
 
-def required(value: Mapping[str, Any], name: str, where: str) -> str:
+def required_text(value: Mapping[str, Any], name: str, where: str) -> str:
     """A text among the fields of an object. Raises RequestError where it is missing."""
-    found = value.get(name)
-    if not isinstance(found, str):
-        raise RequestError(f"{where} needs a text '{name}', found {found!r:.80}")
-    return found
+    text = value.get(name)
+    if not isinstance(text, str):
+        raise RequestError(f"{where} needs a text '{name}', found {text!r:.80}")
+    return text
 
 
 def objects_in(value: Any, where: str) -> list[dict[str, Any]]:
     """A list of objects; none for None. Raises RequestError for anything else."""
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError(f"{where} must be a list of objects, found {value!r:.80}")
     return value
+
+
+def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A tool call of a message, `arguments` as JSON text."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """The arguments of a tool call as an object; under `raw_arguments` where they are none."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {RAW: arguments}
+
+
+def arguments_text(arguments: dict[str, Any]) -> str:
+    """The reverse of `arguments_object`, but for spaces."""
+    raw = arguments.get(RAW)
+    return raw if len(arguments) == 1 and isinstance(raw, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _key(message: Message) -> str:
+    calls = [
+        [call.get("id"), call["function"]["name"], arguments_object(str(call["function"]["arguments"]))]
+        for call in message.get("tool_calls") or ()
+    ]
+    return json.dumps([text_of(message), calls], sort_keys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import secrets
 import socket
@@ -11,14 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from etude.wire.gateway import Gateway, Handler, WireResponse, error_response
-from etude.wire.listening import listen
-from etude.wire.said import Said
+from etude.core.errors import RequestError
+from etude.wire.dialect import AnswerMemory
+from etude.wire.gateway import Gateway, Handler, error_response
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI, Request, Response
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 _SHUTDOWN_SECONDS = 1
+_BACKLOG = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class EndpointServer:
         self._port = port
         self._gateways: dict[str, tuple[str, Gateway]] = {}
         self._socket: socket.socket | None = None
-        self._stop: asyncio.Event | None = None
+        self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -71,20 +75,19 @@ class EndpointServer:
 
         Does nothing when it is listening already. Raises RequestError when the port is in use.
         """
-        if self._socket is not None:
-            return
-        self._socket = listen(self._host, self._port)
-        self._stop = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._serve(self._socket, self._stop))
+        if self._socket is None:
+            self._socket = listen(self._host, self._port)
+            self._stop = asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(self._serve(self._socket, self._stop))
 
-    def open(self, handler: Handler, said: Said | None = None) -> Endpoint:
+    def open(self, handler: Handler, memory: AnswerMemory | None = None) -> Endpoint:
         """A new key; requests that bear it are answered by `handler`. Starts the server.
 
-        `said` is what the episode's other clients were answered.
+        `memory` holds the answers that the episode's other clients were given.
         """
         self.start()
         name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        self._gateways[name] = (secret, Gateway(handler, said))
+        self._gateways[name] = (secret, Gateway(handler, memory))
         return Endpoint(self.base_url, f"etude-{name}-{secret}")
 
     def revoke(self, endpoint: Endpoint) -> None:
@@ -93,11 +96,10 @@ class EndpointServer:
 
     async def close(self) -> None:
         """Stop listening and end the requests under way. Calling it twice is fine."""
-        if self._task is None or self._stop is None:
-            return
-        self._stop.set()
-        await self._task
-        self._task = self._stop = self._socket = None
+        if self._task is not None:
+            self._stop.set()
+            await self._task
+            self._task = self._socket = None
 
     def authorized(self, headers: Mapping[str, str]) -> Gateway | None:
         """The gateway that a request's key gives access to, if any.
@@ -125,7 +127,7 @@ class EndpointServer:
                 yield
 
         config = uvicorn.Config(
-            _application(self),
+            self._application(),
             log_level="error",
             access_log=False,
             lifespan="off",
@@ -142,29 +144,49 @@ class EndpointServer:
             stopping.cancel()
             listening.close()
 
+    def _application(self) -> Starlette:
+        from starlette.applications import Starlette
+        from starlette.responses import Response
+        from starlette.routing import Route
 
-def _application(server: EndpointServer) -> FastAPI:
-    from fastapi import FastAPI, Response
+        async def record(request: Request) -> Response:
+            path, gateway = request.url.path, self.authorized(request.headers)
+            if gateway is None:
+                response = error_response(
+                    path,
+                    401,
+                    "the API key is not that of a running episode; use the base_url and api_key of "
+                    "episode.endpoint",
+                    kind="authentication_error",
+                    code="invalid_api_key",
+                )
+            else:
+                response = await gateway.answer(request.method, path, request.headers, await request.body())
+            return Response(response.body, response.status, dict(response.headers))
 
-    app = FastAPI(title="etude recording endpoint", docs_url=None, redoc_url=None, openapi_url=None)
-
-    async def record(request: Request) -> Response:
-        response = await _respond(server, request)
-        return Response(response.body, response.status, dict(response.headers))
-
-    app.add_route("/{path:path}", record, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
-    return app
+        methods = ["GET", "POST", "PUT", "DELETE", "PATCH"]
+        return Starlette(routes=[Route("/{path:path}", record, methods=methods)])
 
 
-async def _respond(server: EndpointServer, request: Request) -> WireResponse:
-    path = request.url.path
-    gateway = server.authorized(request.headers)
-    if gateway is None:
-        return error_response(
-            path,
-            401,
-            "the API key is not that of a running episode; use the base_url and api_key of episode.endpoint",
-            kind="authentication_error",
-            code="invalid_api_key",
-        )
-    return await gateway.answer(request.method, path, request.headers, await request.body())
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises RequestError when that is not possible."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it. asyncio would set it only where the socket was made with IPPROTO_TCP, and an
+    # answer whose head and body are two writes waits 40 ms for the client's delayed acknowledgement.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise RequestError(
+                f"port {port} on {host} is in use by another program; stop it, or choose another port "
+                f"(0 takes a free one)"
+            ) from error
+        raise RequestError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
+        ) from error
+    listening.setblocking(False)
+    return listening

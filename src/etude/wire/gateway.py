@@ -6,14 +6,13 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from etude.core.errors import EngineError, EtudeError, RequestError
-from etude.wire.chat_dialect import ChatDialect
-from etude.wire.dialect import ChatBody, Dialect, Event, RecordedCompletion
-from etude.wire.messages_dialect import MessagesDialect
-from etude.wire.responses_dialect import ResponsesDialect
-from etude.wire.said import Said
+from etude.wire.chat import ChatDialect
+from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, Event, RecordedCompletion
+from etude.wire.messages import MessagesDialect
+from etude.wire.responses import ResponsesDialect
 
 Handler: TypeAlias = Callable[[ChatBody], Awaitable[RecordedCompletion]]
 """Makes and records the call that a request asks for. Raises RequestError when the request is wrong,
@@ -24,6 +23,13 @@ FUNCTION_HEADER = "x-etude-function"
 
 ERROR_HEADER = "x-etude-error"
 """Response header: the class of the error that is behind a status of 400 or more."""
+
+_DIALECTS: Mapping[str, type[Dialect]] = {
+    "/chat/completions": ChatDialect,
+    "/responses": ResponsesDialect,
+    "/messages": MessagesDialect,
+}
+"""By the path of their requests without `/v1`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +48,11 @@ class Gateway:
     the one that was recorded.
     """
 
-    def __init__(self, handler: Handler, said: Said | None = None) -> None:
-        """`said` is shared by all gateways of an episode."""
+    def __init__(self, handler: Handler, memory: AnswerMemory | None = None) -> None:
+        """`memory` is shared by all gateways of an episode."""
         self._handler = handler
-        self._dialects = dialects(said or Said())
+        memory = memory or AnswerMemory()
+        self._dialects = {path: dialect(memory) for path, dialect in _DIALECTS.items()}
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> WireResponse:
         """Answer one HTTP request.
@@ -53,15 +60,11 @@ class Gateway:
         All errors come back as the API's error object, and tell its client not to retry: what could be
         retried has been retried by the engine.
         """
-        path = plain_path(path)
+        path = _plain_path(path)
         dialect = self._dialects.get(path)
         if dialect is None or method != "POST":
-            return error_response(
-                path,
-                404,
-                f"{method} {path} is not recorded; recorded are POST {', '.join(self._dialects)}",
-                code="not_found",
-            )
+            message = f"{method} {path} is not recorded; recorded are POST {', '.join(_DIALECTS)}"
+            return error_response(path, 404, message, code="not_found")
         try:
             data = json.loads(body)
         except ValueError as error:
@@ -75,23 +78,12 @@ class Gateway:
             return error_response(path, 500, str(error), kind="server_error", cause=error)
         except EtudeError as error:
             return error_response(path, 409, str(error), kind="conflict_error", cause=error)
-        return _success(dialect, recorded, asked, data)
-
-
-def dialects(said: Said) -> dict[str, Dialect]:
-    """The dialects, by the path of their requests without `/v1`."""
-    return {
-        "/chat/completions": ChatDialect(),
-        "/responses": ResponsesDialect(said),
-        "/messages": MessagesDialect(said),
-    }
-
-
-def plain_path(path: str) -> str:
-    """The path without `/v1`, however often clients put it before."""
-    while path.startswith("/v1/"):
-        path = path.removeprefix("/v1")
-    return path
+        reply = dialect.reply(recorded, asked, data, int(time.time()))
+        if not asked.stream:
+            return WireResponse(200, json.dumps(reply).encode())
+        return WireResponse(
+            200, _server_sent(dialect.events(reply, asked)), {"content-type": "text/event-stream"}
+        )
 
 
 def error_response(
@@ -107,27 +99,21 @@ def error_response(
     headers = {"content-type": "application/json", "x-should-retry": "false"}
     if cause is not None:
         headers[ERROR_HEADER] = type(cause).__name__
-    dialect = dialects(Said()).get(plain_path(path)) or ChatDialect()
-    return WireResponse(status, _dumps(dialect.error(message, kind=kind, code=code)), headers)
+    dialect = _DIALECTS.get(_plain_path(path), ChatDialect)(AnswerMemory())
+    return WireResponse(status, json.dumps(dialect.error(message, kind=kind, code=code)).encode(), headers)
 
 
-def _success(dialect: Dialect, recorded: RecordedCompletion, asked: ChatBody, body: Any) -> WireResponse:
-    """The completion as JSON, or as server-sent events when the request asked for a stream."""
-    created = int(time.time())
-    if not asked.stream:
-        return WireResponse(200, _dumps(dialect.reply(recorded, asked, body, created)))
-    events = _server_sent(dialect.events(recorded, asked, body, created))
-    return WireResponse(200, events, {"content-type": "text/event-stream"})
+def _plain_path(path: str) -> str:
+    """The path without `/v1`, however often clients put it before."""
+    while path.startswith("/v1/"):
+        path = path.removeprefix("/v1")
+    return path
 
 
 def _server_sent(events: Iterable[Event]) -> bytes:
     lines = []
     for name, data in events:
         if name is not None:
-            lines.append(b"event: " + name.encode() + b"\n")
-        lines.append(b"data: " + (data.encode() if isinstance(data, str) else _dumps(data)) + b"\n\n")
-    return b"".join(lines)
-
-
-def _dumps(value: Any) -> bytes:
-    return json.dumps(value).encode()
+            lines.append(f"event: {name}\n")
+        lines.append(f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n")
+    return "".join(lines).encode()

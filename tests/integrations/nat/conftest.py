@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cli.conftest import base
 from tests.integrations.nat.toolkit import Project, make_base, make_site, program
+
+__all__ = ["base"]
 
 
 @pytest.fixture(scope="session")

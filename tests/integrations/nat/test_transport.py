@@ -11,7 +11,6 @@ from openai import APIStatusError, AsyncOpenAI, OpenAI
 from etude.integrations.nat.transport import (
     API_KEY,
     BASE_URL,
-    BlockingEpisodeTransport,
     EpisodeTransport,
     speaking,
 )
@@ -29,7 +28,7 @@ def asking(function="<workflow>"):
 
 
 def blocking():
-    http = httpx.Client(transport=BlockingEpisodeTransport(MODEL, lambda: "tool"))
+    http = httpx.Client(transport=EpisodeTransport(MODEL, lambda: "tool"))
     return OpenAI(api_key=API_KEY, base_url=BASE_URL, max_retries=0, http_client=http)
 
 

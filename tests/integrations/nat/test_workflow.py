@@ -9,9 +9,9 @@ import pytest
 from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.errors import MissingExtraError, RequestError
-from etude.integrations.nat.logged import LogStream, logged_progress
-from etude.integrations.nat.steps import Steps
-from etude.integrations.nat.workflow import NatWorkflowConfig
+from etude.integrations.nat.components import NatWorkflowConfig
+from etude.integrations.nat.run import LogStream, logged_progress
+from etude.integrations.nat.transport import Steps
 from etude.store.journal import Journal
 
 PLAY = {"_type": "function", "function": "tests.training:play"}

@@ -19,7 +19,7 @@ import httpx
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "nat_workflow"
 REAL = "ETUDE_TEST_NAT"
 SECONDS = 600
@@ -50,7 +50,7 @@ def make_site(folder: Path) -> Path:
         "[nat.components]\nsorting = sorting\nnat_agents = nat_agents\n", encoding="utf-8"
     )
     shutil.copy(EXAMPLE / "sorting.py", folder)
-    shutil.copy(ROOT / "tests" / "nat" / "nat_agents.py", folder)
+    shutil.copy(Path(__file__).with_name("nat_agents.py"), folder)
     return folder
 
 

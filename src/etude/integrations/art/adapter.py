@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from etude.backends.capabilities import Capabilities, check_method
-from etude.backends.job_content import JobContent, data_hash
 from etude.backends.job_log import JobLog
-from etude.backends.job_status import job_status
-from etude.backends.trainer_adapter import TrainerAdapter
+from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
 from etude.core.interfaces import Engine
@@ -22,9 +20,9 @@ from etude.core.keys import content_hash
 from etude.core.trajectory import TrajectoryCollection
 from etude.integrations.art.client import ArtClient, ArtError, ArtInference
 from etude.integrations.art.config import ArtAdapterConfig
-from etude.integrations.art.jobs import ArtJob, ArtJobs
-from etude.integrations.art.progress import ArtProgress
+from etude.integrations.art.jobs import ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.wire import groups_of
+from etude.jobs.content import JobContent, data_hash
 
 T = TypeVar("T")
 
@@ -49,7 +47,7 @@ class _Stream:
 class ArtAdapter(TrainerAdapter):
     """Trains on an ART server, and has the agents sample from the step that each job makes.
 
-    The protocol has no job ids, no table of jobs and no word for success. What a job did is told by the
+    The protocol has no job ids, no table of jobs and no word for success. What a job did is known by the
     model's step: the file `art_jobs.json` in `folder` has the step before each job, so that a later
     process finds out whether the job of an earlier one was done.
     """
@@ -88,7 +86,7 @@ class ArtAdapter(TrainerAdapter):
         jobs = self._jobs = ArtJobs(self._jobs_file)
         await self._client.check_health()
         await self._client.register()
-        told = await self._client.prepare()
+        address = await self._client.prepare()
         await self._check_pruning(await self._client.step())
         for name, job in jobs.unfinished().items():
             await self._recover(name, job)
@@ -96,7 +94,7 @@ class ArtAdapter(TrainerAdapter):
             base = jobs.base or await self._served(await self._client.step(), "the beginning")
             await self._inference.probe(await self._name_of(base.number))
         except ArtError as error:
-            raise ArtError(f"{error}. The ART server says that it serves the model at {told}") from error
+            raise ArtError(f"{error}. The ART server says that it serves the model at {address}") from error
         jobs.put_base(base)
         await self.restore(base)
         await self._engine.adopt(base)
@@ -111,7 +109,7 @@ class ArtAdapter(TrainerAdapter):
         return True
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Start training. See `TrainerAdapter.submit`; raises as `groups_of`."""
+        """Start training, unless that job was done already. Raises as `groups_of`."""
         check_method(f"'{BACKEND}'", self.capabilities(), trajectories.method, "of this run")
         jobs, name = self._require_jobs(), trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
@@ -214,12 +212,12 @@ class ArtAdapter(TrainerAdapter):
         return JobContent.of(data_hash(trajectories), trajectories.method, how)
 
     def _next_job(self, step: int, content: JobContent) -> ArtJob:
-        """The job from `step` on; told where that is not the step that is sampled from."""
+        """The job from `step` on, with a message where that is not the step that is sampled from."""
         sampled = None if self._version is None else self._version.number
         if sampled in (None, step):
             return ArtJob(content=content, before=step)
-        told = f"sampled at step {sampled}, trained from step {step}: an earlier job was done after all"
-        return ArtJob(content=content, before=step, message=told)
+        message = f"sampled at step {sampled}, trained from step {step}: an earlier job was done after all"
+        return ArtJob(content=content, before=step, message=message)
 
     async def _follow(self, name: str, job: ArtJob, progress: ArtProgress) -> None:
         """Read the job's stream to its end, and write down what became of it."""
@@ -241,8 +239,8 @@ class ArtAdapter(TrainerAdapter):
             step = await self._step_after(job.before, wait)
             problem = _problem(job, step, progress, error)
             if problem is None:
-                told = job.message if error is None else str(error)
-                await self._complete(name, step, progress.metrics, told)
+                message = job.message if error is None else str(error)
+                await self._complete(name, step, progress.metrics, message)
             else:
                 self._end(name, TrainingStatusEnum.FAILED, problem)
         except ArtError as failure:
@@ -253,8 +251,8 @@ class ArtAdapter(TrainerAdapter):
         seconds = self.adapter_config.recover_wait if wait is None else wait
         step = await self._step_after(job.before, seconds)
         if step == job.before + 1:
-            told = "the connection was lost; the model's step says that the job was done"
-            await self._complete(name, step, {}, told)
+            message = "the connection was lost; the model's step says that the job was done"
+            await self._complete(name, step, {}, message)
 
     async def _step_after(self, before: int, seconds: float) -> int:
         """The model's step, once it is higher than `before`, or after so many seconds."""
@@ -283,19 +281,17 @@ class ArtAdapter(TrainerAdapter):
     async def _name_of(self, step: int) -> str:
         """`name@step` (0.5), or the bare name (0.4, which swaps the weights beneath it)."""
         name = self.adapter_config.backend.name
-        wanted = (f"{name}@{step}", name)
-
+        names = (f"{name}@{step}", name)
         patience = self.adapter_config.recover_wait
         served = await _within(
-            patience, patience, self._inference.models, lambda names: bool({*names} & {*wanted})
+            patience, patience, self._inference.models, lambda served: bool({*served} & {*names})
         )
-        for candidate in wanted:
+        for candidate in names:
             if candidate in served:
                 return candidate
-        found = ", ".join(served[:8]) or "nothing"
         raise ArtError(
-            f"the inference endpoint {self._inference.base_url} serves neither '{wanted[0]}' nor '{name}'; "
-            f"it serves: {found}"
+            f"the inference endpoint {self._inference.url} serves neither '{names[0]}' nor '{name}'; "
+            f"it serves: {', '.join(served[:8]) or 'nothing'}"
         )
 
     async def _check_pruning(self, step: int) -> None:

@@ -15,8 +15,7 @@ from etude.core.call import Completion
 from etude.core.errors import TrainingError
 from etude.integrations.art.config import ArtAdapterConfig
 from etude.integrations.art.wire import Json, model_of
-from etude.wire.openai_failures import Disturbed, Refused, error_text
-from etude.wire.openai_wire import parse_completion
+from etude.wire.client import Disturbed, Refused, error_text, parse_completion
 
 _RETRIES = 2
 """Of connecting. Nothing that was sent is ever sent again: a second train request trains twice."""
@@ -34,52 +33,98 @@ class ArtError(TrainingError):
         self.status = status
 
 
-class ArtClient:
-    """One model on one ART server. Every answer's status and form are checked."""
+class _Peer:
+    """An address that answers with JSON. Every answer's status is checked."""
 
-    def __init__(self, config: ArtAdapterConfig) -> None:
-        """Nothing is connected here."""
-        self._config = config
-        self.url = config.backend.url
-        self._model = model_of(config)
+    def __init__(self, name: str, url: str, api_key: str, timeout: float, hint: str = "") -> None:
+        """Nothing is connected here. `hint` ends the error of an address that does not answer."""
+        self.url = url.rstrip("/")
+        self._name = f"the {name} {self.url}"
+        self._hint = hint
+        self._secret = api_key
         self._http = httpx.AsyncClient(
-            base_url=self.url,
-            timeout=config.request_timeout,
-            headers={"authorization": f"Bearer {config.backend.api_key.get_secret_value()}"},
+            timeout=timeout,
+            headers={"authorization": f"Bearer {api_key}"},
             transport=httpx.AsyncHTTPTransport(retries=_RETRIES),
         )
 
+    async def close(self) -> None:
+        """Close all connections. Calling it twice is fine."""
+        await self._http.aclose()
+
+    async def _ask(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> bytes:
+        timeout = self._http.timeout if seconds is None else seconds
+        try:
+            response = await self._http.request(method, f"{self.url}{path}", json=body, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(f"{method} {path}", error) from error
+        if response.status_code != 200:
+            raise self._refused(f"{method} {path}", response.status_code, response.content)
+        return response.content
+
+    def _unreachable(self, request: str, error: httpx.HTTPError) -> ArtError:
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        return ArtError(f"{self._name} did not answer {request} ({reason}){self._hint}")
+
+    def _refused(self, request: str, status: int, content: bytes) -> ArtError:
+        """The error of an answer that is not 200, in one line and without the key."""
+        try:
+            body = json.loads(content)
+        except ValueError:
+            body = content.decode(errors="replace")
+        text = error_text(body)
+        # The key that the reference has by default is a word, and no secret.
+        if self._secret not in ("", _NO_SECRET):
+            text = text.replace(self._secret, "***")
+        reason = f": {text}" if text else ""
+        return ArtError(f"{self._name} answered {request} with HTTP {status}{reason}", status)
+
+
+class ArtClient(_Peer):
+    """One model on one ART server."""
+
+    def __init__(self, config: ArtAdapterConfig) -> None:
+        super().__init__(
+            "ART server",
+            config.backend.url,
+            config.backend.api_key.get_secret_value(),
+            config.request_timeout,
+            ". Is it running (`art run`), and is the address under 'backend' right?",
+        )
+        self._config = config
+        self._model = model_of(config)
+
     async def check_health(self) -> None:
         """Raise ArtError unless the training server says that it is well."""
-        answer = await self._ask("GET", "/healthcheck")
+        answer = await self._json("GET", "/healthcheck")
         if not isinstance(answer, dict) or answer.get("status") != "ok":
-            raise ArtError(f"the ART server {self.url} answers GET /healthcheck with {answer!r:.200}")
+            raise ArtError(f"{self._name} answers GET /healthcheck with {answer!r:.200}")
 
     async def register(self) -> None:
         """Tell the server of the model."""
-        await self._ask("POST", "/register", self._model)
+        await self._json("POST", "/register", self._model)
 
     async def prepare(self) -> str:
         """Have the server load the model and start inference; the address that it gives for that."""
         body = {"model": self._model, "config": self._config.backend.server_config}
         seconds = self._config.prepare_timeout
-        answer = await self._ask("POST", "/_prepare_backend_for_training", body, seconds)
+        answer = await self._json("POST", "/_prepare_backend_for_training", body, seconds)
         if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], str):
-            raise ArtError(f"the ART server {self.url} gave no address for inference: {answer!r:.200}")
+            raise ArtError(f"{self._name} gave no address for inference: {answer!r:.200}")
         return answer[0]
 
     async def step(self) -> int:
         """How many jobs the model has been trained by."""
-        answer = await self._ask("POST", "/_get_step", self._model)
+        answer = await self._json("POST", "/_get_step", self._model)
         if not isinstance(answer, int) or isinstance(answer, bool) or answer < 0:
-            raise ArtError(f"the ART server {self.url} says that the model is at step {answer!r:.200}")
+            raise ArtError(f"{self._name} says that the model is at step {answer!r:.200}")
         return answer
 
     async def keep_checkpoints(self, steps: list[int]) -> bool:
         """Have all other checkpoints deleted; False when the server cannot (0.4)."""
         body = {"model": self._model, "steps_to_keep": steps}
         try:
-            await self._ask("POST", "/_delete_checkpoint_files", body)
+            await self._json("POST", "/_delete_checkpoint_files", body)
         except ArtError as error:
             if error.status in _NOT_THERE:
                 return False
@@ -99,78 +144,45 @@ class ArtClient:
             "dev_config": training.dev_config(),
             "verbose": False,
         }
+        path = "/_train_model"
         timeout = httpx.Timeout(self._config.request_timeout, read=self._config.silence_timeout)
         try:
-            async with self._http.stream("POST", "/_train_model", json=body, timeout=timeout) as response:
+            async with self._http.stream("POST", f"{self.url}{path}", json=body, timeout=timeout) as response:
                 if response.status_code != 200:
-                    raise self._refused("POST /_train_model", response.status_code, await response.aread())
+                    raise self._refused(f"POST {path}", response.status_code, await response.aread())
                 async for line in response.aiter_lines():
                     if line.strip():
                         yield self._metrics(line)
         except httpx.HTTPError as error:
-            raise self._unreachable("POST /_train_model", error) from error
-
-    async def close(self) -> None:
-        """Close all connections. Calling it twice is fine."""
-        await self._http.aclose()
+            raise self._unreachable(f"POST {path}", error) from error
 
     def _metrics(self, line: str) -> dict[str, float]:
         try:
-            told = json.loads(line)
+            metrics = json.loads(line)
         except ValueError as error:
-            raise ArtError(f"the ART server {self.url} sent no JSON: {line[:200]!r}") from error
-        if not isinstance(told, dict):
-            raise ArtError(f"the ART server {self.url} sent metrics that are no object: {line[:200]!r}")
+            raise ArtError(f"{self._name} sent no JSON: {line[:200]!r}") from error
+        if not isinstance(metrics, dict):
+            raise ArtError(f"{self._name} sent metrics that are no object: {line[:200]!r}")
         return {
             str(key): float(value)
-            for key, value in told.items()
+            for key, value in metrics.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
 
-    async def _ask(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> Any:
-        what = f"{method} {path}"
+    async def _json(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> Any:
+        answer = await self._ask(method, path, body, seconds)
         try:
-            response = await self._http.request(
-                method,
-                path,
-                json=body if method == "POST" else None,
-                timeout=self._config.request_timeout if seconds is None else seconds,
-            )
-        except httpx.HTTPError as error:
-            raise self._unreachable(what, error) from error
-        if response.status_code != 200:
-            raise self._refused(what, response.status_code, response.content)
-        try:
-            return response.json()
+            return json.loads(answer)
         except ValueError as error:
-            raise ArtError(f"the ART server {self.url} answers {what} with no JSON") from error
-
-    def _unreachable(self, what: str, error: httpx.HTTPError) -> ArtError:
-        told = f"{type(error).__name__}: {error}".rstrip(": ")
-        return ArtError(
-            f"the ART server {self.url} did not answer {what} ({told}). Is it running (`art run`), and is "
-            "the address under 'backend' right?"
-        )
-
-    def _refused(self, what: str, status: int, content: bytes) -> ArtError:
-        secret = self._config.backend.api_key.get_secret_value()
-        return ArtError(
-            f"the ART server {self.url} answered {what} with HTTP {status}{_said(content, secret)}", status
-        )
+            raise ArtError(f"{self._name} answers {method} {path} with no JSON") from error
 
 
-class ArtInference:
+class ArtInference(_Peer):
     """The OpenAI-compatible endpoint that serves what the server trains."""
 
     def __init__(self, base_url: str, api_key: str, timeout: float) -> None:
         """`base_url` is the one that the agents sample from."""
-        self.base_url = base_url.rstrip("/")
-        self._secret = api_key
-        self._http = httpx.AsyncClient(
-            timeout=timeout,
-            headers={"authorization": f"Bearer {api_key}"},
-            transport=httpx.AsyncHTTPTransport(retries=_RETRIES),
-        )
+        super().__init__("inference endpoint", base_url, api_key, timeout)
 
     async def models(self) -> list[str]:
         """The names of the models that are served. Raises ArtError."""
@@ -178,7 +190,7 @@ class ArtInference:
         try:
             return [str(entry["id"]) for entry in json.loads(answer)["data"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise ArtError(f"{self.base_url}/models does not list models: {answer[:200]!r}") from error
+            raise ArtError(f"{self.url}/models does not list models: {answer[:200]!r}") from error
 
     async def probe(self, model: str) -> Completion:
         """One token from a model. Raises ArtError unless it comes with its id and logprob."""
@@ -193,44 +205,12 @@ class ArtInference:
         try:
             completion = parse_completion(await self._ask("POST", "/chat/completions", body))
         except (Disturbed, Refused) as error:
-            raise ArtError(f"the model '{model}' at {self.base_url}: {error}") from error
+            raise ArtError(f"the model '{model}' at {self.url}: {error}") from error
         missing = "logprobs" if completion.logprobs is None else "token ids"
         if completion.logprobs is None or not completion.completion_ids:
             raise ArtError(
-                f"the model '{model}' at {self.base_url} answers without {missing}, and ART trains on the "
+                f"the model '{model}' at {self.url} answers without {missing}, and ART trains on the "
                 "tokens that were sampled. vLLM gives them: with `return_tokens_as_token_ids` (ART's own "
                 "server sets it), or from release 0.10.2 on"
             )
         return completion
-
-    async def close(self) -> None:
-        """Close all connections. Calling it twice is fine."""
-        await self._http.aclose()
-
-    async def _ask(self, method: str, path: str, body: Json | None = None) -> bytes:
-        try:
-            response = await self._http.request(method, f"{self.base_url}{path}", json=body)
-        except httpx.HTTPError as error:
-            told = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise ArtError(
-                f"the inference endpoint {self.base_url} did not answer {method} {path} ({told})"
-            ) from error
-        if response.status_code != 200:
-            raise ArtError(
-                f"the inference endpoint {self.base_url} answered {method} {path} with HTTP "
-                f"{response.status_code}{_said(response.content, self._secret)}",
-                response.status_code,
-            )
-        return response.content
-
-
-def _said(content: bytes, secret: str) -> str:
-    """What an error's body says, in one line and without the key."""
-    try:
-        body = json.loads(content)
-    except ValueError:
-        body = content.decode(errors="replace")
-    text = error_text(body)
-    # The key that the reference has by default is a word, and no secret.
-    text = text.replace(secret, "***") if secret and secret != _NO_SECRET else text
-    return f": {text}" if text else ""

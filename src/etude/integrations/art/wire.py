@@ -34,7 +34,7 @@ FLAT = "group without differing rewards"
 
 @dataclass(frozen=True, slots=True)
 class ArtGroups:
-    """What a job is given, and what was left out of it."""
+    """The groups of a job, and counts of what was left out."""
 
     groups: list[Json]
     trajectories: int
@@ -77,17 +77,18 @@ def groups_of(collection: TrajectoryCollection) -> ArtGroups:
     rejected: Counter[str] = Counter()
     groups: list[Json] = []
     for group in collection.trajectories:
-        kept = [made for one in group if (made := _valid(one, rejected)) is not None]
+        kept = [wire for trajectory in group if (wire := _valid(trajectory, rejected)) is not None]
         # The server skips them without a word, and counts the step all the same.
-        if len({one["reward"] for one in kept}) > 1:
+        if len({wire["reward"] for wire in kept}) > 1:
             groups.append({"trajectories": kept, "exceptions": [], "metadata": {}, "metrics": {}, "logs": []})
         elif kept:
             rejected[FLAT] += len(kept)
     count = sum(len(group["trajectories"]) for group in groups)
     if not groups:
-        told = "; ".join(f"{number} × {reason}" for reason, number in rejected.most_common()) or "it is empty"
+        reasons = "; ".join(f"{number} × {reason}" for reason, number in rejected.most_common())
         raise TrainingError(
-            f"job {collection.run_id}: nothing of the batch can be trained on: {told}. Nothing was submitted."
+            f"job {collection.run_id}: nothing of the batch can be trained on: "
+            f"{reasons or 'it is empty'}. Nothing was submitted."
         )
     return ArtGroups(groups, count, dict(rejected))
 

@@ -1,28 +1,96 @@
-"""The toolkit's agent: a workflow and evaluators of its, built once, and run one example at a time."""
+"""The toolkit's agent, built once and run one example at a time, and the model in it that is trained."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
+import httpx
+from nat.builder.builder import Builder
 from nat.builder.context import Context
+from nat.builder.framework_enum import LLMFrameworkEnum
+from nat.builder.llm import LLMProviderInfo
+from nat.cli.register_workflow import register_llm_client, register_llm_provider
 from nat.data_models.config import Config
 from nat.data_models.intermediate_step import IntermediateStep, IntermediateStepType
+from nat.data_models.llm import LLMBaseConfig
 from nat.data_models.user_info import BasicUserInfo, UserInfo
 from nat.plugins.eval.runtime.builder import WorkflowEvalBuilder
 from nat.runtime.session import SessionManager
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 from pydantic_core import to_jsonable_python
 
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
-from etude.integrations.nat.model import EtudeModelConfig
-from etude.integrations.nat.steps import Steps
-from etude.integrations.nat.transport import speaking
+from etude.integrations.nat.transport import (
+    API_KEY,
+    BASE_URL,
+    EpisodeTransport,
+    Steps,
+    speaking,
+)
 from etude.rollout.episode import Episode
+
+
+class EtudeModelConfig(LLMBaseConfig, name="etude_model"):
+    """Takes the place of the trained entry of `llms` while episodes run. It is not for config files."""
+
+    model_name: str = Field(description="The entry of `llms`.")
+
+
+def function_name() -> str:
+    """The toolkit's name of the function that is running: `<workflow>` for the agent itself."""
+    return str(Context.get().active_function.function_name)
+
+
+@register_llm_provider(config_type=EtudeModelConfig)
+async def etude_model(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[LLMProviderInfo]:
+    """Known to the toolkit as a model."""
+    yield LLMProviderInfo(config=config, description="The model that Etude trains.")
+
+
+@register_llm_client(config_type=EtudeModelConfig, wrapper_type=LLMFrameworkEnum.LANGCHAIN)
+async def etude_langchain(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
+    """For LangChain and LangGraph. It says nothing of sampling: as the model's own config has it."""
+    from langchain_openai import ChatOpenAI
+
+    name = config.model_name
+    # Neither has a timeout: how long an answer takes is the engine's matter, and episodes have their own.
+    transport = EpisodeTransport(name, function_name)
+    asynchronous = httpx.AsyncClient(transport=transport, timeout=None)
+    blocking = httpx.Client(transport=transport, timeout=None)
+    async with asynchronous:
+        with blocking:
+            yield ChatOpenAI(
+                model=name,
+                api_key=API_KEY,
+                base_url=BASE_URL,
+                max_retries=0,
+                http_async_client=asynchronous,
+                http_client=blocking,
+            )
+
+
+def _refusing(framework: LLMFrameworkEnum) -> Callable[..., AsyncIterator[Any]]:
+    """A client for a framework that has none, to say so by a better name than a missing registration."""
+
+    async def refuse(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
+        raise RequestError(
+            f"llms.{config.model_name} is trained, and the agent wants it for '{framework.value}'; "
+            "calls are recorded for agents that want it for 'langchain'"
+        )
+        yield  # What makes it a generator.
+
+    return refuse
+
+
+for _framework in LLMFrameworkEnum:
+    if _framework is not LLMFrameworkEnum.LANGCHAIN:
+        register_llm_client(config_type=EtudeModelConfig, wrapper_type=_framework)(_refusing(_framework))
+
 
 _USER = "nat_eval_user"
 """The user of the toolkit's own evaluations."""
@@ -63,12 +131,12 @@ class NatAgent:
     def _extracted(self, output: Any) -> Any:
         if isinstance(output, BaseModel):
             return output.model_dump_json(indent=2)
-        found = self._result.find(output)
-        if not found:
+        matches = self._result.find(output)
+        if not matches:
             raise EpisodeError(
                 f"the output has nothing at --result_json_path {self._result_json_path}: {output!r:.200}"
             )
-        return to_jsonable_python(found[0].value, fallback=str)
+        return to_jsonable_python(matches[0].value, fallback=str)
 
     def _user_id(self) -> str:
         name = f"{_USER}-{uuid4()}" if self.config.eval.general.per_input_user_id else _USER

@@ -1,7 +1,140 @@
-"""The toolkit's agents as components here: importing this module registers them, and loads no toolkit."""
+"""The workflow, dataset and evaluators of a toolkit config as components here: `_type: nat`.
 
-# ruff: noqa: F401 - the imports are what this module is for
+Importing this registers them, and loads no toolkit.
+"""
 
-import etude.integrations.nat.dataset
-import etude.integrations.nat.evaluator
-import etude.integrations.nat.workflow
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, PrivateAttr
+
+from etude.config.component import DatasetConfig, EvaluatorConfig, WorkflowConfig
+from etude.config.registry import register_dataset, register_evaluator, register_workflow
+from etude.core.errors import MissingExtraError, RequestError
+from etude.core.interfaces import Evaluator
+from etude.rollout.workflow import Workflow
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+    from etude.integrations.nat.agent import NatAgent
+    from etude.integrations.nat.evaluation import NatDataset
+
+
+class NatWorkflowConfig(WorkflowConfig, name="nat"):
+    """The workflow of a config of the NeMo Agent Toolkit, with the model that is trained put into it."""
+
+    config_file: Path | None = Field(
+        default=None, description="The toolkit's config. Left out by `nat finetune`, which has read it."
+    )
+    model: str | None = Field(
+        default=None, description="The entry of its `llms` that is trained; left out: the one there is."
+    )
+    result_json_path: str = Field(
+        default="$", description="Where the answer is in the workflow's output, as in `nat eval`."
+    )
+    digest: str | None = Field(
+        default=None, description="Set by `nat finetune`: tells one config from another."
+    )
+
+    _toolkit_config: Any = PrivateAttr(default=None)
+
+    @classmethod
+    def of(cls, toolkit_config: Any, **fields: Any) -> NatWorkflowConfig:
+        """With a toolkit config that is read already."""
+        made = cls(**fields)
+        made._toolkit_config = toolkit_config
+        return made
+
+    def toolkit_config(self) -> Any:
+        """The toolkit's config. Raises RequestError when there is none, or it cannot be read."""
+        if self._toolkit_config is not None:
+            return self._toolkit_config
+        if self.config_file is None:
+            raise RequestError(
+                "this run was begun by `nat finetune`: type that command again, and it goes on; in a config "
+                "of Etude's, `workflow.config_file` names the toolkit's"
+            )
+        return _read(self.config_file)
+
+
+@dataclass(frozen=True)
+class NatWorkflow(Workflow):
+    """A workflow that brings its evaluators and examples with it."""
+
+    agent: NatAgent | None = None
+
+
+@register_workflow(config_type=NatWorkflowConfig)
+async def nat_workflow(config: NatWorkflowConfig, builder: Builder) -> AsyncIterator[NatWorkflow]:
+    """Build the toolkit's workflow. Raises MissingExtraError without the toolkit."""
+    require_toolkit()
+    from etude.integrations.nat.agent import open_agent
+    from etude.integrations.nat.llms import only_model
+    from etude.integrations.nat.transport import Steps
+
+    toolkit_config = config.toolkit_config()
+    model = config.model or only_model(toolkit_config.llms)
+    async with open_agent(toolkit_config, model, config.result_json_path) as agent:
+        agent.steps = None if builder.run is None else Steps(builder.run.journal)
+        yield NatWorkflow("nat", agent.run, agent=agent)
+
+
+async def agent_of(builder: Builder) -> NatAgent:
+    """The agent of the config's workflow. Raises RequestError when that is not the toolkit's."""
+    workflow = await builder.get_workflow()
+    if not isinstance(workflow, NatWorkflow) or workflow.agent is None:
+        raise RequestError("the evaluators and datasets of `_type: nat` need the workflow `_type: nat`")
+    return workflow.agent
+
+
+def require_toolkit() -> None:
+    """Raise MissingExtraError when the toolkit or its evaluations are not installed."""
+    for name in ("nat", "nat.plugins", "nat.plugins.eval"):
+        if find_spec(name) is None:
+            raise MissingExtraError("a workflow of the NeMo Agent Toolkit", "nat")
+
+
+def _read(path: Path) -> Any:
+    from nat.runtime.loader import load_config
+
+    try:
+        return load_config(path)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read as a config of the toolkit: {error}") from error
+
+
+class NatDatasetConfig(DatasetConfig, name="nat"):
+    """`eval.general.dataset` in the toolkit config of the workflow."""
+
+    file_path: Path | None = Field(
+        default=None, description="Another file, with the same columns; its ending tells its format."
+    )
+
+
+@register_dataset(config_type=NatDatasetConfig)
+async def nat_dataset(config: NatDatasetConfig, builder: Builder) -> AsyncIterator[NatDataset]:
+    """Raises RequestError when the workflow is not the toolkit's."""
+    agent = await agent_of(builder)
+    from etude.integrations.nat.evaluation import NatDataset
+
+    yield NatDataset(agent.config.eval.general, config.file_path)
+
+
+class NatEvaluatorConfig(EvaluatorConfig, name="nat"):
+    """An entry of `eval.evaluators` in the toolkit config of the workflow."""
+
+    evaluator: str = Field(description="Its name there.")
+
+
+@register_evaluator(config_type=NatEvaluatorConfig)
+async def nat_evaluator(config: NatEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
+    """Raises RequestError when the workflow is not the toolkit's, or its config has no such evaluator."""
+    agent = await agent_of(builder)
+    from etude.integrations.nat.evaluation import NatEvaluator
+
+    yield NatEvaluator(agent, config.evaluator)

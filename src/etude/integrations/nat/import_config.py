@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import keyword
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,10 @@ from etude.config import registry
 from etude.config.document import dump, read_document
 from etude.config.registry import Kind
 from etude.core.errors import RequestError
-from etude.integrations.nat.import_agent import agent_file, function_names
-from etude.integrations.nat.import_eval import eval_of
-from etude.integrations.nat.import_llms import llms_of, serve_by_art
+from etude.integrations.nat.import_blocks import adapter_of, builder_of, eval_of, finetuning_of, trainer_of
 from etude.integrations.nat.import_notes import Note, Notes
-from etude.integrations.nat.import_training import adapter_of, builder_of, finetuning_of, trainer_of
-from etude.integrations.nat.llms import run_here
-from etude.store.new_files import write_new_files
+from etude.integrations.nat.llms import llms_of, run_here, serve_by_art
+from etude.store.files import write_new_files
 
 Json = dict[str, Any]
 
@@ -33,10 +32,36 @@ _BLOCKS = (
 _HEAD = "# From {source}, by `etude import-nat`. Every key is explained in the config reference.\n\n"
 _WORKFLOW = "agent:play"
 
+_AGENT = '''\
+"""The agent and the scores of {source}. Put your own code in; what is here runs and knows little."""
+
+import etude
+
+
+@etude.workflow
+async def play(example: etude.Example, episode: etude.Episode) -> str:
+    """One run of the agent on one example: for now, the question and the model's answer to it.
+
+    Code that works with an OpenAI client keeps doing so: `client = episode.openai()`.
+    """
+    reply = await episode.chat([{{"role": "user", "content": str(example.inputs["question"])}}])
+    return reply.text
+'''
+
+_EVALUATOR = '''
+
+@etude.evaluator
+def {name}(example: etude.Example, output: str) -> float:
+    """In place of the evaluator {original}: 1.0 for exactly the expected answer."""
+    return float(output.strip() == str(example.expected).strip())
+'''
+
+_TAKEN = {"play", "etude", "float", "str"}
+
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import makes."""
+    """The project that an import makes."""
 
     config: Json
     agent: str | None
@@ -69,10 +94,10 @@ def import_nat(path: Path, *, workflow: str | None = None, model: str | None = N
     if notes.block("finetuning"):
         config["finetuning"] = finetuning_of(llms, _runs(notes), folder, notes)
         _fit_target(config, model, notes)
-    said = "left out: not part of a config here; what the agent needs of it, it builds itself"
-    notes.unmapped((), notes.document.data, _BLOCKS, said)
+    message = "left out: not part of a config here; what the agent needs of it, it builds itself"
+    notes.unmapped((), notes.document.data, _BLOCKS, message)
     agent = agent_file(path.name, names) if workflow is None or names else None
-    return Imported(config, agent, sorted(notes.found, key=lambda note: note.line or 0))
+    return Imported(config, agent, sorted(notes.made, key=lambda note: note.line or 0))
 
 
 def write_project(imported: Imported, source: Path, folder: Path) -> list[Path]:
@@ -88,11 +113,11 @@ def write_project(imported: Imported, source: Path, folder: Path) -> list[Path]:
 def _components(block: Kind, of: Callable[[str, Notes], Json], notes: Notes) -> Json:
     """A block of components; those of types that are installed for Etude stay as they are."""
     installed = registry.names(block)
-    found: Json = {}
+    components: Json = {}
     for name in notes.block(block):
         written = notes.block(block, name)
-        found[name] = written if written.get("_type") in installed else of(name, notes)
-    return {block: found} if found else {}
+        components[name] = written if written.get("_type") in installed else of(name, notes)
+    return {block: components} if components else {}
 
 
 def _note_workflow(workflow: str | None, notes: Notes) -> None:
@@ -141,3 +166,22 @@ def _fit_target(config: Json, model: str | None, notes: Notes) -> None:
             ("llms", name),
             "became `_type: local`: it is trained here; `--model` says from which folder or name on the hub",
         )
+
+
+def function_names(names: Iterable[str]) -> dict[str, str]:
+    """A Python name for each of the evaluators, no two alike."""
+    functions: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+        if not plain.isidentifier() or keyword.iskeyword(plain) or plain in _TAKEN:
+            plain = f"evaluator_{plain}"
+        while plain in functions.values():
+            plain += "_"
+        functions[name] = plain
+    return functions
+
+
+def agent_file(source: str, functions: dict[str, str]) -> str:
+    """The content of the file. `functions` has a Python name for each evaluator."""
+    scores = [_EVALUATOR.format(name=plain, original=ascii(name)) for name, plain in functions.items()]
+    return _AGENT.format(source=ascii(source)) + "".join(scores)

@@ -1,4 +1,4 @@
-"""Notes of an import: what of a foreign config could not be taken over, or became something else."""
+"""Notes of an import: keys of a foreign config that could not be taken over, or became something else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Note(BaseModel):
     """The path of the key in the foreign file."""
     line: int | None
     """Its line there, from 1."""
-    said: str
+    message: str
     """One sentence."""
 
 
@@ -30,45 +30,40 @@ class Notes:
     """All notes on one document, in the order in which they were made; and reading it, with checks."""
 
     document: Document
-    found: list[Note] = field(default_factory=list)
+    made: list[Note] = field(default_factory=list)
 
-    def add(self, path: KeyPath, said: str) -> None:
+    def add(self, path: KeyPath, message: str) -> None:
         """Note something about the key at a path."""
         _, line, _ = self.document.place(path)
-        self.found.append(Note(key=dotted(path), line=line, said=said))
+        self.made.append(Note(key=dotted(path), line=line, message=message))
 
     def block(self, *path: str) -> dict[str, Any]:
         """The mapping at a path; an empty one where there is nothing. Raises ConfigError for others."""
-        found = dig(self.document.data, path)
-        if found is None:
-            return {}
-        if not isinstance(found, dict):
-            raise self._wrong(path, f"expected a mapping, found {found!r:.80}")
-        return found
+        return self._checked(path, dict, "a mapping") or {}
 
     def number(self, *path: str) -> float | None:
         """The number at a path; None where there is nothing. Raises ConfigError for anything else."""
-        found = dig(self.document.data, path)
-        if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
-            raise self._wrong(path, f"expected a number, found {found!r:.80}")
-        return found
+        return self._checked(path, int | float, "a number")
 
     def name(self, *path: str) -> str | None:
         """The text at a path; None where there is nothing. Raises ConfigError for anything else."""
-        found = dig(self.document.data, path)
-        if found is not None and not isinstance(found, str):
-            raise self._wrong(path, f"expected a name, found {found!r:.80}")
-        return found or None
+        return self._checked(path, str, "a name") or None
 
-    def _wrong(self, path: KeyPath, what: str) -> ConfigError:
+    def _checked(self, path: KeyPath, kind: Any, expected: str) -> Any:
+        """The value at a path; None where there is nothing. Raises ConfigError for another kind."""
+        value = dig(self.document.data, path)
+        if value is None or (isinstance(value, kind) and not isinstance(value, bool)):
+            return value
         file, line, column = self.document.place(path)
-        return ConfigError(f"{dotted(path)}: {what}", path=file, line=line, column=column)
+        raise ConfigError(
+            f"{dotted(path)}: expected {expected}, found {value!r:.80}", path=file, line=line, column=column
+        )
 
     def unmapped(
-        self, path: KeyPath, data: Mapping[str, Any], taken: Iterable[str], said: str = "left out"
+        self, path: KeyPath, data: Mapping[str, Any], taken: Iterable[str], message: str = "left out"
     ) -> None:
         """Note every key of a mapping that was not taken over; keys without a value say nothing."""
         known = {"_type", *taken}
         for key, value in data.items():
             if key not in known and value is not None:
-                self.add((*path, key), said)
+                self.add((*path, key), message)

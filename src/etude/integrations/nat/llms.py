@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from etude.core.errors import RequestError
+from etude.integrations.art.config import ArtBackendConfig
+from etude.integrations.nat.import_notes import Notes
 
 Json = dict[str, Any]
 
@@ -27,6 +29,9 @@ OPENAI_LIKE = ("openai", "nim")
 
 _NIM = {"base_url": "https://integrate.api.nvidia.com/v1", "api_key": "${NVIDIA_API_KEY}"}
 
+_ART_PORT = 8000
+"""Where an ART server serves its model, unless its config says otherwise."""
+
 
 def plain_type(written: Any) -> str:
     """A `_type` without the package that may stand before it."""
@@ -35,9 +40,9 @@ def plain_type(written: Any) -> str:
 
 def endpoint(name: str, llm: Mapping[str, Any]) -> Json:
     """An entry as an endpoint that speaks OpenAI's API; `name` is what it is called in `llms`."""
-    found: Json = {"_type": "openai", "model_name": llm.get("model_name") or llm.get("model") or name}
-    found |= {key: llm[key] for key in SAME if llm.get(key) is not None}
-    return _NIM | found if plain_type(llm.get("_type")) == "nim" else found
+    entry: Json = {"_type": "openai", "model_name": llm.get("model_name") or llm.get("model") or name}
+    entry |= {key: llm[key] for key in SAME if llm.get(key) is not None}
+    return _NIM | entry if plain_type(llm.get("_type")) == "nim" else entry
 
 
 def run_here(llm: Mapping[str, Any], model: str | None = None) -> Json:
@@ -72,3 +77,35 @@ def only_model(llms: Mapping[str, Any]) -> str:
 
 def _listed(llms: Mapping[str, Any]) -> str:
     return ", ".join(llms) or "none"
+
+
+def llms_of(notes: Notes) -> dict[str, Json]:
+    """All models, as endpoints that speak OpenAI's API."""
+    return {name: _llm(name, notes.block("llms", name), notes) for name in notes.block("llms")}
+
+
+def serve_by_art(llm: Json, adapter: Json) -> Json:
+    """The model that an ART server trains: sampled there, by the server's name, with the tokens' ids."""
+    backend = adapter["backend"]
+    host = backend.get("ip") or "localhost"
+    # ART's clients take an endpoint without a key to have this one.
+    key = llm.get("api_key") or backend.get("api_key") or "default"
+    address = llm.get("base_url") or f"http://{host}:{_ART_PORT}/v1"
+    sampling = {name: value for name, value in llm.items() if name != "logprobs"}
+    name = backend.get("name", ArtBackendConfig.model_fields["name"].default)
+    return sampling | {"model_name": name, "base_url": address, "api_key": key, "provider": "vllm"}
+
+
+def _llm(name: str, llm: Json, notes: Notes) -> Json:
+    kind, path = str(llm.get("_type")), ("llms", name)
+    if plain_type(kind) not in OPENAI_LIKE:
+        notes.add(
+            path, f"`_type: {kind}` became `openai`; give the address of an endpoint that speaks OpenAI's API"
+        )
+    entry = endpoint(name, llm)
+    if not entry.get("logprobs", True):
+        notes.add((*path, "logprobs"), "left out: the sampled tokens' logprobs are what GRPO trains on")
+        del entry["logprobs"]
+    message = "left out; fields that the endpoint wants with each request go into `extra_body`"
+    notes.unmapped(path, llm, [*SAME, "model_name", "model"], message)
+    return entry

@@ -1,4 +1,4 @@
-"""What the toolkit imports, by the entry point `nat.components`: registers Etude with it.
+"""The plug-in that the toolkit imports by its entry point `nat.components`: registers Etude with it.
 
 torch and what else trains is loaded when a run is opened, and not here.
 """
@@ -14,12 +14,12 @@ from nat.cli.register_workflow import (
     register_trajectory_builder,
 )
 
-import etude.integrations.nat.model  # noqa: F401 - registers the model that is trained
-from etude.integrations.nat.adapter import EtudeTrainerAdapter
-from etude.integrations.nat.builder import EtudeTrajectoryBuilder
-from etude.integrations.nat.configs import (
+import etude.integrations.nat.agent  # noqa: F401 - registers the model that is trained
+from etude.integrations.nat.parts import (
+    EtudeTrainerAdapter,
     EtudeTrainerAdapterConfig,
     EtudeTrainerConfig,
+    EtudeTrajectoryBuilder,
     EtudeTrajectoryBuilderConfig,
 )
 from etude.integrations.nat.trainer import EtudeTrainer

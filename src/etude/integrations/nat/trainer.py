@@ -16,15 +16,11 @@ from nat.data_models.finetuning import (
 from nat.finetuning import Trainer
 from nat.runtime.loader import load_config
 
-from etude import trainer
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
 from etude.core.skipped import Skipped
-from etude.integrations.nat.adapter import EtudeTrainerAdapter
-from etude.integrations.nat.builder import EtudeTrajectoryBuilder
-from etude.integrations.nat.configs import EtudeTrainerConfig
-from etude.integrations.nat.logged import logged_progress, logger
-from etude.integrations.nat.run import run_of
+from etude.integrations.nat.parts import EtudeTrainerAdapter, EtudeTrainerConfig, EtudeTrajectoryBuilder
+from etude.integrations.nat.run import logged_progress, logger, run_of
 from etude.integrations.nat.translate import etude_config
 from etude.integrations.nat.values import (
     from_toolkit,
@@ -33,7 +29,8 @@ from etude.integrations.nat.values import (
     status_to_toolkit,
     to_toolkit,
 )
-from etude.loop.assembly import assemble_trainer
+from etude.loop import interface as trainer
+from etude.loop.targets import assemble_trainer
 from etude.report.run_report import RunReport
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
@@ -75,10 +72,10 @@ class EtudeTrainer(Trainer):
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef:
         """Collect and submit one epoch. The job of an epoch without training data says `skipped`."""
-        found = await (await self._opened()).run_epoch(epoch, run_id)
-        if isinstance(found, Skipped):
-            return skipped_to_toolkit(found, run_id, "etude")
-        return job_to_toolkit(found)
+        job = await (await self._opened()).run_epoch(epoch, run_id)
+        if isinstance(job, Skipped):
+            return skipped_to_toolkit(job, run_id, "etude")
+        return job_to_toolkit(job)
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """The summary, epochs and validations of the run; `run_id` is its name or that of a job."""

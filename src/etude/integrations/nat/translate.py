@@ -10,10 +10,8 @@ from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.core.keys import content_hash
-from etude.integrations.nat.dataset import NatDatasetConfig
-from etude.integrations.nat.evaluator import NatEvaluatorConfig
+from etude.integrations.nat.components import NatDatasetConfig, NatEvaluatorConfig, NatWorkflowConfig
 from etude.integrations.nat.llms import Json, endpoint, run_here, trained_model
-from etude.integrations.nat.workflow import NatWorkflowConfig
 
 _TRAINING_BLOCKS = {"trainers", "trainer_adapters", "trajectory_builders", "finetuning", "general"}
 """Blocks of the toolkit's config that say nothing of how an episode goes."""
@@ -121,11 +119,11 @@ def _reward(reward: Any) -> Mapping[str, Any]:
 
 
 def _run_configuration(options: Any, trainer: Any) -> Json:
-    found: Json = {"validation_interval": options.validation_interval}
+    block: Json = {"validation_interval": options.validation_interval}
     for key, file in (
         ("dataset", options.dataset),
         ("validation_dataset", options.validation_dataset or trainer.validation_dataset),
     ):
         if file is not None:
-            found[key] = NatDatasetConfig(file_path=Path(file).absolute())
-    return found
+            block[key] = NatDatasetConfig(file_path=Path(file).absolute())
+    return block

@@ -1,21 +1,24 @@
-"""HTTP clients whose requests are answered, and recorded, by the episode that they are made in.
+"""Between an agent of the toolkit and its episode: recorded requests, and the steps that the toolkit reports.
 
-One client serves all episodes of an agent that was built once: which of them a request belongs to is
-told by the context that it is made in.
+One HTTP client serves all episodes of an agent that was built once. Which of them a request belongs to is
+known by the context that it is made in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
+from pydantic_core import from_json, to_json
 
 from etude.core.errors import EpisodeError
 from etude.rollout.blocking import SyncEpisode
 from etude.rollout.episode import Episode
+from etude.store.journal import Journal
 from etude.wire.gateway import FUNCTION_HEADER, error_response
 from etude.wire.recording import BlockingRecordingTransport, RecordingTransport
 
@@ -49,8 +52,11 @@ def speaking(episode: Episode) -> Iterator[None]:
         blocking.close()
 
 
-class EpisodeTransport(httpx.AsyncBaseTransport):
-    """Hands each request to the episode that it is made in. No socket is opened."""
+class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
+    """Hands each request to the episode that it is made in. No socket is opened.
+
+    For clients with asyncio, and for those without in threads that an episode has started.
+    """
 
     def __init__(self, model: str, function_name: FunctionName) -> None:
         """`model` is the entry of `llms` that answers."""
@@ -58,7 +64,7 @@ class EpisodeTransport(httpx.AsyncBaseTransport):
         self._function_name = function_name
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """See httpx. Outside of any episode the answer is an error."""
+        """The recorded answer; outside of any episode an error."""
         speaker = _speaker.get(None)
         if speaker is None:
             return _nobody(request, self._model)
@@ -67,16 +73,8 @@ class EpisodeTransport(httpx.AsyncBaseTransport):
         recording = RecordingTransport(lambda body: episode.answer(body, self._model), episode.said)
         return await recording.handle_async_request(request)
 
-
-class BlockingEpisodeTransport(httpx.BaseTransport):
-    """The same for clients without asyncio, in threads that an episode has started."""
-
-    def __init__(self, model: str, function_name: FunctionName) -> None:
-        self._model = model
-        self._function_name = function_name
-
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """See httpx. Outside of any episode the answer is an error. Raises EpisodeError on the event loop."""
+        """The recorded answer; outside of any episode an error. Raises EpisodeError on the event loop."""
         speaker = _speaker.get(None)
         if speaker is None:
             return _nobody(request, self._model)
@@ -94,5 +92,26 @@ def _nobody(request: httpx.Request, model: str) -> httpx.Response:
         f"the model '{model}' is being trained, and was called outside of an episode; give evaluators and "
         "whatever else runs beside the agent an entry of `llms` of their own"
     )
-    told = error_response(request.url.path, 409, str(error), kind="conflict_error", cause=error)
-    return httpx.Response(told.status, headers=dict(told.headers), content=told.body)
+    answer = error_response(request.url.path, 409, str(error), kind="conflict_error", cause=error)
+    return httpx.Response(answer.status, headers=dict(answer.headers), content=answer.body)
+
+
+class Steps:
+    """Steps by episode: those of one that was not scored before a crash are there after it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    async def keep(self, episode_id: str, steps: Sequence[dict[str, Any]]) -> None:
+        """Keep the dumped steps of an episode; what JSON cannot hold becomes text. Raises StoreError."""
+        data = from_json(to_json(steps, fallback=str, inf_nan_mode="null"))
+        await self._journal.put(_key(episode_id), {"steps": data})
+
+    def of(self, episode_id: str) -> list[dict[str, Any]]:
+        """The steps of an episode; none when none were kept."""
+        data = self._journal.get(_key(episode_id))
+        return [] if data is None else list(data["steps"])
+
+
+def _key(episode_id: str) -> str:
+    return f"{episode_id}/nat"

@@ -20,9 +20,8 @@ from pydantic import PrivateAttr
 
 from etude.core import evaluation, job, trajectory
 from etude.core.errors import RequestError
-from etude.core.evaluation import EvalInputItem
 from etude.core.skipped import Skipped
-from etude.integrations.nat.examples import item_of
+from etude.integrations.nat.evaluation import item_of
 
 
 class RecordedTrajectory(Trajectory):
@@ -34,7 +33,7 @@ class RecordedTrajectory(Trajectory):
 
 def to_toolkit(collection: trajectory.TrajectoryCollection) -> TrajectoryCollection:
     """A collection as the toolkit knows it."""
-    groups = [[_trajectory(one, collection.method) for one in group] for group in collection.trajectories]
+    groups = [[_trajectory(each, collection.method) for each in group] for group in collection.trajectories]
     return TrajectoryCollection(trajectories=groups, run_id=collection.run_id)
 
 
@@ -43,12 +42,12 @@ def from_toolkit(collection: TrajectoryCollection) -> trajectory.TrajectoryColle
 
     Raises RequestError for trajectories that Etude did not record, or for several methods.
     """
-    groups = [[_checked(one) for one in group] for group in collection.trajectories]
-    methods = {one._method for group in groups for one in group} or {"grpo"}
+    groups = [[_checked(each) for each in group] for group in collection.trajectories]
+    methods = {each._method for group in groups for each in group} or {"grpo"}
     if len(methods) > 1:
         raise RequestError(f"trajectories of several methods in one collection: {', '.join(sorted(methods))}")
     return trajectory.TrajectoryCollection(
-        trajectories=[[_recorded(one) for one in group] for group in groups],
+        trajectories=[[_recorded(each) for each in group] for group in groups],
         run_id=collection.run_id,
         method=methods.pop(),
     )
@@ -71,19 +70,23 @@ def skipped_to_toolkit(skipped: Skipped, run_id: str, backend: str) -> TrainingJ
 
 def status_to_toolkit(status: job.TrainingJobStatus) -> TrainingJobStatus:
     """A status as the toolkit knows it. A job that is not there has failed."""
-    told = status.model_dump(mode="json")
+    fields = status.model_dump(mode="json")
     if status.status is job.TrainingStatusEnum.NOT_FOUND:
-        told |= {"status": TrainingStatusEnum.FAILED, "message": told["message"] or "there is no such job"}
-    return TrainingJobStatus(**told)
+        message = status.message or "there is no such job"
+        fields |= {"status": TrainingStatusEnum.FAILED, "message": message}
+    return TrainingJobStatus(**fields)
 
 
 def evaluation_to_toolkit(output: evaluation.EvaluationRunOutput) -> EvaluationRunOutput:
-    """What an evaluation run gave, without the files that the toolkit's own write."""
+    """The output of an evaluation run, without the files that the toolkit's own write."""
     results = [
-        (name, EvalOutput(average_score=found.average_score, eval_output_items=_scores(found)))
-        for name, found in output.evaluation_results
+        (name, EvalOutput(average_score=scores.average_score, eval_output_items=_scores(scores)))
+        for name, scores in output.evaluation_results
     ]
-    items = [_item(one) for one in output.eval_input.eval_input_items]
+    # `full_dataset_entry` of an item here is its example.
+    items = [
+        item_of(item.full_dataset_entry, item.output_obj, []) for item in output.eval_input.eval_input_items
+    ]
     return EvaluationRunOutput(
         workflow_output_file=None,
         evaluator_output_files=[],
@@ -95,33 +98,36 @@ def evaluation_to_toolkit(output: evaluation.EvaluationRunOutput) -> EvaluationR
     )
 
 
-def _trajectory(one: trajectory.Trajectory, method: trajectory.Method) -> RecordedTrajectory:
-    made = RecordedTrajectory(
-        episode=[_episode_item(item) for item in one.episode],
-        reward=one.reward,
-        shaped_rewards=one.shaped_rewards,
-        metadata=one.metadata,
+def _trajectory(recorded: trajectory.Trajectory, method: trajectory.Method) -> RecordedTrajectory:
+    known = RecordedTrajectory(
+        episode=[_episode_item(item) for item in recorded.episode],
+        reward=recorded.reward,
+        shaped_rewards=recorded.shaped_rewards,
+        metadata=recorded.metadata,
     )
-    made._recorded, made._method = one, method
-    return made
+    known._recorded, known._method = recorded, method
+    return known
 
 
-def _checked(one: Trajectory) -> RecordedTrajectory:
-    if not isinstance(one, RecordedTrajectory):
+def _checked(given: Trajectory) -> RecordedTrajectory:
+    if not isinstance(given, RecordedTrajectory):
         raise RequestError(
             "a trajectory has no recorded tokens: `etude_trainer_adapter` trains on what "
             "`etude_traj_builder` collects"
         )
-    return one
+    return given
 
 
-def _recorded(one: RecordedTrajectory) -> trajectory.Trajectory:
-    return one._recorded.model_copy(update={"reward": one.reward, "shaped_rewards": one.shaped_rewards})
+def _recorded(given: RecordedTrajectory) -> trajectory.Trajectory:
+    rewards = {"reward": given.reward, "shaped_rewards": given.shaped_rewards}
+    return given._recorded.model_copy(update=rewards)
 
 
 def _episode_item(item: trajectory.EpisodeItem | trajectory.DPOItem) -> EpisodeItem | DPOItem:
     if isinstance(item, trajectory.DPOItem):
-        prompt = item.prompt if isinstance(item.prompt, str) else [_message(one) for one in item.prompt]
+        prompt = (
+            item.prompt if isinstance(item.prompt, str) else [_message(message) for message in item.prompt]
+        )
         return DPOItem(
             prompt=prompt, chosen_response=item.chosen_response, rejected_response=item.rejected_response
         )
@@ -136,11 +142,6 @@ def _message(message: Any) -> dict[str, str]:
 
 def _scores(output: evaluation.EvalOutput) -> list[EvalOutputItem]:
     return [
-        EvalOutputItem(id=one.id, score=one.score, reasoning=one.reasoning, error=one.error)
-        for one in output.eval_output_items
+        EvalOutputItem(id=item.id, score=item.score, reasoning=item.reasoning, error=item.error)
+        for item in output.eval_output_items
     ]
-
-
-def _item(item: EvalInputItem) -> Any:
-    """`full_dataset_entry` of an item here is its example."""
-    return item_of(item.full_dataset_entry, item.output_obj, [])

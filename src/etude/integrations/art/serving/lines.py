@@ -17,10 +17,10 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from etude.server.database import Row
 from etude.server.errors import ApiError
 from etude.server.generation import unless_gone
 from etude.server.jobs import JobStore
-from etude.server.pages import Row
 
 HUNG_UP = 499
 """The status of a request whose client is gone."""

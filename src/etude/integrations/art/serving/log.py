@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from etude.core.errors import StoreError
-from etude.export.draft import draft_of
 from etude.integrations.art.serving.bodies import ArtGroup, without_logprobs
+from etude.store.files import draft_of
 
 
 class ArtLog:

@@ -9,13 +9,18 @@ from typing import Any
 import sqlalchemy as sa
 
 from etude.integrations.art.serving.bodies import ArtModel
-from etude.integrations.art.serving.names import ArtStep, plain_name, registered, steps_of
-from etude.server.database import ART_MODELS, ART_STEPS, JOBS
+from etude.integrations.art.serving.names import (
+    ART_MODELS,
+    ART_STEPS,
+    ArtStep,
+    plain_name,
+    registered,
+    steps_of,
+)
+from etude.server.database import JOBS, Row, new_id
 from etude.server.errors import ApiError
-from etude.server.ids import new_id
 from etude.server.jobs import FINAL
 from etude.server.models import ModelStore
-from etude.server.pages import Row
 
 
 @dataclass(frozen=True, slots=True)

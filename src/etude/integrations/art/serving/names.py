@@ -10,7 +10,24 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from etude.server.database import ART_MODELS, ART_STEPS, JOBS
+from etude.server.database import JOBS, table
+
+ART_MODELS = table(
+    "art_models",
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("base", sa.Text, nullable=False),
+)
+"""The models that ART's clients registered, by their names; `base` is the model that they began as."""
+
+ART_STEPS = table(
+    "art_steps",
+    sa.Column("model", sa.Text, nullable=False, index=True),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("job", sa.Text),
+    sa.Column("served", sa.Text),
+)
+"""`id` is `<model>@<step>`. A step is there when it has a `served` model, or its `job` has made one: it comes
+into being with the job's success, and whatever else the job comes to, it was never there."""
 
 _ARTIFACT = re.compile(
     r"wandb-artifact:///[^/]*/(?P<project>[^/]+)/(?P<name>[^/:]+)(:step(?P<step>\d{1,9}))?"

@@ -28,11 +28,11 @@ from etude.integrations.art.serving.options import DevConfig, TrainConfig
 from etude.integrations.art.serving.routes import delete_served
 from etude.integrations.art.serving.told_route import ToldRoute
 from etude.integrations.art.serving.trainings import ArtTrainings
+from etude.server.database import Order, Row, list_object
 from etude.server.engines import EnginePool
 from etude.server.errors import ApiError, problems_of
 from etude.server.jobs import JobStore
 from etude.server.models import OWNER, ModelStore
-from etude.server.pages import Order, Row, list_object
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 

@@ -1,0 +1,118 @@
+"""Engines that sample tokens after tokens, and how any engine reports its retries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from etude.core.call import Sampling
+
+if TYPE_CHECKING:
+    from etude.models.speech import Speech
+
+
+TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
+"""Token ids and their logprobs, the most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """A prompt to continue, and how."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    key: int = 0
+    """Seed of the request's randomness, where `sampling` has none."""
+    conversation: str = ""
+    """A hint for the reuse of the KV cache."""
+    top: int = 0
+    """How many of the most likely tokens to report for each sampled one."""
+
+    @property
+    def seed(self) -> int:
+        """Of the request's randomness."""
+        return self.key if self.sampling.seed is None else self.sampling.seed
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One token, as soon as it is sampled."""
+
+    id: int
+    logprob: float
+    top: TopLogprobs = ()
+
+
+OnToken: TypeAlias = Callable[[SampledToken], None]
+"""Called with each token in its turn, in the event loop that waits for the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A continuation."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    """The end of turn included."""
+    logprobs: tuple[float, ...]
+    top: tuple[TopLogprobs, ...]
+    """One for each token; empty where none were asked for."""
+    text: str
+    """Without the end of turn, and cut before a stop string."""
+    finish_reason: str
+    """`stop` or `length`."""
+    version: int
+    """Of the weights that sampled the last token."""
+
+
+class TokenEngine(Protocol):
+    """Whatever samples tokens after tokens."""
+
+    @property
+    def speech(self) -> Speech:
+        """How the model reads and writes."""
+
+    async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
+        """Continue a prompt; `on_token` is called with each token as it is sampled.
+
+        Raises EngineError when that cannot be; cancelling the call frees what it held.
+        """
+
+    async def close(self) -> None:
+        """Free what it holds; requests still in it fail."""
+
+
+def before_stop(text: str, stops: Iterable[str]) -> str | None:
+    """The text before the first of the stop strings in it; None where there is none."""
+    positions = [position for stop in stops if (position := text.find(stop)) >= 0]
+    return text[: min(positions)] if positions else None
+
+
+@dataclass(slots=True)
+class RetryCount:
+    """How often a call was tried again so far."""
+
+    retries: int = 0
+
+
+_COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
+
+
+@contextmanager
+def counting_retries() -> Iterator[RetryCount]:
+    """Count the retries that engines note within the block, in tasks that it starts too."""
+    count = RetryCount()
+    token = _COUNT.set(count)
+    try:
+        yield count
+    finally:
+        _COUNT.reset(token)
+
+
+def note_retry() -> None:
+    """To be called by an engine before each attempt after the first."""
+    if count := _COUNT.get():
+        count.retries += 1

@@ -1,0 +1,168 @@
+"""Examples from the toolkit's datasets, and scores from its evaluators."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from nat.data_models.dataset_handler import (
+    EvalDatasetBaseConfig,
+    EvalDatasetCsvConfig,
+    EvalDatasetCustomConfig,
+    EvalDatasetJsonConfig,
+    EvalDatasetJsonlConfig,
+    EvalDatasetParquetConfig,
+    EvalDatasetXlsConfig,
+)
+from nat.data_models.evaluator import EvalInput
+from nat.data_models.evaluator import EvalInputItem as NatItem
+from nat.plugins.eval.dataset_handler.dataset_handler import DatasetHandler
+from nat.plugins.eval.evaluator.base_evaluator import BaseEvaluator
+from nat.plugins.eval.runtime.atif_adapter import EvalAtifAdapter
+from nat.plugins.eval.utils.intermediate_step_adapter import IntermediateStepAdapter
+from pydantic_core import to_jsonable_python
+
+from etude.core.errors import DatasetError, EpisodeError, RequestError
+from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.example import Example
+from etude.core.interfaces import Evaluator
+from etude.core.keys import content_hash
+from etude.integrations.nat.agent import NatAgent
+
+_BY_ENDING: dict[str, type[EvalDatasetBaseConfig]] = {
+    ".json": EvalDatasetJsonConfig,
+    ".jsonl": EvalDatasetJsonlConfig,
+    ".csv": EvalDatasetCsvConfig,
+    ".parquet": EvalDatasetParquetConfig,
+    ".xls": EvalDatasetXlsConfig,
+    ".xlsx": EvalDatasetXlsConfig,
+}
+
+
+class NatDataset:
+    """The examples that the toolkit reads, by its own reader."""
+
+    def __init__(self, general: Any, file: Path | None = None) -> None:
+        """`general` is the toolkit's `eval.general`; `file` takes the place of its dataset's."""
+        self._general = general
+        self._file = file
+
+    def examples(self) -> list[Example]:
+        """All examples, in order. Raises DatasetError when they cannot be read, or two have one id."""
+        config = self._config()
+        handler = DatasetHandler(config, reps=1, concurrency=self._general.max_concurrency, num_passes=0)
+        other = str(self._file) if self._file and isinstance(config, EvalDatasetCustomConfig) else None
+        try:
+            items = handler.get_eval_input_from_dataset(other).eval_input_items
+        except Exception as error:
+            raise DatasetError(f"{_source(config)} cannot be read by the toolkit: {error!r}") from error
+        if not items:
+            raise DatasetError(f"{_source(config)} holds no examples with a question")
+        examples = [example_of(item) for item in items]
+        if len({example.id for example in examples}) < len(examples):
+            raise DatasetError(f"{_source(config)}: two rows have the same id in '{config.id_key}'")
+        return examples
+
+    def _config(self) -> EvalDatasetBaseConfig:
+        """The dataset's config with the other file in it; the toolkit takes every such file for JSON."""
+        config = self._general.dataset
+        if self._file is None:
+            if config is None:
+                raise DatasetError("the config has no dataset; add `eval.general.dataset`, or give --dataset")
+            return config
+        if isinstance(config, EvalDatasetCustomConfig):
+            return config
+        kind = _BY_ENDING.get(self._file.suffix.lower(), type(config) if config else EvalDatasetJsonConfig)
+        columns = config.model_dump(include={"id_key", "structure", "filter"}) if config else {}
+        return kind(**columns, file_path=self._file)
+
+
+def example_of(item: NatItem) -> Example:
+    """A row of the toolkit's. One without an id is called by its content."""
+    row = to_jsonable_python(item.full_dataset_entry, fallback=str, inf_nan_mode="null")
+    name = content_hash([item.input_obj, row]) if item.id in ("", None) else str(item.id)
+    inputs = {"question": item.input_obj, "row": row}
+    if item.expected_trajectory:
+        inputs["expected_trajectory"] = item.expected_trajectory
+    return Example(name, inputs, item.expected_output_obj)
+
+
+def item_of(example: Example, output: Any, steps: Any) -> NatItem:
+    """The row that an example was made of, with its output and steps."""
+    return NatItem(
+        id=example.id,
+        input_obj=example.inputs["question"],
+        expected_output_obj=example.expected,
+        output_obj=output,
+        expected_trajectory=example.inputs.get("expected_trajectory", []),
+        trajectory=steps,
+        full_dataset_entry=example.inputs["row"],
+    )
+
+
+def _source(config: EvalDatasetBaseConfig) -> str:
+    return f"the dataset {config.file_path}"
+
+
+class NatEvaluator(Evaluator):
+    """One evaluator of the toolkit's, asked about one episode at a time."""
+
+    def __init__(self, agent: NatAgent, name: str) -> None:
+        """Raises RequestError when the config has no evaluator of that name, or it can score nothing."""
+        known = agent.config.eval.evaluators
+        if name not in known:
+            raise RequestError(f"there is no evaluator '{name}'; there are: {', '.join(known) or 'none'}")
+        self._agent = agent
+        self._name = name
+        self._evaluator: Any = agent.builder.get_evaluator(name)
+        if self._function("evaluate_atif_fn") is None and self._function("evaluate_fn") is None:
+            raise RequestError(f"the evaluator '{name}' has no function to evaluate with")
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        """Score one episode. An evaluator that fails has no score, and not the toolkit's 0.0."""
+        output = await self._evaluate(self._prepared(item))
+        error = output.error
+        if error is None and isinstance(output.reasoning, dict) and output.score == 0.0:
+            # The toolkit's output of an evaluator that raised.
+            error = output.reasoning.get("error")
+        return EvalOutputItem.model_construct(
+            id=item.id,
+            generation=item.generation,
+            score=output.score,
+            reasoning=output.reasoning,
+            error=error,
+        )
+
+    def _prepared(self, item: EvalInputItem) -> NatItem:
+        """The episode as the toolkit's evaluations hand it over."""
+        assert item.episode is not None, "a score is made of an episode"
+        kept = self._agent.steps.of(item.episode.id) if self._agent.steps else []
+        steps = IntermediateStepAdapter().validate_intermediate_steps(kept)
+        prepared = item_of(item.episode.example, item.output_obj, steps)
+        general = self._agent.config.eval.general
+        process = general.output.custom_pre_eval_process_function if general.output else None
+        if process is None:
+            return prepared
+        handler = DatasetHandler(general.dataset, 1, 1, custom_pre_eval_process_function=process)
+        return handler.pre_eval_process_eval_input(EvalInput(eval_input_items=[prepared])).eval_input_items[0]
+
+    async def _evaluate(self, item: NatItem) -> Any:
+        batch = EvalInput(eval_input_items=[item])
+        atif, plain = self._function("evaluate_atif_fn"), self._function("evaluate_fn")
+        if atif is not None:
+            outputs = await atif(EvalAtifAdapter().build_samples(batch))
+        elif isinstance(owner := getattr(plain, "__self__", None), BaseEvaluator):
+            # Its `evaluate` would draw a progress bar for every episode, and hide what is raised.
+            return await owner.evaluate_item(item)
+        else:
+            result = plain(batch) if plain else None
+            outputs = await result if inspect.isawaitable(result) else result
+        items = getattr(outputs, "eval_output_items", [])
+        if len(items) != 1:
+            raise EpisodeError(f"the evaluator '{self._name}' gave {len(items)} scores for one episode")
+        return items[0]
+
+    def _function(self, name: str) -> Any:
+        function = getattr(self._evaluator, name, None)
+        return function if callable(function) else None

@@ -1,0 +1,103 @@
+"""Numbered folders with all that training needs to go on: the versions of a run, the checkpoints of a job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from etude.core.errors import StoreError
+from etude.core.job import ModelVersion
+
+if TYPE_CHECKING:
+    from etude.learner.learner import Learner, Snapshot
+
+_FACTS = "job.json"
+_DRAFT = ".part"
+
+
+class StateFolders:
+    """Folders `v1`, `v2` or `step-10`, `step-20`: weights, optimiser and facts, whole or not there at all."""
+
+    def __init__(self, root: Path, prefix: str, noun: str) -> None:
+        """`noun` is what errors call a folder: a version, a checkpoint."""
+        self._root = root
+        self._prefix = prefix
+        self._noun = noun
+
+    def folder(self, number: int) -> Path:
+        """Where a number is, or would be."""
+        return self._root / f"{self._prefix}{number}"
+
+    def numbers(self) -> list[int]:
+        """The numbers that are there, in their order."""
+        tails = [path.name[len(self._prefix) :] for path in self._root.glob(f"{self._prefix}*")]
+        return sorted(int(tail) for tail in tails if tail.isdecimal())
+
+    def newest(self) -> int:
+        """The highest number that is there; 0 when there is none."""
+        return max(self.numbers(), default=0)
+
+    def write(self, number: int, facts: Mapping[str, Any], learner: Learner, state: Snapshot) -> ModelVersion:
+        """Save `state`, which is a snapshot of the learner's, and JSON-able facts. Raises StoreError."""
+        final = self.folder(number)
+        draft = final.with_name(final.name + _DRAFT)
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            version = learner.policy.save_version(draft, number, state.weights)
+            version = version.model_copy(update={"location": str(final)})
+            learner.save(draft, state.optimiser)
+            content = {**facts, "version": version.model_dump(mode="json")}
+            (draft / _FACTS).write_text(json.dumps(content, indent=2), encoding="utf-8")
+            shutil.rmtree(final, ignore_errors=True)
+            draft.rename(final)
+        except (OSError, StoreError) as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise StoreError(
+                f"cannot save {self._noun} {number} in {final}: {error}; free some space and resume "
+                "(`etude resume`), or make the job again"
+            ) from error
+        return version
+
+    def facts(self, number: int) -> dict[str, Any]:
+        """The facts that were saved under a number. Raises StoreError when they cannot be read."""
+        path = self.folder(number) / _FACTS
+        try:
+            facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self.damaged(number, error) from error
+        return facts
+
+    def damaged(self, number: int, error: Exception) -> StoreError:
+        """The error for facts that are not what was written."""
+        return StoreError(
+            f"{self.folder(number) / _FACTS} is damaged ({error}); delete its folder and resume (`etude "
+            "resume`), or make the job again"
+        )
+
+    def load(self, number: int, learner: Learner) -> dict[str, Any]:
+        """Put weights and optimiser back to where they were; the facts of that time. Raises StoreError."""
+        from etude.models.policy import WEIGHTS_FILE
+        from etude.models.weights import load_tensors
+
+        folder = self.folder(number)
+        learner.policy.load_tensors(load_tensors(folder / WEIGHTS_FILE))
+        learner.restore(folder)
+        return self.facts(number)
+
+    def prune(self, keep: Collection[int]) -> None:
+        """Delete every folder whose number is not in `keep`."""
+        for number in self.numbers():
+            if number not in keep:
+                # First out of the way: a folder must never be there in part.
+                draft = self.folder(number).with_name(f"{self._prefix}{number}{_DRAFT}")
+                shutil.rmtree(draft, ignore_errors=True)
+                self.folder(number).rename(draft)
+                shutil.rmtree(draft, ignore_errors=True)
+
+    def delete_drafts(self) -> None:
+        """Delete what killed processes left half done."""
+        for path in self._root.glob(f"{self._prefix}*{_DRAFT}"):
+            shutil.rmtree(path, ignore_errors=True)

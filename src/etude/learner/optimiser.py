@@ -1,0 +1,153 @@
+"""AdamW on float32 master weights, and all of its state that a checkpoint needs.
+
+(Micikevicius et al., 2018.) bfloat16 has eight bits of a number, so that a step of less than a 500th of a
+weight would be lost by rounding, and with it all steps like it. Each number trained in half precision takes
+18 bytes: the weight (2), its master (4), the gradient (4) and AdamW's moments (8). In float32 it is 16.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from etude.core.errors import StoreError
+from etude.models.weights import part_like, whole
+
+_MASTER = "master"
+"""Beside the names of AdamW's own tensors."""
+
+
+class Optimiser:
+    """Steps on the masters of trained parameters; a float32 parameter is its own master.
+
+    Parameters may be shards: so are their masters.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Parameter], *, betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        self.masters = {name: _master(parameter) for name, parameter in parameters.items()}
+        """By their parameters' names."""
+        self._pairs: dict[str, tuple[Any, Parameter]] = {
+            name: (parameter, self.masters[name])
+            for name, parameter in parameters.items()
+            if self.masters[name] is not parameter
+        }
+        self.adam = torch.optim.AdamW(self.gradients, betas=betas, weight_decay=weight_decay)
+
+    @property
+    def gradients(self) -> list[Parameter]:
+        """The masters, in which a step's gradient is gathered."""
+        return list(self.masters.values())
+
+    def drop_gradient(self) -> None:
+        """Forget what backward passes have added up."""
+        self.adam.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Within the block, what backward passes add to parameters is summed up in float32 instead."""
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(_handing_over(master))
+            for parameter, master in self._pairs.values()
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def clip(self, most: float) -> float:
+        """Scale the gradient down to a norm of at most `most`; gives the norm that it had."""
+        return float(whole(torch.nn.utils.clip_grad_norm_(self.gradients, most)))
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Change the masters by their gradient, and round them to the parameters."""
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate
+        self.adam.step()
+        for parameter, master in self._pairs.values():
+            parameter.copy_(master)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Take over the weights, if others have put some there that the masters do not round to."""
+        pairs = self._pairs.values()
+        if not all(
+            torch.equal(_local(parameter), _local(master).to(parameter.dtype)) for parameter, master in pairs
+        ):
+            for parameter, master in pairs:
+                master.copy_(parameter)
+
+    def copies(self) -> dict[str, torch.Tensor]:
+        """The masters that are not the parameters themselves: what a checkpoint needs beside the weights."""
+        return {name: master.detach() for name, (_, master) in self._pairs.items()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """AdamW's state and the masters, as `restore` takes them."""
+        moments = {
+            f"{name}/{key}": value
+            for name, master in self.masters.items()
+            for key, value in self.adam.state.get(master, {}).items()
+        }
+        return moments | {f"{name}/{_MASTER}": value for name, value in self.copies().items()}
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what `tensors` gave, or with nothing, from no steps at all.
+
+        Masters are taken up where they go with the weights; otherwise the weights are. So a checkpoint of a
+        float32 training, which has none, can be gone on from too. Raises StoreError for other weights' state.
+        """
+        state: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for key, value in tensors.items():
+            name, _, part = key.rpartition("/")
+            state[name][part] = value
+        odd = sorted(state.keys() - self.masters.keys())
+        if odd:
+            raise StoreError(
+                f"the saved state of the optimiser belongs to other weights ({odd[0]}); was the model or the "
+                "LoRA setting changed?"
+            )
+        self._take_up({name: parts.pop(_MASTER) for name, parts in state.items() if _MASTER in parts})
+        self.adam.state.clear()
+        for name, parts in state.items():
+            master = self.masters[name]
+            # AdamW counts steps on the CPU, wherever the weights are.
+            self.adam.state[master] = {
+                part: value if part == "step" else part_like(value.to(master.dtype), master)
+                for part, value in parts.items()
+            }
+
+    @torch.no_grad()
+    def _take_up(self, masters: Mapping[str, torch.Tensor]) -> None:
+        for name, (parameter, master) in self._pairs.items():
+            master.copy_(part_like(masters[name], master) if name in masters else parameter)
+        self.follow()
+
+
+def _master(parameter: Parameter) -> Parameter:
+    half = parameter.dtype in (torch.bfloat16, torch.float16)
+    return Parameter(parameter.detach().float()) if half else parameter
+
+
+def _handing_over(master: Parameter) -> Callable[[torch.Tensor], None]:
+    def hand_over(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad += parameter.grad
+        parameter.grad = None
+
+    return hand_over
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """The part that this process holds."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]

@@ -1,0 +1,185 @@
+"""Checks of training data: that the right weights sampled it, and that any call of the agent is meant."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from etude.algorithms.branches import is_targeted
+from etude.config.nearest import nearest
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError, TrainingError
+from etude.core.job import ModelVersion
+from etude.core.progress import Progress
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+
+_REMEMBERED = 100_000
+"""Answers whose weights are remembered, the latest: 10 MB or so."""
+
+
+class Provenance:
+    """Remembers which weights sampled the episodes that were handed out, whoever asked for them.
+
+    Every collection goes through `check` before it is submitted, so that it holds for every builder and
+    every trainer.
+    """
+
+    def __init__(self, model: str) -> None:
+        """`model` is the entry of `llms` that is trained."""
+        self._model = model
+        self._versions: OrderedDict[int, int] = OrderedDict()
+        self._latest: int | None = None
+
+    def saw(self, episode: EpisodeRecord) -> None:
+        """Remember the answers of an episode."""
+        for call in episode.calls:
+            if call.completion is None or call.model != self._model:
+                continue
+            version = call.completion.model_version
+            self._latest = version if self._latest is None else max(version, self._latest)
+            if (print_ := _fingerprint(call.completion.logprobs)) is not None:
+                self._versions[print_] = max(version, self._versions.pop(print_, version))
+        while len(self._versions) > _REMEMBERED:
+            self._versions.popitem(last=False)
+
+    def check(
+        self,
+        collection: TrajectoryCollection,
+        calls: Mapping[int, int],
+        now: ModelVersion | None,
+        made: Sequence[int],
+        bound: int,
+        epoch: int,
+    ) -> None:
+        """Raise TrainingError unless the epoch's data are of weights at most `bound` updates before `now`.
+
+        `calls` counts the epoch's calls of the model by version, and `made` are the versions that epochs
+        have made. Nothing is known where the backend does not say what its versions are (`now` is None).
+        """
+        if now is None:
+            return
+        young = {now.number} | {number for number in (0, *made) if age_of(number, made) <= bound}
+        if old := {number: count for number, count in calls.items() if number not in young}:
+            listed = ", ".join(f"{count} from version {number}" for number, count in sorted(old.items()))
+            raise TrainingError(
+                f"episodes of epoch {epoch + 1} were not sampled from version {now.number}, which the model "
+                f"was at: {listed} of {sum(calls.values())} calls{_advice(old, made)}"
+            )
+        if collection.method != "grpo":
+            return
+        if self._latest is not None and self._latest not in young:
+            raise TrainingError(
+                f"no episode was sampled from version {now.number}, which the model is at: the data of epoch "
+                f"{epoch + 1} can only be those of version {self._latest} or older. Collect in every epoch: "
+                "`await self.run_eval()` plays new episodes each time it is called"
+            )
+        stale = Counter(version for version in self._sources(collection) if version not in young)
+        if stale:
+            listed = ", ".join(f"{count} of version {number}" for number, count in sorted(stale.items()))
+            raise TrainingError(
+                f"trajectories of epoch {epoch + 1} hold answers that older weights sampled, where the model "
+                f"is at version {now.number}: {listed}. Build them from the episodes that `run_eval` or "
+                "`runtime.evaluation.run` returned in this epoch"
+            )
+
+    def _sources(self, collection: TrajectoryCollection) -> Iterator[int]:
+        """The versions of the answers that are trained on, as far as they are known."""
+        for trajectory in (each for group in collection.trajectories for each in group):
+            for item in trajectory.episode:
+                if isinstance(item, EpisodeItem) and item.role is EpisodeItemRole.ASSISTANT:
+                    version = self._versions.get(_fingerprint(item.logprobs) or 0)
+                    if version is not None:
+                        yield version
+
+
+def _fingerprint(logprobs: Any) -> int | None:
+    """A hash of an answer's logprobs, which two samples of different weights do not share.
+
+    None for another kind of object, or for none.
+    """
+    if not isinstance(logprobs, list | tuple) or not logprobs:
+        return None
+    return hash(tuple(logprobs)) if all(isinstance(value, float) for value in logprobs) else None
+
+
+def _advice(versions: Collection[int], made: Sequence[int]) -> str:
+    """What to do where the data are those of a run that collected ahead."""
+    if any(number in (0, *made) for number in versions):
+        return "; were they collected with 'finetuning.collect_ahead'? Then go on with it"
+    return ""
+
+
+def age_of(number: int, made: Sequence[int]) -> int:
+    """How many updates old version `number` is: the versions in `made` that are younger."""
+    return sum(other > number for other in made)
+
+
+def without_stale(
+    collection: TrajectoryCollection, made: Sequence[int], bound: int
+) -> tuple[TrajectoryCollection, int]:
+    """The trajectories that were sampled at most `bound` of the versions `made` ago, and how many were not.
+
+    A trajectory is as old as the oldest of its answers. One that does not tell the version of an answer is
+    too old, because nothing bounds its age.
+    """
+    groups = [[each for each in group if _age(each, made) <= bound] for group in collection.trajectories]
+    kept = collection.model_copy(update={"trajectories": [group for group in groups if group]})
+    return kept, len(collection) - len(kept)
+
+
+def _age(trajectory: Trajectory, made: Sequence[int]) -> float:
+    versions = [
+        (item.metadata or {}).get("model_version")
+        for item in trajectory.episode
+        if isinstance(item, EpisodeItem)
+        and item.role is EpisodeItemRole.ASSISTANT
+        and not (item.metadata or {}).get("given")
+    ]
+    ages = (float("inf") if version is None else age_of(int(version), made) for version in versions)
+    return max(ages, default=0.0)
+
+
+_PATIENCE = 8
+"""Episodes with calls, none of them targeted, after which it is said."""
+
+
+class TargetWatch:
+    """Looks at the first episodes for calls by the target functions to the trained model."""
+
+    def __init__(self, functions: Collection[str], model: str, progress: Progress) -> None:
+        self._functions = functions
+        self._model = model
+        self._progress = progress
+        self._callers: Counter[str] = Counter()
+        self._episodes = 0
+        self._done = False
+
+    def saw(self, episode: EpisodeRecord) -> None:
+        """Look at an episode.
+
+        Raises RequestError when the first ones have no call that is targeted, and a target function is
+        called almost like one that calls the model; a warning is given when there is no such name.
+        """
+        if self._done or not any(call.completion is not None for call in episode.calls):
+            return
+        if any(is_targeted(call, self._functions, self._model) for call in episode.calls):
+            self._done = True
+            return
+        self._episodes += 1
+        self._callers.update({call.function for call in episode.calls if call.model == self._model})
+        if self._episodes >= _PATIENCE:
+            self._done = True
+            self._complain()
+
+    def _complain(self) -> None:
+        callers = ", ".join(f"'{name}'" for name in sorted(self._callers)) or "none"
+        text = (
+            f"none of the first {self._episodes} episodes has a call to '{self._model}' by a target function "
+            f"({', '.join(self._functions)}); functions that called it: {callers}"
+        )
+        for name in self._functions:
+            meant = nearest(name, self._callers)
+            if meant is not None:
+                raise RequestError(f"{text}. Did you mean 'finetuning.target_functions: [{meant}]'?")
+        self._progress.message(f"{text}. Nothing is trained on unless one of them does", warning=True)

@@ -1,0 +1,296 @@
+"""Evaluating an agent as in training, scoring stored episodes again, and the scores with their intervals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from etude.config.builder import Builder
+from etude.config.component import EvaluatorConfig
+from etude.config.import_path import import_object
+from etude.config.schema import Config
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.example import Example
+from etude.core.interfaces import Engine
+from etude.core.keys import content_hash
+from etude.core.numbers import finite
+from etude.core.progress import Progress, Silent
+from etude.inference.local import LocalLlmConfig
+from etude.loop.metrics import measured_scores
+from etude.loop.model import load_version, replaced_model
+from etude.rewards.evaluation import OnScore
+from etude.rewards.rescore import rescore
+from etude.runtime import Runtime, open_runtime
+from etude.store.episodes import EVALUATION, choose_phase
+from etude.store.files import write_atomically
+from etude.store.run_folder import RunFolder
+from etude.store.stored_config import RESULT, EvaluationRequest
+from etude.store.versions import RunVersion, choose_version
+
+
+@dataclass(slots=True)
+class Usage:
+    """What the episodes took."""
+
+    episodes: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, record: EpisodeRecord) -> None:
+        """Count an episode."""
+        self.episodes += 1
+        self.calls += len(record.calls)
+        for call in record.calls:
+            if call.completion is not None:
+                self.prompt_tokens += call.completion.usage.prompt_tokens
+                self.completion_tokens += call.completion.usage.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The scores of an evaluation."""
+
+    output: EvaluationRunOutput
+    examples: int
+    repeat: int
+    greedy: bool
+    reward: str | None
+    """The evaluator that counts."""
+    model: str
+    usage: Usage = field(default_factory=Usage)
+
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """By evaluator: `mean`, `low`, `high` (95 %), `n` examples, `scored` and `unscored` episodes."""
+        return {name: scores_of(result.eval_output_items) for name, result in self.output.evaluation_results}
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the items."""
+        return {
+            "model": self.model,
+            "examples": self.examples,
+            "repeat": self.repeat,
+            "greedy": self.greedy,
+            "reward": self.reward,
+            "scores": self.scores(),
+            "failures": dict(self.output.failures),
+            "causes": [cause.model_dump() for cause in self.output.causes],
+            "model_calls": dict(self.output.calls),
+            "episodes": self.usage.episodes,
+            "calls": self.usage.calls,
+            "prompt_tokens": self.usage.prompt_tokens,
+            "completion_tokens": self.usage.completion_tokens,
+        }
+
+
+def scores_of(items: Sequence[EvalOutputItem]) -> dict[str, Any]:
+    """Mean and 95 % interval of an evaluator's scores.
+
+    The episodes of one example are no independent draws, so the interval is that of the examples'
+    means. All None when nothing was scored.
+    """
+    by_example: defaultdict[str, list[float]] = defaultdict(list)
+    for item in items:
+        if item.is_scored and item.score is not None:
+            by_example[item.id].append(item.score)
+    scored = sum(map(len, by_example.values()))
+    counts = {"n": len(by_example), "scored": scored, "unscored": len(items) - scored}
+    return measured_scores([math.fsum(scores) / len(scores) for scores in by_example.values()]) | counts
+
+
+def item_rows(output: EvaluationRunOutput) -> list[dict[str, Any]]:
+    """A row for each episode: `id`, `generation`, `output`, `expected`, `scores`, `reasoning`, `errors`."""
+    rows = []
+    for index, item in enumerate(output.eval_input.eval_input_items):
+        scores = {name: result.eval_output_items[index] for name, result in output.evaluation_results}
+        rows.append(
+            {
+                "id": item.id,
+                "generation": item.generation,
+                "output": item.output_obj,
+                "expected": item.expected_output_obj,
+                "scores": {name: score.score for name, score in scores.items()},
+                "reasoning": {
+                    name: score.reasoning for name, score in scores.items() if score.reasoning is not None
+                },
+                "errors": {name: score.error for name, score in scores.items() if score.error is not None},
+            }
+        )
+    return rows
+
+
+async def measure(
+    runtime: Runtime,
+    examples: Sequence[Example],
+    *,
+    model: str,
+    phase: str = EVALUATION,
+    repeat: int = 1,
+    greedy: bool = False,
+) -> Evaluation:
+    """Run `repeat` episodes on each example and score them.
+
+    Raises ErrorBudgetExceeded when too many fail. Everything is journalled: the same phase again costs
+    nothing.
+    """
+    usage, progress, reward = Usage(), runtime.progress, _reward_of(runtime.config)
+
+    def finished(record: EpisodeRecord) -> None:
+        usage.add(record)
+        progress.episode_finished(record)
+
+    progress.phase("evaluating", len(examples) * repeat)
+    output = await runtime.evaluation.run(
+        examples,
+        phase=phase,
+        generations=repeat,
+        sampling={"temperature": 0.0} if greedy else None,
+        on_episode=finished,
+        on_score=_telling(progress, reward),
+        keep_episodes=False,
+    )
+    return Evaluation(output, len(examples), repeat, greedy, reward, model, usage)
+
+
+async def evaluate(
+    config: Config, run: RunFolder, request: EvaluationRequest, *, progress: Progress | None = None
+) -> Evaluation:
+    """Evaluate as the request says, or go on with what the run folder has of it already.
+
+    On the validation examples where the config has any, else on the training examples. The result and a
+    line for each episode are written into the run folder, and where the config says. Raises RequestError
+    when that cannot be done, and another EtudeError when the work failed.
+    """
+    async with AsyncExitStack() as exits:
+        engines: dict[str, Engine] = {}
+        version = requested_version(request)
+        target = replaced_model(config, version)
+        if version is not None and target is not None and isinstance(config.llms[target], LocalLlmConfig):
+            engines[target] = await engine_of(config, target, version)
+            exits.push_async_callback(engines[target].close)
+        runtime = await exits.enter_async_context(
+            open_runtime(config, run, progress=progress, engines=engines)
+        )
+        if version is not None and not engines and version.version is not None:
+            await runtime.engines[target or runtime.target_model].adopt(version.version)
+        evaluation = await measure(
+            runtime,
+            runtime.validation_examples or runtime.examples,
+            model=_model_name(config) if version is None else str(version),
+            repeat=request.repeat,
+            greedy=request.greedy,
+        )
+    _write_result(evaluation, config, run)
+    return evaluation
+
+
+def requested_version(request: EvaluationRequest) -> RunVersion | None:
+    """The stored version that a request is about; None when the config's own model is meant."""
+    if request.run is None:
+        return None
+    whose = "" if request.target is None else f"{request.target}:"
+    return choose_version(Path(request.run), f"{whose}v{request.version or 0}")
+
+
+async def engine_of(config: Config, model: str, version: RunVersion) -> Engine:
+    """An engine with stored weights, that samples as the entry `model` of the config says."""
+    from etude.inference.embedded import EmbeddedEngine
+
+    policy = await asyncio.to_thread(load_version, version)
+    llm = config.llms[model]
+    assert isinstance(llm, LocalLlmConfig)
+    return EmbeddedEngine(
+        policy,
+        max_batch=llm.max_batch,
+        max_tokens=llm.max_tokens,
+        deterministic=config.finetuning.deterministic,
+    )
+
+
+async def rescore_run(
+    config: Config, run: RunFolder, *, phase: str | None = None, progress: Progress | None = None
+) -> tuple[str, Evaluation]:
+    """Score the stored episodes of a phase of a run, by default the latest, with a config's evaluators.
+
+    No agent is run, and only models that judge are asked. Scores are kept under a label that follows from
+    the evaluators and their code, so that a scoring that was stopped goes on, and changed evaluators score
+    anew. The phase that was scored, and its scores.
+    """
+    phase, reward, progress = choose_phase(run.journal, phase), _reward_of(config), progress or Silent()
+    progress.phase("scoring")
+    async with Builder(config, run) as builder:
+        evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
+        if not evaluators:
+            raise RequestError("the config has no evaluators; add some under 'eval.evaluators'")
+        output = await rescore(
+            run.journal,
+            evaluators,
+            phase=phase,
+            label=_label_of(config.eval.evaluators),
+            error_budget=config.finetuning.error_budget,
+            timeout=config.eval.general.timeout,
+            max_concurrency=config.eval.general.max_concurrency,
+            on_score=_telling(progress, reward),
+            keep_episodes=False,
+        )
+    items = output.eval_input.eval_input_items
+    examples, repeat = len({item.id for item in items}), len({item.generation for item in items})
+    usage = Usage(episodes=len(items))
+    return phase, Evaluation(output, examples, repeat, False, reward, f"{run.name} ({phase})", usage)
+
+
+def _reward_of(config: Config) -> str | None:
+    reward = config.finetuning.reward_function
+    return reward.name if reward else None
+
+
+def _telling(progress: Progress, reward: str | None) -> OnScore:
+    """Tells of the scores of the reward; of all where there is none."""
+
+    def score_made(evaluator: str, item: EvalOutputItem) -> None:
+        if reward in (evaluator, None):
+            progress.scored(item)
+
+    return score_made
+
+
+def _model_name(config: Config) -> str:
+    llm: Any = config.llms.get(config.finetuning.target_model or "")
+    return str(getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models")
+
+
+def _write_result(evaluation: Evaluation, config: Config, run: RunFolder) -> None:
+    result: Mapping[str, Any] = finite({"run_id": run.name, **evaluation.as_json()})
+    lines = [json.dumps(finite(row), ensure_ascii=False, default=str) for row in item_rows(evaluation.output)]
+    for folder in dict.fromkeys((run.path, config.eval.general.output_dir or run.path)):
+        write_atomically(folder / "items.jsonl", "".join(f"{line}\n" for line in lines))
+        write_atomically(folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def _label_of(evaluators: Mapping[str, EvaluatorConfig]) -> str:
+    """A word for these evaluators as they are now: another one when a setting or their file changes."""
+    return content_hash(
+        [
+            [name, config.type_name, config.model_dump(mode="json"), _code_of(config)]
+            for name, config in sorted(evaluators.items())
+        ]
+    )
+
+
+def _code_of(config: EvaluatorConfig) -> str | None:
+    function = getattr(config, "function", None)
+    if not isinstance(function, str):
+        return None
+    import_object(function)
+    file = sys.modules[function.partition(":")[0]].__file__
+    return None if file is None else content_hash(Path(file).read_text(encoding="utf-8"))

@@ -1,0 +1,169 @@
+"""Beginning a run, and going on with it: which settings may change, and which failures are forgotten."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import SecretStr
+
+from etude.config.changeable import changeable_keys, is_changeable, slot_in
+from etude.config.document import KeyPath, dig, dotted
+from etude.config.load import MASK, load_config, resolved_yaml
+from etude.config.nearest import nearest
+from etude.config.schema import Config
+from etude.config.slots import Slot
+from etude.core.errors import RequestError
+from etude.core.history import History
+from etude.rewards.rescore import forget_failures
+from etude.store.facts import SUMMARY
+from etude.store.log import EpochLog, histories
+from etude.store.run_folder import RunFolder, new_run_name
+from etude.store.stored_config import CONFIG, RESULT, EvaluationRequest, stored_data, write_request
+
+_EPOCH = re.compile(r"(train|validation)/(\d+)(?!\w)")
+
+
+@contextmanager
+def new_run(
+    config: Config, name: str | None = None, request: EvaluationRequest | None = None
+) -> Iterator[RunFolder]:
+    """An open run folder in the config's output folder; with `request` it is one of an evaluation.
+
+    When the block raises RequestError and nothing was journalled, the folder is deleted: it would only
+    be in the way of the next try. Raises RequestError when the run exists, StoreError when its folder
+    cannot be made.
+    """
+    root = config.finetuning.output_dir.absolute()
+    if name is None and request is not None:
+        name = f"evaluation-{new_run_name(root)}"
+    yaml, seed = resolved_yaml(config), config.finetuning.seed
+    with RunFolder.create(root, name, config_yaml=yaml, seed=seed) as run:
+        if request is not None:
+            write_request(run.path, request)
+        try:
+            yield run
+        except RequestError:
+            if next(run.journal.scan(), None) is None:
+                shutil.rmtree(run.path, ignore_errors=True)
+            raise
+
+
+_NUM_EPOCHS: KeyPath = ("finetuning", "num_epochs")
+
+
+def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
+    """The config of a stored run, with what was changed about it.
+
+    Raises ConfigError when it does not load, RequestError when an override would make another run of it.
+    """
+    config, kept = load_config(run / CONFIG, overrides), stored_data(run)
+    for override in overrides:
+        path: KeyPath = tuple(override.partition("=")[0].split("."))
+        slot = slot_in(config, path)
+        is_known = slot is not None and (is_changeable(slot) or _takes_secret(slot))
+        if not is_known and dig(kept, path) != MASK:
+            raise _refused(dotted(path), config)
+    return config
+
+
+def names_secret(config: Config, override: str) -> bool:
+    """Whether an override of a config gives it a secret."""
+    slot = slot_in(config, tuple(override.partition("=")[0].split(".")))
+    return slot is not None and _takes_secret(slot)
+
+
+def _takes_secret(slot: Slot) -> bool:
+    return any(arm.annotation is SecretStr for arm in slot.arms())
+
+
+def _refused(key: str, config: Config) -> RequestError:
+    keys = changeable_keys(config)
+    close = nearest(key, keys)
+    return RequestError(
+        f"-o {key}: a run goes on as it was begun, and what it has done rests on this setting"
+        + (f"; did you mean {close}?" if close else "")
+        + f"\nWhat only says how to go on can be changed: {', '.join(keys)}; and secrets can be given again."
+        "\nFor another value start a new run: etude train"
+    )
+
+
+def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Keep changed settings in the run folder; the values before and after of each, by its key.
+
+    With more epochs than before a finished run becomes an unfinished one. Raises RequestError when the
+    run has done more epochs already.
+    """
+    stored, now = stored_data(run.path), yaml.safe_load(resolved_yaml(config))
+    keys = [tuple(key.split(".")) for key in changeable_keys(config)]
+    changed = {
+        dotted(key): (dig(stored, key), dig(now, key)) for key in keys if dig(stored, key) != dig(now, key)
+    }
+    if dotted(_NUM_EPOCHS) in changed:
+        _require_room(run, config.finetuning.num_epochs)
+        (run.path / SUMMARY).unlink(missing_ok=True)
+    if changed:
+        run.write_text(CONFIG, resolved_yaml(config))
+    return changed
+
+
+def _require_room(run: RunFolder, num_epochs: int) -> None:
+    """Raises RequestError when the run has done more epochs than it is to have."""
+    past = [*histories(run.journal, run.name).values()] or [EpochLog(run.journal).history(run.name)]
+    done = max(len(history.epochs) for history in past)
+    if num_epochs < done:
+        raise RequestError(
+            f"-o {dotted(_NUM_EPOCHS)}={num_epochs}: run {run.name} has done {done} epochs already; "
+            f"ask for {done} or more"
+        )
+
+
+def without_changeable(data: dict[str, Any], config: Config) -> dict[str, Any]:
+    """A stored config without the settings that may change while it is one run: what makes it that run."""
+    changeable = set(changeable_keys(config))
+
+    def kept(value: Any, path: KeyPath) -> Any:
+        if not isinstance(value, dict):
+            return value
+        inside = {key: kept(item, (*path, key)) for key, item in value.items()}
+        return {key: item for key, item in inside.items() if dotted((*path, key)) not in changeable}
+
+    return dict(kept(data, ()))
+
+
+async def retry_failed(run: RunFolder) -> Counter[str] | None:
+    """Forget the failures in unfinished epochs that were not the agent's own, by kind.
+
+    None when the run is finished, and there is nothing to be tried again. Raises StoreError.
+    """
+    if run.read_json(SUMMARY) is not None or run.read_json(RESULT) is not None:
+        return None
+    return await forget_failures(run.journal, _is_open(run))
+
+
+def _is_open(run: RunFolder) -> Callable[[str], bool]:
+    """Whether the epoch or validation of an episode is not recorded yet, by the episode's id."""
+    targets: list[str | None] = [*histories(run.journal, run.name)] or [None]
+    logs = [EpochLog(run.journal, target) for target in targets]
+    pasts: list[History] = [log.history(run.name) for log in logs]
+    recorded = {
+        # A model that rested in an epoch was not trained on its episodes.
+        "train": {entry.epoch for past in pasts for entry in past.epochs if entry.resting is None},
+        "validation": {entry.epoch for past in pasts for entry in past.validations},
+    }
+
+    def is_open(episode_id: str) -> bool:
+        match = _EPOCH.match(episode_id)
+        if match is None:
+            return True
+        phase, epoch = match[1], int(match[2])
+        submitted = phase == "train" and any(log.submission(epoch - 1) is not None for log in logs)
+        return epoch not in recorded[phase] and not submitted
+
+    return is_open

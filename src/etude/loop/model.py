@@ -1,0 +1,103 @@
+"""The models of stored runs: their weights, and one of them in place of the model that a config names."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from etude.backends.local_config import LocalAdapterConfig
+from etude.config.schema import Config
+from etude.core.errors import RequestError
+from etude.inference.local import LocalLlmConfig, require_local_extra
+from etude.models.source import folder_of
+from etude.store.stored_config import model_config
+from etude.store.versions import RunVersion, stored_at
+
+if TYPE_CHECKING:
+    from etude.models.policy import Policy
+
+
+def load_version(wanted: RunVersion) -> Policy:
+    """The policy of a run's local model, with the weights of `wanted`, on the device of its config.
+
+    Raises RequestError when the run's model is not local, MissingExtraError without torch, EngineError
+    when the weights are not those that the run recorded.
+    """
+    config = model_config(wanted.run, wanted.target)
+    llm = _local_model(config, wanted)
+    require_local_extra()
+    from etude.models.policy import LoraOptions, Policy
+
+    policy = Policy.load(llm.model, device=llm.device, dtype=llm.dtype)
+    adapter = next(iter(config.trainer_adapters.values()), None)
+    if wanted.version is None:
+        return policy
+    if isinstance(adapter, LocalAdapterConfig) and adapter.lora is not None:
+        modules = adapter.lora.target_modules
+        policy.use_lora(
+            LoraOptions(adapter.lora.r, adapter.lora.alpha, tuple(modules) if modules else None), seed=0
+        )
+    policy.keep_base()
+    folder = stored_at(wanted.run, wanted.version)
+    location = wanted.version.location if folder is None else str(folder)
+    policy.adopt(wanted.version.model_copy(update={"location": location}))
+    return policy
+
+
+def _local_model(config: Config, wanted: RunVersion) -> LocalLlmConfig:
+    """The config of the trained model. Raises RequestError when it does not run in this process."""
+    name = config.finetuning.target_model
+    llm = config.llms.get(name) if name is not None else None
+    if not isinstance(llm, LocalLlmConfig):
+        kind = "of no known type" if llm is None else f"`_type: {llm.type_name}`"
+        problem = f"the model of run {wanted.run.name} is {kind}; only the weights of `_type: local` are here"
+        if wanted.version is not None:
+            problem += (
+                f". {wanted} is the model '{wanted.version.location}' of its backend: ask for that name"
+            )
+        raise RequestError(problem)
+    return llm
+
+
+def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> list[tuple[str, str]]:
+    """What to override so that the target model is `text`: a folder or a name, or a version of a run.
+
+    For a version it is the model that the run began from; its weights are adopted later. Raises
+    RequestError when the config does not say which of its models is meant.
+    """
+    target = replaced_model(config, wanted)
+    if target is None:
+        several = ", ".join(config.llms) or "none"
+        raise RequestError(
+            f"--model: the config has several models ({several}); name one as 'finetuning.target_model'"
+        )
+    llm = config.llms[target]
+    if wanted is not None:
+        base = model_config(wanted.run, wanted.target)
+        trained = base.llms.get(base.finetuning.target_model or "")
+        if isinstance(trained, LocalLlmConfig) and isinstance(llm, LocalLlmConfig):
+            return [_override(target, "model", str(trained.model))]
+        if trained is not None and trained.type_name == llm.type_name:
+            return []
+        raise RequestError(
+            f"--model {text}: that run trained a model of another kind than llms.{target} "
+            f"(`_type: {llm.type_name}`); use the run's own config"
+        )
+    if isinstance(llm, LocalLlmConfig):
+        folder = folder_of(text)
+        return [_override(target, "model", text if folder is None else str(folder.absolute()))]
+    if "model_name" in type(llm).model_fields:
+        return [_override(target, "model_name", text)]
+    raise RequestError(f"--model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
+
+
+def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:
+    """The entry of `llms` that a wished-for model takes the place of; None when that is not clear."""
+    targets = config.finetuning.targets
+    if wanted is not None and wanted.target in targets:
+        return targets[wanted.target].model
+    return config.finetuning.target_model
+
+
+def _override(target: str, key: str, value: str) -> tuple[str, str]:
+    return f"llms.{target}.{key}", json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,87 @@
+"""Evaluation: episodes on examples and a score for each, as everything that asks for them sees it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from etude.core.episode import EpisodeRecord
+from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.example import Example
+
+OnEpisode: TypeAlias = Callable[[EpisodeRecord], None]
+OnScore: TypeAlias = Callable[[str, EvalOutputItem], None]
+"""Called with the evaluator's name and its score."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """The episodes that are asked for."""
+
+    examples: Sequence[Example]
+    phase: str
+    """Part of the episodes' names; tells collections apart that are not the same kind."""
+    generations: int
+    """Episodes on each example."""
+    sampling: Mapping[str, Any] | None
+    """Fields of `Sampling` that go before the models' own."""
+    on_episode: OnEpisode | None
+    """Called with each episode when it ends; what it raises ends the run."""
+    on_score: OnScore | None
+    """Called with each score when it is made; what it raises ends the run."""
+    keep_episodes: bool
+    """Without, items come back without their episode, so that memory does not grow with the calls."""
+
+
+class Evaluation(ABC):
+    """Runs and scores episodes: `run` is what is called, `answer` is what a subclass does."""
+
+    async def run(
+        self,
+        examples: Sequence[Example],
+        *,
+        phase: str = "",
+        generations: int = 1,
+        sampling: Mapping[str, Any] | None = None,
+        on_episode: OnEpisode | None = None,
+        on_score: OnScore | None = None,
+        keep_episodes: bool = True,
+    ) -> EvaluationRunOutput:
+        """Run `generations` episodes on each example; items come back by example, then generation.
+
+        The arguments are the fields of `EvaluationRequest`. Raises ErrorBudgetExceeded when too many
+        episodes or scores failed, and what a callback raises.
+        """
+        return await self.answer(
+            EvaluationRequest(
+                examples, phase, generations, sampling, on_episode, on_score, keep_episodes=keep_episodes
+            )
+        )
+
+    @abstractmethod
+    async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
+        """The episodes and scores that are asked for."""
+
+
+def item_of(record: EpisodeRecord) -> EvalInputItem:
+    """An episode as evaluators see it."""
+    example = record.example
+    return EvalInputItem(
+        id=example.id,
+        generation=record.generation,
+        input_obj=example.inputs,
+        expected_output_obj=example.expected,
+        output_obj=record.output,
+        full_dataset_entry=example,
+        episode=record,
+    )
+
+
+def summary_of(outputs: list[EvalOutputItem]) -> EvalOutput:
+    """One evaluator's scores with their mean, which is None where nothing was scored."""
+    values = [output.score for output in outputs if output.is_scored and output.score is not None]
+    mean = math.fsum(values) / len(values) if values else None
+    return EvalOutput(average_score=mean, eval_output_items=outputs)

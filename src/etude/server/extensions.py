@@ -1,0 +1,86 @@
+"""The seam for what a server offers beside OpenAI's API: more routes, and more names for its models.
+
+An extension registers itself by an import path in a module of components (entry-point group
+`etude.components`); `etude serve` and its workers load it from there. The server knows none by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from etude.config.registry import load_entry_points
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from fastapi import APIRouter
+
+    from etude.server.engines import EnginePool
+    from etude.server.files import FileStore
+    from etude.server.jobs import JobStore
+    from etude.server.models import ModelStore
+    from etude.server.settings import ServerSettings
+
+_paths: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A name of an extension's for one of the server's models."""
+
+    served: str
+    """The server's own name of the model."""
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerParts:
+    """What the routes of an extension can work with."""
+
+    settings: ServerSettings
+    database: sa.Engine
+    files: FileStore
+    jobs: JobStore
+    models: ModelStore
+    pool: EnginePool
+    wake: Callable[[], None]
+    """Has the scheduler look at the queue of jobs."""
+
+
+class ServerExtension(Protocol):
+    """Something that a server can do beside OpenAI's API."""
+
+    open_paths: frozenset[str]
+    """Paths that need no key."""
+    large_paths: frozenset[str]
+    """Paths whose bodies are training data, and may be as large as a file."""
+
+    def routes(self, parts: ServerParts) -> Sequence[APIRouter]:
+        """The routes to serve. Called once, and not in workers."""
+
+    def aliases(self, connection: sa.Connection) -> Mapping[str, Alias]:
+        """All names that it gives to models."""
+
+    def served_under(self, connection: sa.Connection, name: str) -> str | None:
+        """The server's own name of the model with that name; None when it gives no such name."""
+
+    def tells_tokens(self, name: str) -> bool:
+        """Whether chats with the model of that name come with token ids and logprobs unasked."""
+
+
+def register_server_extension(path: str) -> None:
+    """Register the class of an extension, which is made without arguments, by its `module:name`."""
+    if path not in _paths:
+        _paths.append(path)
+
+
+def load_extensions() -> list[ServerExtension]:
+    """The registered extensions. Raises RequestError when an installed package cannot be loaded."""
+    load_entry_points()
+    extensions = []
+    for path in _paths:
+        module, _, name = path.partition(":")
+        extensions.append(getattr(importlib.import_module(module), name)())
+    return extensions

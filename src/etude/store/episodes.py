@@ -1,0 +1,127 @@
+"""Episodes read back from the journal: one by its id, those of a phase, and which phases there are.
+
+The phases of a run that have episodes are named `eval`, `validation/5`, `train/3`; `train/3.2` is the
+second collection of its kind that was made for an epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from etude.core.call import Call
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError, StoreError
+from etude.core.example import Example
+from etude.store.encode import decode_call, decode_episode, parent_name
+from etude.store.journal import Journal, Json
+
+EVALUATION = "eval"
+"""The phase of `etude evaluate`."""
+
+_PHASE = re.compile(r"(train|validation)/(\d+)([^.]*)(?:\.(\d+))?")
+
+
+def call_key(episode_id: str, name: str) -> str:
+    """The journal key of a call of an episode."""
+    return f"{episode_id}/call/{name}"
+
+
+class CallReader:
+    """Reads the calls of one episode, which are stored as differences to each other."""
+
+    def __init__(self, journal: Journal, episode_id: str) -> None:
+        self._journal = journal
+        self._episode_id = episode_id
+        self._known: dict[str, Call] = {}
+
+    def add(self, name: str, call: Call) -> None:
+        """Have a call at hand that is being stored under `name`."""
+        self._known[name] = call
+
+    def read(self, name: str) -> Call:
+        """The call stored under `name`. Raises StoreError when it is not in the journal."""
+        pending: list[tuple[str, Json]] = []
+        following: str | None = name
+        while following is not None and following not in self._known:
+            data = self._journal.get(call_key(self._episode_id, following))
+            if data is None:
+                raise StoreError(
+                    f"{self._journal.path}: call {following} of episode {self._episode_id} is missing; "
+                    f"the run database is incomplete, start a new run"
+                )
+            pending.append((following, data))
+            following = parent_name(data)
+        while pending:
+            self.decode(*pending.pop())
+        return self._known[name]
+
+    def decode(self, name: str, data: Json) -> Call:
+        """The call of JSON that was stored under `name`; its parents are read when they are needed."""
+        above = parent_name(data)
+        parent = None if above is None else self.read(above)
+        call = self._known[name] = decode_call(data, self._episode_id, parent)
+        return call
+
+
+def read_episode(journal: Journal, episode_id: str, example: Example | None = None) -> EpisodeRecord | None:
+    """The finished episode of that id, or None when there is none.
+
+    `example` takes the place of the stored copy of the example, which for values that JSON cannot
+    hold has only their description. Raises StoreError when the journal cannot be read.
+    """
+    data = journal.get(episode_id)
+    return _decoded(journal, data, example) if is_episode(data) else None
+
+
+def is_episode(data: Json) -> bool:
+    """Whether a journalled value is a finished episode."""
+    return isinstance(data, dict) and "episode" in data and "calls" in data
+
+
+def _decoded(journal: Journal, data: Json, example: Example | None = None) -> EpisodeRecord:
+    reader = CallReader(journal, data["episode"])
+    calls = [
+        reader.read(stored) if isinstance(stored, str) else decode_call(stored, data["episode"], None)
+        for stored in data["calls"]
+    ]
+    return decode_episode(data, calls, example)
+
+
+def iter_episodes(journal: Journal, prefix: str = "") -> Iterator[EpisodeRecord]:
+    """All finished episodes whose id starts with `prefix`, in the order of their ids, one at a time."""
+    for key, data in journal.scan(prefix):
+        if is_episode(data) and data["episode"] == key:
+            yield _decoded(journal, data)
+
+
+def phases_of(journal: Journal) -> list[str]:
+    """The phases that have episodes: evaluations, then validations, then training, each latest first."""
+    phases = set()
+    for key, value in journal.scan():
+        if is_episode(value) and value["episode"] == key:
+            phases.add(key.removesuffix(f"/{value['example']['id']}/{value['generation']}"))
+    return sorted(phases, key=_latest_first)
+
+
+def choose_phase(journal: Journal, wish: str | None) -> str:
+    """The phase wished for, or the latest. Raises RequestError when there is none such."""
+    phases = phases_of(journal)
+    if not phases:
+        raise RequestError(f"{journal.path} has no episodes yet")
+    if wish is not None and wish not in phases:
+        raise RequestError(f"there are no episodes of the phase '{wish}'; there are: {', '.join(phases)}")
+    return wish or phases[0]
+
+
+def epoch_of(phase: str) -> int | None:
+    """The epoch, from 0, that a phase's episodes were collected for; None for those of no training."""
+    match = _PHASE.fullmatch(phase)
+    return int(match[2]) - 1 if match is not None and match[1] == "train" else None
+
+
+def _latest_first(phase: str) -> tuple[int, int, str, int]:
+    match = _PHASE.fullmatch(phase)
+    if match is None:
+        return (0 if phase == EVALUATION else 1, 0, phase, 0)
+    return (2 if match[1] == "validation" else 3, -int(match[2]), match[3], -int(match[4] or 1))

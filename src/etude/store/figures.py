@@ -1,0 +1,145 @@
+"""The figures of a run as pure functions of its history: what was measured, and with which version."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from etude.core.history import EpochEntry, History, ValidationEntry
+from etude.core.job import ModelVersion
+
+Entry: TypeAlias = EpochEntry | ValidationEntry
+
+VALIDATION = "validation"
+TRAINING = "training episodes"
+
+
+def figure_of(entry: Entry) -> dict[str, Any]:
+    """The figures of an epoch's episodes or of a validation, as JSON.
+
+    `measured` says in words on what, `version` the number of the weights (None where the backend does
+    not tell), `n` how many rewards there are; `avg_reward` lies between `reward_low` and `reward_high`,
+    and `evaluators` has the same for each evaluator.
+    """
+    metrics = entry.metrics
+    rewards = {key: metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high")}
+    return {
+        "measured": measured(entry),
+        "epoch": entry.epoch,
+        "version": version_of(entry),
+        "n": metrics.get("num_scored", metrics.get("num_examples")),
+        **rewards,
+        "evaluators": metrics.get("evaluators") or {},
+    }
+
+
+def measured(entry: Entry) -> str:
+    """On what the figures of an entry were measured, and with which version."""
+    version = version_of(entry)
+    if isinstance(entry, ValidationEntry):
+        when = "before training" if entry.epoch == 0 else f"after epoch {entry.epoch}"
+        return f"validation examples, {when}" + ("" if version is None else f" (v{version})")
+    whence = "" if version is None else f", sampled from v{version}"
+    return f"training episodes of epoch {entry.epoch}{whence}"
+
+
+def short_name(entry: Entry) -> str:
+    """The same in a few words, for a table."""
+    version = version_of(entry)
+    if isinstance(entry, ValidationEntry):
+        name = "validation before" if entry.epoch == 0 else f"validation {entry.epoch}"
+    else:
+        name = f"training epoch {entry.epoch}"
+    return name + ("" if version is None else f" (v{version})")
+
+
+def version_of(entry: Entry) -> int | None:
+    """The number of the version that an entry's figures are of."""
+    version = entry.version if isinstance(entry, ValidationEntry) else entry.sampled_from
+    return None if version is None else version.number
+
+
+def with_rewards(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries in which there was a reward."""
+    return [entry for entry in entries if entry.metrics.get("avg_reward") is not None]
+
+
+def before_and_after(history: History) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The figures of the validation before training and of the last one after it; None without."""
+    before = [entry for entry in history.validations if entry.epoch == 0]
+    after = [entry for entry in history.validations if entry.epoch > 0]
+    return figure_of(before[0]) if before else None, figure_of(after[-1]) if after else None
+
+
+def first_and_last_epoch(history: History) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The figures of the first and the last epoch's episodes; the last is None where they are one."""
+    entries = [entry for entry in history.epochs if entry.resting is None]
+    first = figure_of(entries[0]) if entries else None
+    return first, figure_of(entries[-1]) if len(entries) > 1 else None
+
+
+def is_measured(history: History) -> bool:
+    """Whether the last trained weights were measured after they were trained; True without any."""
+    trained = history.trained
+    return not trained or any(
+        entry.epoch >= trained[-1].epoch and entry.metrics.get("avg_reward") is not None
+        for entry in history.validations
+    )
+
+
+def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
+    """How many episodes failed, and how many scores of episodes that did not."""
+    failures: Mapping[str, int] = metrics.get("failures") or {}
+    scores = sum(count for kind, count in failures.items() if kind.startswith("score:"))
+    return sum(failures.values()) - scores, scores
+
+
+def drift_of(history: History) -> Counter[str]:
+    """Branches of all epochs that began because a template wrote something differently, by what that was."""
+    return sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
+
+
+def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
+    """Versions and their rewards, oldest first.
+
+    By validation where there was any, else by the rewards of the episodes sampled from the version.
+    """
+    if history.validations:
+        rewards = [(entry.version, entry.metrics.get("avg_reward")) for entry in history.validations]
+    else:
+        rewards = [(entry.sampled_from, entry.metrics.get("avg_reward")) for entry in history.epochs]
+    return [
+        (version, float(reward)) for version, reward in rewards if version is not None and reward is not None
+    ]
+
+
+def last_version(history: History) -> ModelVersion | None:
+    """The weights after the last epoch."""
+    return next((entry.version for entry in reversed(history.epochs) if entry.version is not None), None)
+
+
+def best_version(history: History) -> ModelVersion | None:
+    """The version with the highest validation reward, the latest of equals; the base model may be it.
+
+    None where no version was measured after it was trained: nobody knows which is best then.
+    """
+    measured = measured_versions(history) if history.validations else []
+    if all(version.number == 0 for version, _ in measured):
+        return None
+    return max(measured, key=lambda pair: (pair[1], pair[0].number))[0]
+
+
+def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
+    """The `count` best versions and the last one, from which a run is resumed; oldest first."""
+    ranked = sorted(measured_versions(history), key=lambda pair: (-pair[1], -pair[0].number))
+    chosen = {version.number: version for version, _ in ranked}
+    best = list(chosen.values())[:count]
+    last = last_version(history)
+    kept = {version.number: version for version in [*best, *([last] if last is not None else [])]}
+    return [kept[number] for number in sorted(kept)]
+
+
+def versions_made(history: History) -> list[int]:
+    """The numbers of the versions that the epochs made, oldest first."""
+    return [entry.version.number for entry in history.trained if entry.version is not None]

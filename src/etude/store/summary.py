@@ -1,0 +1,251 @@
+"""The summary of a run and its warnings, as pure functions of its history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etude.core.evaluation import without_numbers
+from etude.core.history import History, ValidationEntry
+from etude.core.stats import shown_mean
+from etude.store.figures import (
+    TRAINING,
+    VALIDATION,
+    Entry,
+    before_and_after,
+    best_version,
+    failed_counts,
+    first_and_last_epoch,
+    is_measured,
+    last_version,
+    measured,
+    version_of,
+    with_rewards,
+)
+from etude.store.journal import Journal
+from etude.store.log import EpochLog, histories
+
+CUT_OFF_SHARE = 0.2
+"""Of all answers: more that were cut off at the limit of tokens are worth a warning."""
+MANY_EQUAL = 5
+"""Rewards outside of [0, 1] that are all equal: as many are taken for what the model always gets."""
+SHOWN_CAUSES = 3
+"""Causes of failures in a warning."""
+
+
+def summary_of(history: History) -> dict[str, Any]:
+    """The run in numbers, as JSON.
+
+    `before` and `after` are the validations before training and after it, on the same examples; None
+    where there was none. `first_epoch` and `last_epoch` are what the episodes of training got, which are
+    sampled before the epoch's update; `last_epoch` is None where there is one epoch. Each is as
+    `etude.store.figures.figure_of` makes it and says on what it was measured, with which version.
+    `is_measured` says whether the last weights were measured after they were trained; `best_version` is
+    the best of those that were, None where none was. `warnings` are sentences.
+    """
+    best, last = best_version(history), last_version(history)
+    before, after = before_and_after(history)
+    first_epoch, last_epoch = first_and_last_epoch(history)
+    return {
+        "run_id": history.run_id,
+        "epochs_trained": len(history.trained),
+        "epochs_skipped": len(history.skipped),
+        "skip_reasons": sorted({entry.skipped for entry in history.skipped if entry.skipped is not None}),
+        "measured_on": VALIDATION if history.validations else TRAINING,
+        "before": before,
+        "after": after,
+        "first_epoch": first_epoch,
+        "last_epoch": last_epoch,
+        "is_measured": is_measured(history),
+        "best_version": None if best is None else best.model_dump(mode="json"),
+        "last_version": None if last is None else last.model_dump(mode="json"),
+        "warnings": warnings_of(history),
+    }
+
+
+def summary_in(journal: Journal, run_id: str) -> dict[str, Any]:
+    """The run that a journal is of, in numbers: `summary_of`, or of several targets `summary_of_targets`."""
+    targets = histories(journal, run_id)
+    return summary_of_targets(run_id, targets) if targets else summary_of(EpochLog(journal).history(run_id))
+
+
+def summary_of_targets(run_id: str, histories: Mapping[str, History]) -> dict[str, Any]:
+    """A run of several targets in numbers, as JSON: each one's `summary_of` under `targets`.
+
+    An epoch counts as trained when any of them was trained in it. Figures and versions are each target's
+    own.
+    """
+    trained = {entry.epoch for history in histories.values() for entry in history.trained}
+    skipped = {entry.epoch for history in histories.values() for entry in history.epochs} - trained
+    reasons = {entry.skipped for history in histories.values() for entry in history.skipped if entry.skipped}
+    validated = any(history.validations for history in histories.values())
+    return {
+        "run_id": run_id,
+        "epochs_trained": len(trained),
+        "epochs_skipped": len(skipped),
+        "skip_reasons": sorted(reasons),
+        "measured_on": VALIDATION if validated else TRAINING,
+        **dict.fromkeys(("before", "after", "first_epoch", "last_epoch", "best_version", "last_version")),
+        "is_measured": all(is_measured(history) for history in histories.values()),
+        "warnings": [
+            f"{name}: {text}" for name, history in histories.items() for text in warnings_of(history)
+        ],
+        "targets": {name: summary_of(history) for name, history in histories.items()},
+    }
+
+
+def new_warnings(entries: Sequence[Entry], run: Path) -> list[str]:
+    """What is to be said of the last entry, and was not said of the one before it."""
+    if not entries:
+        return []
+    entry, earlier = entries[-1], entries[:-1]
+    texts = []
+    collapse = collapse_of(entries)
+    if collapse is not None and collapse_of(earlier) is None:
+        texts.append(collapse)
+    texts += [
+        f"{_name(entry)}: {text}"
+        for say in (_flat, _cut_off)
+        if (text := say(entry)) is not None and not (earlier and say(earlier[-1]))
+    ]
+    known = {_cause(one) for one in causes_in(earlier[-1:])}
+    causes = causes_in([entry])
+    if any(_cause(one) not in known for one in causes):
+        texts.append(
+            f"{_name(entry)}: {_failures(entry, causes)}. One of them: {show_command(run, causes[0])}"
+        )
+    return texts
+
+
+def warnings_of(history: History) -> list[str]:
+    """What a person should know of a whole run: of its end, and of the epochs in which something was odd."""
+    collapse = collapse_in(history)
+    texts = [] if collapse is None else [collapse]
+    for say in (_flat, _cut_off):
+        texts += _by_entry(history.epochs, say) + _by_entry(history.validations, say)
+    return texts
+
+
+def collapse_in(history: History) -> str | None:
+    """That a run's reward has collapsed: in validation where there is any, else in the training episodes."""
+    return collapse_of(history.validations or history.epochs)
+
+
+def collapse_of(entries: Sequence[Entry]) -> str | None:
+    """That the last reward is surely below the first, in one sentence: their intervals do not touch."""
+    known = with_rewards(entries)
+    if len(known) < 2:
+        return None
+    first, last = known[0], known[-1]
+    high, low = _bound(last, "reward_high"), _bound(first, "reward_low")
+    if high is None or low is None or high >= low:
+        return None
+    return (
+        f"the reward has collapsed to {_reward(last)} ({measured(last)}) from {_reward(first)} "
+        f"({measured(first)}): {_meaning(first, last)}; a lower learning rate may help"
+    )
+
+
+def _meaning(first: Entry, last: Entry) -> str:
+    """What a collapse says of the model: less where something else than the model has changed too."""
+    before, after = version_of(first), version_of(last)
+    model = "the model" if after is None else f"v{after}"
+    start = f"v{before}" if before else "the model that training began with"
+    if "target" in last.metrics:
+        return f"{model} may be worse than {start}, or the others have got better"
+    if isinstance(last, ValidationEntry):
+        return f"{model} is worse than {start}"
+    return f"{model} may be worse than {start}, or the examples of the epoch harder"
+
+
+def causes_in(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """The causes of all failures in the entries, added up, the most frequent first.
+
+    Each has its `kind`, `reason`, `count`, and the first `episode` that it was met in.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for entry in entries:
+        for one in entry.metrics.get("failure_causes") or ():
+            counts[_cause(one)] += one["count"]
+            first.setdefault(_cause(one), one)
+    return [{**first[cause], "count": count} for cause, count in counts.most_common()]
+
+
+def show_command(run: Path | str, cause: Mapping[str, Any]) -> str:
+    """The command that shows the first episode of a cause."""
+    return f"etude transcripts {run} --episode {cause['episode']}"
+
+
+def shown_cause(cause: Mapping[str, Any]) -> str:
+    """A cause with its count, in one line."""
+    return f"{cause['count']} × {cause['kind']}: {cause['reason']}"
+
+
+def _failures(entry: Entry, causes: Sequence[Mapping[str, Any]]) -> str:
+    episodes, scores = failed_counts(entry.metrics)
+    counts = [f"{episodes} episodes"] * bool(episodes) + [f"{scores} scores"] * bool(scores)
+    more = sum(cause["count"] for cause in causes[SHOWN_CAUSES:])
+    shown = "; ".join(map(shown_cause, causes[:SHOWN_CAUSES])) + (f"; {more} of other causes" if more else "")
+    return f"{' and '.join(counts)} failed: {shown}"
+
+
+def _flat(entry: Entry) -> str | None:
+    groups = entry.metrics.get("reward_groups") or {}
+    if not groups.get("compared") or groups["flat"] < groups["compared"]:
+        return None
+    return (
+        f"within each of the {groups['compared']} groups all rewards are equal, so there is nothing to learn "
+        "from comparing them"
+    )
+
+
+def _cut_off(entry: Entry) -> str | None:
+    return cut_off_in(entry.metrics.get("calls") or {})
+
+
+def cut_off_in(calls: Mapping[str, int]) -> str | None:
+    """That many answers were cut off, in one sentence; `calls` are those of an evaluation run's output."""
+    answers, cut_off = calls.get("answers", 0), calls.get("cut_off", 0)
+    if not answers or cut_off / answers <= CUT_OFF_SHARE:
+        return None
+    return (
+        f"{cut_off} of {answers} answers ({100 * cut_off / answers:.0f} %) were cut off at the limit of "
+        "tokens; raise the model's max_tokens, or have it answer in fewer words"
+    )
+
+
+def _by_entry(entries: Sequence[Entry], say: Callable[[Entry], str | None]) -> list[str]:
+    """What is to be said of entries, of the last one that it is true of, and how many others there are."""
+    concerned = [entry for entry in entries if say(entry) is not None]
+    if not concerned:
+        return []
+    more = len(concerned) - 1
+    others = "" if not more else f" (and {more} other)" if more == 1 else f" (and {more} others)"
+    return [f"{_name(concerned[-1])}{others}: {say(concerned[-1])}"]
+
+
+def _name(entry: Entry) -> str:
+    if isinstance(entry, ValidationEntry):
+        return "validation before training" if entry.epoch == 0 else f"validation after epoch {entry.epoch}"
+    return f"epoch {entry.epoch}"
+
+
+def _cause(cause: Mapping[str, Any]) -> tuple[str, str]:
+    return cause["kind"], without_numbers(cause["reason"])
+
+
+def _bound(entry: Entry, key: str) -> float | None:
+    """A bound of the reward's interval; of many equal rewards, which have none, the reward itself."""
+    metrics = entry.metrics
+    bound = metrics.get(key)
+    if bound is None and (metrics.get("num_scored") or 0) >= MANY_EQUAL:
+        bound = metrics["avg_reward"]
+    return bound
+
+
+def _reward(entry: Entry) -> str:
+    metrics = entry.metrics
+    return shown_mean(metrics["avg_reward"], metrics.get("reward_low"), metrics.get("reward_high"))

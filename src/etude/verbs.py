@@ -1,0 +1,302 @@
+"""The verbs: train, evaluate, resume. The command line calls the same functions.
+
+Each is a coroutine function (`train_async`), and a function that waits for it (`train`), also in a notebook
+cell and in a running event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+from etude.config.document import Override
+from etude.config.schema import Config
+from etude.core.errors import RequestError, TrainingError
+from etude.core.interfaces import Engine
+from etude.core.job import TrainingJobStatus, TrainingStatusEnum
+from etude.core.progress import Progress, Silent
+from etude.loop.arguments import as_overrides, config_of, is_config, load, refuse
+from etude.loop.evaluation import evaluate as run_evaluation
+from etude.loop.lifecycle import config_to_resume, new_run, note_changes, retry_failed
+from etude.loop.live import with_live
+from etude.loop.model import model_overrides
+from etude.loop.targets import assemble_trainer
+from etude.report.progress import progress_for
+from etude.report.run_report import RunReport
+from etude.run import Run, TrainedModel
+from etude.runtime import Report, open_runtime
+from etude.store.facts import find_run
+from etude.store.run_folder import RunFolder
+from etude.store.stored_config import EvaluationRequest, model_config, read_request
+from etude.store.versions import RunVersion, run_version
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def train_async(
+    agent: Any,
+    *,
+    reward: Any = None,
+    examples: Any = None,
+    validation: Any = None,
+    model: Any = None,
+    models: Mapping[str, Any] | None = None,
+    targets: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    algorithm: Any = None,
+    backend: Any = None,
+    trainer: Any = None,
+    scenario: Any = None,
+    name: str | None = None,
+    overrides: Iterable[str] = (),
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> Run:
+    """Train the models of an agent, and return the run.
+
+    Args:
+        agent: A function of an example and an episode, decorated or plain; an import path; a workflow of a
+            config; a protocol, with its `scenario`. Or a whole config (a file, a dict, a Config), which then
+            has everything but `name`, `overrides`, `progress` and settings.
+        reward: A function of an example and an output, an Evaluator, or several by name: all of them are
+            measured, and the first is trained on, unless `targets` name theirs.
+        examples: A list of dicts or Examples, a data frame, a dataset, or a file.
+        validation: Held-out examples, in the same forms.
+        model: A name on the Hugging Face hub, a folder, or an entry of `llms` as a dict or config.
+        models: Several models by name, in the same forms.
+        targets: Which of them are trained: their names, or for each of these `reward`, `algorithm`, `backend`
+            and the keys of `finetuning.targets`.
+        algorithm: An instance of a TrajectoryBuilderConfig, such as `etude.Grpo(group=8)`, a name, or a dict.
+        backend: Where to train: a TrainerAdapterConfig, a name, or a dict; by default in this process.
+        trainer: The loop, in the same forms; by default `epochs`.
+        name: The name of the run; made up by default.
+        overrides: `key.of.the.config=value`, as for `-o` of the command line.
+        progress: False for silence; a Progress of one's own.
+        settings: Keys of `finetuning` (`epochs` is short for `num_epochs`), its `run_configuration`,
+            `eval.general` and the trainer `epochs`: `seed`, `output_dir`, `validation_interval`, `patience`…
+
+    Raises RequestError when that cannot be done (nothing was sampled by then), and another EtudeError when
+    the work failed. What was done is kept: `etude.resume(run)` goes on.
+    """
+    parts = {"reward": reward, "examples": examples, "validation": validation, "model": model}
+    parts |= {"models": models, "targets": targets, "algorithm": algorithm, "backend": backend}
+    parts |= {"trainer": trainer, "scenario": scenario}
+    config = config_of(agent, parts, overrides, settings, enabled=True)
+    with new_run(config, name) as run:
+        return await train_in(config, run, progress=progress)
+
+
+async def evaluate_async(
+    agent: Any,
+    *,
+    reward: Any = None,
+    examples: Any = None,
+    model: Any = None,
+    models: Mapping[str, Any] | None = None,
+    scenario: Any = None,
+    repeat: int = 1,
+    greedy: bool = False,
+    name: str | None = None,
+    overrides: Iterable[str] = (),
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> Run:
+    """Run an agent on examples and score it, with the same code as in training; the run, with its `scores`.
+
+    The arguments are those of `train`. `model` may also be a trained one, `run.model` or `"RUN:best"`; with a
+    whole config it takes the place of the config's own. `repeat` episodes are run on each example, `greedy`
+    ones at temperature 0.
+    """
+    root = Path(settings.get("output_dir", "runs"))
+    if is_config(agent):
+        given = {"reward": reward, "examples": examples, "models": models, "scenario": scenario}
+        refuse(given)
+        changes = [*overrides, *as_overrides(settings)]
+        config, request, _ = request_of(agent, changes, model, root, repeat=repeat, greedy=greedy)
+    else:
+        version = _version_of(model, root)
+        if version is not None:
+            trained = model_config(version.run, version.target)
+            model = trained.llms[str(trained.finetuning.target_model)]
+        parts = {"reward": reward, "examples": examples, "model": model, "models": models}
+        config = config_of(agent, parts | {"scenario": scenario}, overrides, settings, enabled=False)
+        request = _request(version, repeat, greedy)
+    with new_run(config, name, request) as run:
+        async with _shown(progress) as display:
+            await run_evaluation(config, run, request, progress=display)
+    return Run(run.path)
+
+
+async def resume_async(
+    run: Run | str | Path,
+    *,
+    agent: Any = None,
+    reward: Any = None,
+    examples: Any = None,
+    validation: Any = None,
+    retry: bool = False,
+    output_dir: str | Path = "runs",
+    overrides: Iterable[str] = (),
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> Run:
+    """Go on with a run that was stopped, without repeating anything that it has done.
+
+    A run that began with Python objects of a program, which its config cannot name, is given the same ones
+    again: `agent`, `reward`, `examples`, `validation`. `retry` tries again what failed without the agent's
+    fault. Settings may change how it goes on: `epochs=20` trains a finished run for longer. Raises
+    RequestError for those that would make another run of it.
+    """
+    path = run.folder if isinstance(run, Run) else find_run(str(run), Path(output_dir))
+    config = config_to_resume(path, [*overrides, *as_overrides(settings)])
+    config = with_live(config, agent=agent, reward=reward, examples=examples, validation=validation)
+    request = read_request(path)
+    with RunFolder.open(path) as folder:
+        note_changes(folder, config)
+        if retry:
+            await retry_failed(folder)
+        if request is None:
+            return await train_in(config, folder, progress=progress)
+        async with _shown(progress) as display:
+            await run_evaluation(config, folder, request, progress=display)
+    return Run(path)
+
+
+def load_run(run: str | Path, *, output_dir: str | Path = "runs") -> Run:
+    """A stored run: by its folder, or its name in `output_dir`. Raises RequestError when there is none."""
+    return Run(find_run(str(run), Path(output_dir)))
+
+
+async def train_in(
+    config: Config,
+    run: RunFolder,
+    *,
+    progress: Progress | bool = False,
+    report: Report | None = None,
+    engines: Mapping[str, Engine] | None = None,
+) -> Run:
+    """Train as the config says, or go on with what the open run folder has of it already.
+
+    `report` writes the run's files, by default all of them; `engines` take the place of entries of `llms`.
+    """
+    if not config.finetuning.enabled:
+        raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
+    async with _shown(progress) as display:
+        opened = open_runtime(config, run, progress=display, report=report or RunReport(), engines=engines)
+        async with opened as runtime:
+            trainer = await assemble_trainer(runtime)
+            try:
+                await trainer.initialize(run_config=config.finetuning)
+                statuses = await trainer.run(config.finetuning.num_epochs)
+            finally:
+                await trainer.cleanup()
+    _require_success(statuses)
+    return Run(run.path)
+
+
+def request_of(
+    source: Any,
+    overrides: Iterable[str],
+    model: Any,
+    root: Path,
+    *,
+    repeat: int,
+    greedy: bool,
+) -> tuple[Config, EvaluationRequest, RunVersion | None]:
+    """A config with `model` in place of its own, the request to evaluate it, and which version it is."""
+    changes: list[Override] = [*overrides]
+    config, version = load(source, changes), _version_of(model, root)
+    if model is not None:
+        config = load(source, [*changes, *model_overrides(config, str(model), version)])
+    return config, _request(version, repeat, greedy), version
+
+
+def _request(version: RunVersion | None, repeat: int, greedy: bool) -> EvaluationRequest:
+    if version is None:
+        return EvaluationRequest(repeat=repeat, greedy=greedy)
+    return EvaluationRequest(
+        run=str(version.run), version=version.number, target=version.target, repeat=repeat, greedy=greedy
+    )
+
+
+def _version_of(model: Any, root: Path) -> RunVersion | None:
+    if isinstance(model, Run):
+        model = model.model
+    if isinstance(model, TrainedModel):
+        return model.chosen
+    return run_version(model, root) if isinstance(model, str) else None
+
+
+def _require_success(statuses: list[TrainingJobStatus]) -> None:
+    """A trainer that somebody else wrote may return failures instead of raising them."""
+    if not statuses:
+        raise TrainingError("the run trained on nothing: the trainer returned no training job")
+    for status in statuses:
+        if status.status is not TrainingStatusEnum.COMPLETED:
+            message = f": {status.message}" if status.message else ""
+            raise TrainingError(f"job {status.run_id} ({status.backend}) ended as '{status.status}'{message}")
+
+
+@asynccontextmanager
+async def _shown(progress: Progress | bool) -> AsyncIterator[Progress]:
+    if isinstance(progress, bool):
+        with progress_for() if progress else nullcontext(Silent()) as display:
+            yield display
+    else:
+        yield progress
+
+
+def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """The coroutine function as a function that waits: where an event loop runs, in a thread of its own."""
+
+    @functools.wraps(work)
+    def wait(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(work(*args, **kwargs))
+        return _in_a_thread(work(*args, **kwargs))
+
+    return wait
+
+
+def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that runs in another thread. Ctrl-C cancels it, and waits for its end."""
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
+    outcome: dict[str, Any] = {}
+    context = contextvars.copy_context()
+
+    async def main() -> T:
+        running.append((asyncio.get_running_loop(), asyncio.current_task()))
+        return await work
+
+    def run() -> None:
+        try:
+            outcome["result"] = context.run(asyncio.run, main())
+        except BaseException as error:  # noqa: BLE001  raised again in the thread that waits
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, name="etude")
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        for loop, task in running:
+            if task is not None:
+                loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise
+    if "error" in outcome:
+        raise outcome["error"]
+    return cast("T", outcome["result"])
+
+
+train = blocking(train_async)
+evaluate = blocking(evaluate_async)
+resume = blocking(resume_async)

@@ -1,0 +1,214 @@
+"""OpenAI's chat completions, spoken to an endpoint: requests out, completions and failures in.
+
+Token ids travel in the fields that vLLM added to the protocol: `return_token_ids` in the request,
+`prompt_token_ids` in the answer and `token_ids` in its choice. Servers that name the tokens of the
+logprobs by their ids instead (`return_tokens_as_token_ids`) are understood as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.message import Message
+from etude.wire.dialect import tool_call
+
+_SEED_SHIFT = 32
+"""Keys have 63 bits; some servers take only 31 for a seed."""
+
+_NAMED = "token_id:"
+"""How vLLM names a token by its id."""
+
+_REQUEST_AT_FAULT = frozenset({400, 413, 422})
+_RETRIED_STATUS = frozenset({408, 409, 429})
+_SHOWN_CHARACTERS = 300
+
+
+class Refused(Exception):
+    """The endpoint will not answer this request, however often it is asked."""
+
+    def __init__(self, reason: str, *, impossible: bool = False) -> None:
+        super().__init__(reason)
+        self.impossible = impossible
+        """Whether the request is at fault: not the key, the address or the account."""
+
+
+class Disturbed(Exception):
+    """There is no usable answer this time; another attempt may get one."""
+
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+        """Seconds that the endpoint asked to wait, where it did."""
+
+
+def request_fields(request: ChatRequest) -> dict[str, Any]:
+    """The request's own fields of a chat completions body."""
+    sampling = request.sampling
+    fields: dict[str, Any] = {
+        "messages": request.messages,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": request.key >> _SEED_SHIFT if sampling.seed is None else sampling.seed,
+    }
+    if sampling.max_tokens is not None:
+        fields["max_tokens"] = sampling.max_tokens
+    if sampling.stop:
+        fields["stop"] = sampling.stop
+    if request.tools:
+        fields["tools"] = request.tools
+    return fields
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    """A body as JSON. Raises Refused when a message holds something that JSON cannot."""
+    try:
+        return to_json(body)
+    except ValueError as error:
+        raise Refused(f"the request cannot be written as JSON: {error}", impossible=True) from error
+
+
+def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused | Disturbed:
+    """The meaning of an answer other than 200: worth another attempt or not."""
+    try:
+        body = from_json(data)
+    except ValueError:
+        body = data.decode(errors="replace").strip()
+    text = error_text(body)
+    reason = f"HTTP {status}: {text}" if text else f"HTTP {status}"
+    out_of_money = status == 429 and "insufficient_quota" in reason
+    if (status in _RETRIED_STATUS or status >= 500) and not out_of_money:
+        return Disturbed(reason, _retry_after(headers.get("retry-after")))
+    location = headers.get("location")
+    if 300 <= status < 400 and location:
+        reason = f"{reason}: redirected to {location}; give that address as `base_url`"
+    return Refused(reason, impossible=status in _REQUEST_AT_FAULT)
+
+
+def error_text(body: Any) -> str:
+    """The sentence in an error body, wherever this kind of server puts it, cut to a readable length."""
+    while isinstance(body, dict):
+        if isinstance(body.get("message"), str):
+            code = body.get("code") or body.get("type")
+            body = f"{body['message']} ({code})" if code else body["message"]
+        else:
+            body = body.get("error") or body.get("detail")
+    text = " ".join(str(body).split()) if body else ""
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds to wait by `Retry-After`, which holds seconds or a date; None when it says nothing usable."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+def parse_completion(data: bytes, model_version: int = 0) -> Completion:
+    """The completion in the body of a 200 answer.
+
+    Raises Disturbed when the body is not one: broken JSON, no choices, fields of the wrong type,
+    as many logprobs as there are not tokens. Raises Refused when a content filter cut the answer.
+    """
+    try:
+        reply = from_json(data, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        raise Disturbed(f"malformed JSON in the answer: {error}") from error
+    try:
+        choice = _only_choice(reply)
+        message = _message(choice["message"])
+        tokens = (choice.get("logprobs") or {}).get("content")
+        logprobs = None if tokens is None else tuple([float(token["logprob"]) for token in tokens])
+        completion_ids = _ids(choice.get("token_ids"))
+        if completion_ids is None:
+            completion_ids = _named_ids(tokens or ())
+        if logprobs is not None and completion_ids is not None and len(logprobs) != len(completion_ids):
+            raise Disturbed(f"malformed answer: {len(logprobs)} logprobs for {len(completion_ids)} tokens")
+        usage = reply.get("usage") or {}
+        return Completion(
+            message=message,
+            finish_reason=_finish_reason(choice.get("finish_reason"), message),
+            prompt_ids=_ids(reply.get("prompt_token_ids")),
+            completion_ids=completion_ids,
+            logprobs=logprobs,
+            usage=Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)),
+            model_version=model_version,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Disturbed(f"malformed answer: {type(error).__name__}: {error}") from error
+
+
+def _only_choice(reply: Any) -> dict[str, Any]:
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    if not isinstance(choices, list) or not choices:
+        # Some routers answer 200 with an error inside.
+        reason = error_text(reply)
+        raise Disturbed(f"an answer without choices: {reason}" if reason else "an answer without choices")
+    if not isinstance(choices[0], dict):
+        raise Disturbed("malformed answer: the choice is not an object")
+    return choices[0]
+
+
+def _message(wire: dict[str, Any]) -> Message:
+    """The assistant message, without the fields that say nothing."""
+    content = wire.get("content")
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part["type"] == "text")
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"the content is a {type(content).__name__}")
+    message: Message = {"role": "assistant", "content": content}
+    for name, value in wire.items():
+        if name not in message and value not in (None, [], {}):
+            message[name] = value
+    if "tool_calls" in message:
+        message["tool_calls"] = [_tool_call(call, index) for index, call in enumerate(message["tool_calls"])]
+    return message
+
+
+def _tool_call(call: dict[str, Any], index: int) -> dict[str, Any]:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    if not isinstance(name, str):
+        raise TypeError("the name of a tool call is not a string")
+    if not isinstance(arguments, str):
+        # OpenAI sends a string of JSON; some servers send the object.
+        arguments = to_json(arguments).decode()
+    return tool_call(call.get("id") or f"call_{index}", name, arguments)
+
+
+def _ids(wire: Any) -> tuple[int, ...] | None:
+    if wire is None:
+        return None
+    if not isinstance(wire, list) or not set(map(type, wire)) <= {int}:
+        raise TypeError("token ids are not a list of integers")
+    return tuple(wire)
+
+
+def _named_ids(tokens: Any) -> tuple[int, ...] | None:
+    """The ids in tokens like `token_id:42`; None where the tokens are called by their text."""
+    named = [str(token.get("token", "")) for token in tokens]
+    if not named or not all(name.startswith(_NAMED) and name[len(_NAMED) :].isdecimal() for name in named):
+        return None
+    return tuple(int(name[len(_NAMED) :]) for name in named)
+
+
+def _finish_reason(wire: Any, message: Message) -> str:
+    if wire == "content_filter":
+        raise Refused("the endpoint's content filter cut the answer", impossible=True)
+    if wire in ("abort", "error"):
+        raise Disturbed(f"the endpoint gave up on the answer (finish_reason {wire!r})")
+    if wire == "length":
+        return "length"
+    return "tool_calls" if "tool_calls" in message else "stop"

@@ -1,0 +1,70 @@
+"""What a state is, and that anything else is refused with its keys."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from etude.core.errors import RequestError
+from etude.groups.state import HostedState, SharedModelGroupState, read_state
+
+VERSION = {"number": 3, "location": "weights-3", "digest": "digest-3"}
+
+
+def test_its_own_states_are_read_as_they_were_written():
+    state = SharedModelGroupState.model_validate({"version": VERSION})
+    assert read_state(state) == read_state(state.model_dump()) == read_state({"version": VERSION}) == state
+    assert read_state({"fine_tune_job": None, "version": None}) == SharedModelGroupState()
+
+
+@dataclass
+class TheirState:
+    """As Neural Interactive Proofs has it."""
+
+    fine_tune_job_id: str | None = None
+    fine_tuned_model_name: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "state"),
+    [
+        (TheirState("ftjob-1", "ft:gpt"), HostedState("ftjob-1", "ft:gpt")),
+        ({"fine_tune_job_id": "ftjob-1", "fine_tuned_model_name": None}, HostedState("ftjob-1", None)),
+        ({"fine_tuned_model_name": "ft:gpt"}, HostedState(None, "ft:gpt")),
+        (TheirState("frozen_job_id"), HostedState(None, None)),
+        (TheirState("insufficient_data_job_id", "ft:gpt"), HostedState(None, "ft:gpt")),
+        (TheirState("dummy_job_id"), HostedState(None, None)),
+        (TheirState(), HostedState(None, None)),
+    ],
+)
+def test_states_of_neural_interactive_proofs_are_understood(checkpoint, state):
+    assert read_state(checkpoint) == state
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "message"),
+    [
+        (
+            {},
+            "it has no keys, and a state has 'fine_tune_job' and 'version', one of Neural Interactive Proofs",
+        ),
+        (
+            {"iteration": 3, "shared_model_groups": {}},
+            "it has 'iteration', 'shared_model_groups', and a state",
+        ),
+        ({"fine_tune_job_id": "a", "version": None}, "it has 'fine_tune_job_id', and a state has"),
+        ({"fine_tuned_model_nam": "ft:x"}, "it has 'fine_tuned_model_nam', and a state has"),
+        ({"version": VERSION | {"step": 1}}, "it has 'version.step', and a state has 'version.number'"),
+        ({"version": {"number": 1}}, "wrong 'version.location': Field required"),
+        ({"version": VERSION | {"number": -1}}, "wrong 'version.number'"),
+        ({"version": "v1"}, "wrong 'version'"),
+        ({"fine_tune_job_id": 7}, "wrong 'fine_tune_job_id': a text or None, and not 7"),
+        ({"fine_tuned_model_name": ""}, "wrong 'fine_tuned_model_name'"),
+        ({"fine_tuned_model_name": "dummy_model_name"}, "stands for a model that was never trained"),
+        (["ft:x"], "a group's state is a dict, and this is list"),
+        ("ft:x", "a group's state is a dict, and this is str"),
+        (None, "a group's state is a dict, and this is NoneType"),
+    ],
+)
+def test_anything_else_is_refused_with_its_keys(checkpoint, message):
+    with pytest.raises(RequestError, match=message):
+        read_state(checkpoint)

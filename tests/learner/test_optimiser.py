@@ -1,0 +1,165 @@
+"""Training in bfloat16: steps that are finer than its numbers are not lost, nor is a resume."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+
+from etude.learner.grpo import Grpo
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.schedule import Schedule
+from etude.learner.sft import Sft
+from etude.models.policy import LoraOptions
+from tests.learner.gradients import batch_of
+from tests.learner.trees import forest
+from tests.models.tiny_models import fresh_policy
+
+OPTIONS = LearnerOptions(
+    learning_rate=1e-5, weight_decay=0.1, batch_size=10, passes=2, schedule=Schedule("cosine", trainings=3)
+)
+RESOLUTION = 2.0**-8
+"""Of a bfloat16 number: half of the way to the next one, at most."""
+
+
+def half_policy(lora: bool = False):
+    of = fresh_policy()
+    of.model.to(torch.bfloat16)
+    if lora:
+        of.use_lora(LoraOptions(r=4), seed=0)
+    of.keep_base()
+    return of
+
+
+def job(seed: int = 0, units: int = 20):
+    return batch_of(forest(seed, units))
+
+
+def test_steps_far_below_the_resolution_move_the_model_as_in_float32():
+    half, full = half_policy(), half_policy()
+    full.model.float()
+    start = full.copy_tensors()
+    options = LearnerOptions(learning_rate=1e-5, passes=300)
+    learners = [Learner(of, options, seed=0) for of in (half, full)]
+    losses = [learner.train(job(units=6), Sft())["loss"] for learner in learners]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+    masters, wanted = learners[0].optimiser.masters, full.trainable()
+    ways = [
+        torch.cat([(now[name] - start[name]).detach().flatten() for name in start])
+        for now in (masters, wanted)
+    ]
+    assert torch.cosine_similarity(*ways, dim=0) > 0.97
+    assert float(ways[0].norm()) == pytest.approx(float(ways[1].norm()), rel=0.03)
+    for name, weight in half.trainable().items():
+        assert weight.dtype == torch.bfloat16
+        assert torch.equal(weight, masters[name].to(torch.bfloat16))
+    name = "model.layers.0.mlp.up_proj.weight"
+    large = start[name].abs() > 0.25
+    # Each of these steps is a fiftieth of what would change a bfloat16 number of this size at all.
+    assert 0.25 * RESOLUTION / 50 > 1e-5
+    assert float((half.trainable()[name] != start[name])[large].float().mean()) > 0.5
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, lora):
+    def train(learner, seed):
+        learner.train(job(seed), Grpo(beta=0.1))
+        learner.policy.mark_changed(learner.policy.version + 1)
+
+    whole, before, after = (Learner(half_policy(lora), OPTIONS, seed=5) for _ in range(3))
+    train(whole, 1)
+    train(before, 1)
+    version = before.policy.save_version(tmp_path, 1)
+    before.save(tmp_path)
+    after.policy.adopt(version)
+    after.restore(tmp_path)
+    for seed in (2, 3):
+        train(whole, seed)
+        train(after, seed)
+    assert after.policy.digest() == whole.policy.digest()
+    mine, theirs = (learner.optimiser.tensors() for learner in (after, whole))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert all(tensor.dtype == torch.float32 for tensor in mine.values())
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+def test_gradients_of_many_passes_are_summed_up_in_float32(packing):
+    of, parts = half_policy(), defaultdict(list)
+    learner = Learner(of, LearnerOptions(packing=packing, token_budget=60), seed=0)
+    for name, weight in of.trainable().items():
+        weight.register_post_accumulate_grad_hook(lambda weight, name=name: parts[name].append(weight.grad))
+    learner.add_gradient(job(units=40).units, Grpo())
+    for name, master in learner.optimiser.masters.items():
+        assert len(parts[name]) > 3
+        assert {part.dtype for part in parts[name]} == {torch.bfloat16}
+        assert torch.equal(master.grad, sum(part.float() for part in parts[name]))
+    assert all(weight.grad is None for weight in of.trainable().values())
+
+
+def test_lora_weights_on_a_bfloat16_model_are_their_own_masters():
+    of = half_policy(lora=True)
+    learner = Learner(of, OPTIONS, seed=0)
+    assert all(weight.dtype == torch.float32 for weight in of.trainable().values())
+    assert all(learner.optimiser.masters[name] is weight for name, weight in of.trainable().items())
+    learner.train(job(), Sft())
+    assert {value.dtype for name, value in of.model.named_parameters() if "lora_" not in name} == {
+        torch.bfloat16
+    }
+
+
+def test_in_float32_there_is_nothing_beside_the_weights():
+    learner = Learner(fresh_policy(), OPTIONS, seed=0)
+    learner.train(job(), Sft())
+    assert learner.optimiser.copies() == {}
+    assert {name.rpartition("/")[2] for name in learner.optimiser.tensors()} == {
+        "step",
+        "exp_avg",
+        "exp_avg_sq",
+    }
+
+
+def test_weights_that_others_load_are_trained_from():
+    of = half_policy()
+    learner = Learner(of, OPTIONS, seed=0)
+    learner.train(job(), Sft())
+    learner.reset()
+    of.load_tensors(of.base_tensors())
+    learner.train(job(1), Sft())
+    fresh = Learner(half_policy(), OPTIONS, seed=0)
+    fresh.train(job(1), Sft())
+    assert all(
+        torch.equal(mine, fresh.optimiser.masters[name]) for name, mine in learner.optimiser.masters.items()
+    )
+
+
+def test_a_training_in_one_precision_is_gone_on_with_in_another(tmp_path):
+    full, half = Learner(fresh_policy(), OPTIONS, seed=0), Learner(half_policy(), OPTIONS, seed=0)
+    for learner, other, name in ((full, half, "full"), (half, full, "half")):
+        learner.reset()
+        learner.train(job(), Sft())
+        version = learner.policy.save_version(tmp_path / name, 1)
+        learner.save(tmp_path / name)
+        other.policy.adopt(version)
+        other.restore(tmp_path / name)
+        assert other.step == learner.step
+        assert {value.dtype for value in other.optimiser.tensors().values()} == {torch.float32}
+        other.train(job(1), Sft())
+
+
+def test_what_training_holds_is_eighteen_bytes_a_weight():
+    of = half_policy()
+    learner = Learner(of, OPTIONS, seed=0)
+    count = sum(weight.numel() for weight in of.trainable().values())
+    learner.add_gradient(job().units, Sft())
+    masters = learner.optimiser.masters.values()
+    learner.optimiser.adam.step()
+    moments = [
+        value
+        for parts in learner.optimiser.adam.state.values()
+        for name, value in parts.items()
+        if name != "step"
+    ]
+    held = [*of.trainable().values(), *masters, *(one.grad for one in masters), *moments]
+    assert sum(tensor.numel() * tensor.itemsize for tensor in held) == 18 * count

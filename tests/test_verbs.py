@@ -1,0 +1,348 @@
+"""Whole runs by the verbs: from a config, and from the live functions of a program."""
+
+import importlib
+import json
+import sys
+from collections.abc import AsyncIterator
+
+import datasets
+import pandas
+import pytest
+import yaml
+from pydantic import Field
+
+import etude
+from etude.algorithms.grpo import GrpoBuilderConfig
+from etude.backends.capabilities import Capabilities
+from etude.config.builder import Builder
+from etude.config.component import LlmConfig
+from etude.config.finetuning import TrainerAdapterConfig
+from etude.config.load import parse_config
+from etude.config.registry import register_llm, register_trainer_adapter
+from etude.core.call import Sampling
+from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
+from etude.core.example import Example
+from etude.runtime import open_runtime
+from etude.store.run_folder import RunFolder
+from etude.verbs import train_in
+from tests.careless_trainer import CarelessTrainerConfig
+from tests.support import ScriptedEngine
+from tests.training import FakeAdapter, learning_engine
+
+
+class LearnerConfig(LlmConfig, name="test_learner"):
+    """A model that learns by version."""
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=0.5)
+
+
+@register_llm(config_type=LearnerConfig)
+async def learner(config: LearnerConfig, builder: Builder) -> AsyncIterator[ScriptedEngine]:
+    engine = learning_engine()
+    yield engine
+    await engine.close()
+
+
+class BackendConfig(TrainerAdapterConfig, name="test_backend"):
+    methods: list[str] = Field(default=["grpo", "dpo", "supervised"])
+
+
+@register_trainer_adapter(config_type=BackendConfig)
+async def backend(config: BackendConfig, builder: Builder) -> AsyncIterator[FakeAdapter]:
+    capabilities = Capabilities(methods=frozenset(config.methods), versions=True)
+    yield FakeAdapter(builder.run.path / "backend", capabilities=capabilities)
+
+
+AGENT = """
+async def play(example, episode):
+    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+    return reply.text
+
+
+def correct(example, output):
+    return float(output == example.expected)
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests_finetune_agent.py").write_text(AGENT)
+    for name, prefix in (("train", "t"), ("held_out", "v")):
+        rows = [{"id": f"{prefix}{n}", "question": f"{prefix}{n}?", "answer": "yes"} for n in range(4)]
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    return tmp_path
+
+
+DATA = {
+    "llms": {"policy": {"_type": "test_learner"}},
+    "workflow": "tests_finetune_agent:play",
+    "eval": {
+        "general": {"dataset": "train.json"},
+        "evaluators": {"correct": "tests_finetune_agent:correct"},
+    },
+    "trajectory_builders": {"groups": {"_type": "grpo", "num_generations": 4}},
+    "trainer_adapters": {"backend": {"_type": "test_backend"}},
+    "finetuning": {
+        "enabled": True,
+        "num_epochs": 2,
+        "run_configuration": {"validation_dataset": "held_out.json"},
+    },
+}
+
+
+def config(**changes):
+    return parse_config(DATA | changes)
+
+
+async def test_a_config_becomes_a_trained_run(project):
+    with RunFolder.create(project, "run") as run:
+        outcome = await train_in(config(), run)
+    assert [job.status for job in outcome.jobs] == ["completed"] * 2
+    assert outcome.summary["measured_on"] == "validation"
+    assert json.loads((project / "run" / "summary.json").read_text()) == outcome.summary
+    assert (project / "run" / "reward_plot.png").exists()
+
+
+async def test_a_run_folder_is_gone_on_with(project):
+    with RunFolder.create(project, "run") as run:
+        first = await train_in(config(), run)
+    with RunFolder.open(project / "run") as run:
+        assert (await train_in(config(), run)).summary == first.summary
+
+
+async def test_the_runtime_has_examples_models_and_their_sampling(project):
+    with RunFolder.create(project, "run") as run:
+        async with open_runtime(config(), run) as runtime:
+            assert [example.id for example in runtime.examples] == ["t0", "t1", "t2", "t3"]
+            assert [example.id for example in runtime.validation_examples] == ["v0", "v1", "v2", "v3"]
+            engine = runtime.engines["policy"]
+            await runtime.evaluation.run(runtime.examples, phase="eval")
+        assert {request.sampling.temperature for request in engine.requests} == {0.5}
+        assert engine.closed
+
+
+async def test_an_engine_that_is_handed_in_takes_the_place_of_the_configs(project):
+    other = learning_engine()
+    with RunFolder.create(project, "run") as run:
+        async with open_runtime(config(), run, engines={"policy": other}) as runtime:
+            assert runtime.engines["policy"] is other
+    assert not other.closed
+
+
+async def test_what_the_backend_cannot_do_is_refused_before_anything_is_sampled(project):
+    engine = learning_engine()
+    changes = {"trainer_adapters": {"backend": {"_type": "test_backend", "methods": ["supervised"]}}}
+    with RunFolder.create(project, "run") as run, pytest.raises(CapabilityError, match="supervised"):
+        await train_in(config(**changes), run, engines={"policy": engine})
+    assert engine.requests == []
+
+
+async def test_finetuning_must_be_enabled(project):
+    with (
+        RunFolder.create(project, "run") as run,
+        pytest.raises(RequestError, match=r"finetuning.enabled: true"),
+    ):
+        await train_in(config(finetuning={"enabled": False}), run)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(None, "returned no training job"), ("failed", "job job .* ended as 'failed': no luck")],
+)
+async def test_a_trainer_that_returns_failures_fails(project, status, error):
+    changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": status}}}
+    with RunFolder.create(project, "run") as run, pytest.raises(TrainingError, match=error):
+        await train_in(config(**changes), run)
+
+
+async def test_a_trainer_that_somebody_else_wrote_may_succeed(project):
+    changes = {"trainers": {"mine": {"_type": CarelessTrainerConfig.type_name, "status": "completed"}}}
+    with RunFolder.create(project, "run") as run:
+        outcome = await train_in(config(**changes), run)
+    assert outcome.facts.state == "finished"
+
+
+ROWS = [{"id": f"t{n}", "question": f"t{n}?", "answer": "yes"} for n in range(4)]
+HELD_OUT = [Example(f"v{n}", {"question": f"v{n}?"}, "yes") for n in range(4)]
+MODEL = {"_type": "test_learner"}
+EVALUATED = {"examples": ROWS, "model": MODEL, "progress": False}
+PARTS = {"examples": ROWS, "model": MODEL, "backend": "test_backend", "progress": False}
+
+
+def own_parts():
+    """Functions that no config can name."""
+
+    async def play(example, episode):
+        reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
+        return reply.text
+
+    def correct(example, output):
+        return float(output == "yes")
+
+    return play, correct
+
+
+def test_live_functions_become_a_run_with_all_that_one_asks_of_it(project):
+    play, correct = own_parts()
+    algorithm = GrpoBuilderConfig(num_generations=4)
+    run = etude.train(
+        play, reward=correct, validation=HELD_OUT, algorithm=algorithm, epochs=2, seed=3, name="mine", **PARTS
+    )
+    assert (run.name, run.folder) == ("mine", project / "runs" / "mine")
+    assert run.summary["epochs_trained"] == 2
+    assert run.summary == json.loads((run.folder / "summary.json").read_text())
+    assert [job.status for job in run.jobs] == ["completed"] * 2
+    assert len(list(run.episodes)) == 2 * 4 * 4 + 2 * 4
+    assert {episode.output for episode in run.episodes.of("train/1")} == {"yes", "no"}
+    table = run.metrics
+    assert list(table["kind"]) == ["validation", "epoch", "epoch", "validation"]
+    assert table["avg_reward"].notna().all()
+    assert run.model.version in (1, 2)
+    assert str(run.version("last")) == "mine:v2"
+    assert run.scores["correct"]["n"] == 4
+    stored = yaml.safe_load((run.folder / "config.yml").read_text())
+    assert stored["workflow"] == {"_type": "live", "name": "play"}
+    assert stored["finetuning"]["seed"] == 3
+    assert etude.load_run("mine").summary == run.summary
+
+
+def test_metrics_are_a_list_where_there_is_no_pandas(project, monkeypatch):
+    play, correct = own_parts()
+    run = etude.train(play, reward=correct, **PARTS)
+    monkeypatch.setattr("etude.run.find_spec", lambda name: None)
+    assert [row["kind"] for row in run.metrics] == ["epoch"]
+
+
+def test_a_run_of_live_functions_goes_on_with_the_same_functions(project):
+    play, correct = own_parts()
+    run = etude.train(play, reward=correct, **PARTS)
+    with pytest.raises(RequestError, match=r"its own agent, 'play'.*etude\.resume\('.*', agent=…\)"):
+        etude.resume(run, epochs=2, progress=False)
+    again = etude.resume(run, agent=play, reward=correct, examples=ROWS, epochs=2, progress=False)
+    assert again.folder == run.folder
+    assert again.summary["epochs_trained"] == 2
+
+
+def test_functions_of_a_module_are_named_in_the_config_and_need_not_be_given_again(project, monkeypatch):
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.delitem(sys.modules, "tests_finetune_agent", raising=False)
+    agent = importlib.import_module("tests_finetune_agent")
+    run = etude.train(agent.play, reward=agent.correct, **PARTS | {"examples": "train.json"})
+    stored = yaml.safe_load((run.folder / "config.yml").read_text())
+    assert stored["workflow"]["function"] == "tests_finetune_agent:play"
+    assert etude.resume(run.name, epochs=2, progress=False).summary["epochs_trained"] == 2
+    assert etude.resume(run, agent=agent.play, epochs=3, progress=False).summary["epochs_trained"] == 3
+    with pytest.raises(RequestError, match="agent: the run has another one in its config"):
+        etude.resume(run, agent=own_parts()[0], progress=False)
+
+
+def test_a_whole_config_takes_the_place_of_the_parts(project):
+    path = project / "config.yml"
+    path.write_text(yaml.safe_dump(DATA), encoding="utf-8")
+    run = etude.train("config.yml", epochs=1, progress=False, overrides=["finetuning.seed=5"])
+    assert run.summary["epochs_trained"] == 1
+    assert yaml.safe_load((run.folder / "config.yml").read_text())["finetuning"]["seed"] == 5
+    assert etude.train(DATA, epochs=1, progress=False).summary["epochs_trained"] == 1
+    assert etude.train(config(), progress=False).summary["epochs_trained"] == 2
+    with pytest.raises(RequestError, match="reward: a whole config has its own"):
+        etude.train("config.yml", reward=own_parts()[1])
+
+
+def test_an_evaluation_returns_scores_and_a_row_for_each_episode(project):
+    play, correct = own_parts()
+    run = etude.evaluate(
+        play, reward={"correct": correct, "short": lambda example, output: 1.0}, repeat=2, **EVALUATED
+    )
+    assert run.facts.kind == "evaluate"
+    assert run.summary["reward"] == "correct"
+    assert run.scores["correct"]["n"] == 4 and run.scores["correct"]["scored"] == 8
+    assert run.scores["short"]["mean"] == 1.0
+    assert list(run.metrics["generation"]) == [0, 1] * 4
+    assert list(run.metrics["score.short"]) == [1.0] * 8
+
+
+def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
+    play, correct = own_parts()
+    trained = etude.train(play, reward=correct, epochs=2, name="trained", **PARTS)
+    run = etude.evaluate(play, reward=correct, examples=HELD_OUT, model=trained.version("v2"), progress=False)
+    assert run.summary["model"] == "trained:v2"
+    again = etude.evaluate(play, reward=correct, examples=HELD_OUT, model="trained:last", progress=False)
+    assert again.scores == run.scores
+
+
+async def test_verbs_work_inside_a_running_event_loop(project):
+    play, correct = own_parts()
+    run = etude.train(play, reward=correct, **PARTS)
+    awaited = await etude.train_async(play, reward=correct, **PARTS)
+    assert run.summary["first_epoch"] == awaited.summary["first_epoch"]
+
+
+async def test_an_error_in_a_running_event_loop_is_raised_to_who_asked(project):
+    with pytest.raises(RequestError, match="there is no setting 'epoch'; did you mean 'epochs'"):
+        etude.train(own_parts()[0], reward=own_parts()[1], epoch=1, **PARTS)
+
+
+def test_progress_goes_to_standard_output_line_by_line_where_that_is_no_terminal(project, capsys):
+    play, correct = own_parts()
+    etude.train(play, reward=correct, **PARTS | {"progress": True})
+    assert "epoch 1/1: reward" in capsys.readouterr().out
+
+
+def test_several_models_are_trained_by_what_each_of_them_earns(project):
+    async def debate(example, episode):
+        claim = await episode.chat([{"role": "user", "content": "claim"}], model="prover")
+        return (await episode.chat([{"role": "user", "content": claim.text}], model="verifier")).text
+
+    rewards = {"convinced": own_parts()[1], "sceptical": lambda example, output: float(output == "no")}
+    run = etude.train(
+        debate,
+        reward=rewards,
+        models={"prover": MODEL, "verifier": MODEL},
+        targets={
+            "prover": {"reward": "convinced"},
+            "verifier": {"reward": "sceptical", "backend": "test_backend"},
+        },
+        backend={"_type": "test_backend"},
+        examples=ROWS,
+        progress=False,
+    )
+    assert {name: model.version for name, model in run.models.items()} == {"prover": 1, "verifier": 1}
+    with pytest.raises(RequestError, match="trains several models"):
+        _ = run.model
+    assert set(run.metrics["target"]) == {"prover", "verifier"}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pandas.DataFrame([{"question": f"q{n}?", "answer": "yes"} for n in range(3)]),
+        datasets.Dataset.from_list([{"question": f"q{n}?", "answer": "yes"} for n in range(3)]),
+        ({"question": f"q{n}?", "answer": "yes"} for n in range(3)),
+    ],
+    ids=["data frame", "datasets", "generator"],
+)
+def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project, rows):
+    play, correct = own_parts()
+    run = etude.evaluate(play, reward=correct, **EVALUATED | {"examples": rows})
+    assert run.scores["correct"]["n"] == 3
+    assert len({episode.example.id for episode in run.episodes}) == 3
+    assert {episode.example.expected for episode in run.episodes} == {"yes"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"examples": 3}, "a list of dicts or Examples"),
+        ({"reward": 3}, "is not an evaluator"),
+        ({"model": 3}, "a model is a name, a folder"),
+        ({"algorithm": "grop"}, "grop.*did you mean 'grpo'"),
+    ],
+)
+def test_what_is_no_such_part_is_refused_before_there_is_a_folder(project, changes, error):
+    play, correct = own_parts()
+    with pytest.raises((RequestError, ConfigError), match=error):
+        etude.train(play, **{"reward": correct, **PARTS, **changes})
+    assert not (project / "runs").exists()

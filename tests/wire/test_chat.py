@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
+
+from etude.core.call import Completion, Usage
+from etude.core.errors import RequestError
+from etude.wire.chat import (
+    ChatDialect,
+    plain_messages,
+)
+from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
+from tests.support import tool_call
+
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+CHAT = ChatDialect(AnswerMemory())
+
+texts = st.text(max_size=10)
+wire_calls = st.builds(
+    lambda name, raw, index: tool_call(name, raw, id=f"call_{index}")["tool_calls"][0],
+    texts,
+    texts,
+    st.integers(0, 9),
+)
+
+
+@st.composite
+def completions(draw: st.DrawFn) -> Completion:
+    calls = draw(st.lists(wire_calls, max_size=3))
+    message: dict[str, Any] = {"role": "assistant", "content": draw(st.none() | texts)}
+    if calls:
+        message["tool_calls"] = calls
+    ids = draw(st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple))
+    logprobs = draw(st.none() | st.tuples(*[st.floats(max_value=0, allow_nan=False)] * len(ids or ())))
+    return Completion(
+        message=message,
+        finish_reason=draw(st.sampled_from(["stop", "length", "tool_calls"])),
+        prompt_ids=draw(st.none() | st.just((1, 2))),
+        completion_ids=ids,
+        logprobs=logprobs,
+        usage=Usage(draw(st.integers(0, 99)), draw(st.integers(0, 99))),
+    )
+
+
+bodies = st.builds(
+    ChatBody,
+    model=st.just("m"),
+    messages=st.just(()),
+    include_usage=st.booleans(),
+    logprobs=st.booleans(),
+    return_token_ids=st.booleans(),
+)
+
+
+@given(completions(), bodies)
+def test_answers_are_what_the_sdk_says_they_are(completion: Completion, body: ChatBody) -> None:
+    wire = json.loads(json.dumps(CHAT.reply(RecordedCompletion("id", "m", completion), body, {}, created=1)))
+    answer = ChatCompletion.model_validate(wire, strict=True)
+    [choice] = answer.choices
+    assert choice.message.content == completion.message["content"]
+    assert choice.finish_reason == completion.finish_reason
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == completion.usage.prompt_tokens + completion.usage.completion_tokens
+    if body.logprobs and completion.logprobs is not None:
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        expected = [max(logprob, -9999.0) for logprob in completion.logprobs]
+        assert [token.logprob for token in choice.logprobs.content] == expected
+    else:
+        assert choice.logprobs is None
+
+
+@given(completions(), bodies)
+def test_a_stream_says_the_same_in_pieces(completion: Completion, body: ChatBody) -> None:
+    reply = CHAT.reply(RecordedCompletion("id", "m", completion), body, {}, created=1)
+    *wire, end = json.loads(json.dumps([data for _, data in CHAT.events(reply, body)]))
+    assert end == "[DONE]"
+    chunks = [ChatCompletionChunk.model_validate(chunk, strict=True) for chunk in wire]
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == (completion.message["content"] or "")
+    calls = [call for delta in deltas for call in delta.tool_calls or ()]
+    expected = completion.message.get("tool_calls") or []
+    assert [(call.index, call.id) for call in calls] == [(i, wire["id"]) for i, wire in enumerate(expected)]
+    reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert reasons == [completion.finish_reason]
+    whole = reply["choices"][0]["logprobs"]
+    streamed = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.logprobs]
+    assert [piece.model_dump() for piece in streamed] == ([whole] if whole else [])
+    assert (chunks[-1].usage is not None) == body.include_usage
+
+
+def test_tokens_are_named_by_their_ids() -> None:
+    completion = Completion(
+        {"content": "x"}, completion_ids=(5, 6), logprobs=(-0.5, -math.inf), prompt_ids=(1,)
+    )
+    body = ChatBody("m", (), logprobs=True, return_token_ids=True)
+    wire = CHAT.reply(RecordedCompletion("id", "m", completion), body, {}, created=1)
+    content = wire["choices"][0]["logprobs"]["content"]
+    assert [(token["token"], token["logprob"]) for token in content] == [
+        ("token_id:5", -0.5),
+        ("token_id:6", -9999.0),
+    ]
+    assert wire["prompt_token_ids"] == (1,)
+    assert wire["choices"][0]["token_ids"] == (5, 6)
+
+
+def test_a_request_is_taken_apart() -> None:
+    body = CHAT.parse(
+        {
+            **ASK,
+            "tools": [{"type": "function", "function": {"name": "add"}}],
+            "temperature": 0.5,
+            "max_completion_tokens": 7,
+            "stop": ["a"],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "logprobs": True,
+            "top_logprobs": 1,
+            "n": 1,
+            "tool_choice": "auto",
+            "response_format": {"type": "text"},
+            "user": "someone",
+            "frequency_penalty": None,
+        }
+    )
+    assert body.model == "m"
+    assert body.messages == ({"role": "user", "content": "hi"},)
+    assert body.tools[0]["function"]["name"] == "add"
+    assert body.sampling == {"temperature": 0.5, "stop": ["a"], "max_tokens": 7}
+    assert (body.stream, body.include_usage, body.logprobs) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n": 2}, "parameter 'n' can only be 1 for a recorded model, found 2"),
+        ({"response_format": {"type": "json_object"}}, "parameter 'response_format' can only be"),
+        ({"tool_choice": "required"}, "parameter 'tool_choice' can only be 'auto'"),
+        ({"logit_bias": {"5": 1}}, "parameter 'logit_bias'"),
+        ({"guided_json": {}}, "parameter 'guided_json' is not supported for a recorded model"),
+        ({"messages": []}, "at least one message"),
+        ({"messages": None}, "messages must be a list"),
+        ({"messages": [{"content": "hi"}]}, r"messages\[0\] must be a dict with a role"),
+        ({"tools": "add"}, "tools must be a list"),
+        ({"tools": [{"name": "add"}]}, "a tool must be"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        CHAT.parse({**ASK, **change})
+
+
+def test_a_request_must_be_an_object() -> None:
+    with pytest.raises(RequestError, match="must be a JSON object"):
+        CHAT.parse([1])
+
+
+def test_sdk_messages_become_the_dicts_that_were_sent() -> None:
+    message = ChatCompletionMessage(role="assistant", content=None, tool_calls=None)
+    assert plain_messages([message, {"role": "user", "content": "x", "name": None}]) == (
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "x"},
+    )

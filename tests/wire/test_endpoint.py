@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+
+from etude.core.call import Completion
+from etude.core.errors import EngineError, RequestError
+from etude.wire.dialect import ChatBody, RecordedCompletion
+from etude.wire.endpoint import Endpoint, EndpointServer, listen
+
+ASK = [{"role": "user", "content": "hi"}]
+
+
+def saying(text: str):
+    async def handler(body: ChatBody) -> RecordedCompletion:
+        if text == "fail":
+            raise EngineError("overloaded")
+        content = f"{text} {body.function or ''}".strip()
+        return RecordedCompletion(
+            "chatcmpl-1", "policy", Completion({"role": "assistant", "content": content})
+        )
+
+    return handler
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EndpointServer]:
+    server = EndpointServer()
+    yield server
+    await server.close()
+
+
+async def ask(endpoint: Endpoint, **options) -> str | None:
+    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        answer = await client.chat.completions.create(model="m", messages=ASK, **options)
+        return answer.choices[0].message.content
+
+
+async def test_each_key_reaches_its_own_episode(server: EndpointServer) -> None:
+    one, two = server.open(saying("one")), server.open(saying("two"))
+    assert one.base_url == two.base_url and one.api_key != two.api_key
+    assert one.base_url.startswith("http://127.0.0.1:")
+    assert await asyncio.gather(ask(one), ask(two), ask(one)) == ["one", "two", "one"]
+
+
+async def test_the_caller_can_name_the_function_it_is_in(server: EndpointServer) -> None:
+    assert await ask(server.open(saying("in")), extra_headers={"x-etude-function": "search"}) == "in search"
+
+
+async def test_a_stream_works_over_http(server: EndpointServer) -> None:
+    endpoint = server.open(saying("streamed"))
+    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert text == "streamed"
+
+
+async def test_a_program_in_another_process_needs_no_sdk(server: EndpointServer) -> None:
+    endpoint = server.open(saying("hello"))
+    program = """
+import json, sys, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+headers = {"Authorization": "Bearer " + sys.argv[2], "Content-Type": "application/json"}
+request = urllib.request.Request(sys.argv[1] + "/chat/completions", body, headers)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, endpoint.base_url, endpoint.api_key, stdout=subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.decode().strip() == "hello"
+
+
+async def test_a_key_that_was_revoked_or_made_up_is_refused(server: EndpointServer) -> None:
+    endpoint = server.open(saying("no"))
+    other = server.open(saying("other"))
+    name, secret = endpoint.api_key.split("-")[1], other.api_key.split("-", 2)[2]
+    server.revoke(endpoint)
+    for key in (endpoint.api_key, f"etude-{name}-{secret}", "etude-x-", "x", "", f"{other.api_key}x"):
+        with pytest.raises(
+            openai.AuthenticationError if key else Exception, match=r"not that of a running|api_key"
+        ):
+            await ask(Endpoint(endpoint.base_url, key))
+    assert await ask(other) == "other"
+
+
+def test_a_key_is_not_shown_when_an_endpoint_is_printed() -> None:
+    assert "secret" not in repr(Endpoint("http://127.0.0.1:1/v1", "secret"))
+
+
+async def test_errors_are_openais_and_are_not_retried(server: EndpointServer) -> None:
+    with pytest.raises(openai.InternalServerError, match="overloaded") as raised:
+        await ask(server.open(saying("fail")))
+    assert raised.value.body == {
+        "message": "overloaded",
+        "type": "server_error",
+        "param": None,
+        "code": None,
+    }
+
+
+async def test_only_the_chat_path_is_served(server: EndpointServer) -> None:
+    endpoint = server.open(saying("x"))
+
+    def get(path: str, key: str) -> tuple[int, dict[str, dict[str, str]]]:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        request = urllib.request.Request(endpoint.base_url + path, headers=headers)
+        try:
+            urllib.request.urlopen(request)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+        raise AssertionError("expected an error")
+
+    status, body = await asyncio.to_thread(get, "/models", endpoint.api_key)
+    assert (status, body["error"]["code"]) == (404, "not_found")
+    status, body = await asyncio.to_thread(get, "/docs", "")
+    assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(RequestError, match=f"port {port} on 127.0.0.1 is in use by another program"):
+            EndpointServer(port=port).start()
+
+
+async def test_an_address_that_is_not_ours_is_named() -> None:
+    with pytest.raises(RequestError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        EndpointServer(host="192.0.2.1").start()
+
+
+async def test_after_closing_nobody_listens_and_it_can_start_again(server: EndpointServer) -> None:
+    endpoint = server.open(saying("x"))
+    port = int(endpoint.base_url.split(":")[2].split("/")[0])
+    assert await ask(endpoint) == "x"
+    await server.close()
+    await server.close()
+    with pytest.raises(OSError):
+        await asyncio.open_connection("127.0.0.1", port)
+    assert await ask(server.open(saying("again"))) == "again"
+
+
+async def test_closing_does_not_wait_for_a_request_that_never_ends(server: EndpointServer) -> None:
+    reached = asyncio.Event()
+
+    async def never(body: ChatBody) -> RecordedCompletion:
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    waiting = asyncio.ensure_future(ask(server.open(never)))
+    await reached.wait()
+    async with asyncio.timeout(20):
+        await server.close()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+
+
+async def test_the_signal_handlers_of_the_program_stay(server: EndpointServer) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert await ask(server.open(saying("x"))) == "x"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_answers_in_two_writes_do_not_wait_for_an_acknowledgement():
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        listening.setblocking(True)
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_port_in_use_is_a_wrong_request():
+    with listen("127.0.0.1", 0) as first, pytest.raises(RequestError, match="is in use by another program"):
+        listen("127.0.0.1", first.getsockname()[1])

@@ -1,0 +1,198 @@
+"""Anthropic's messages of a recorded model, spoken by the real `anthropic` client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anthropic
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from etude.core.errors import EngineError
+from etude.wire.endpoint import Endpoint, EndpointServer
+from tests.wire.dialects import ASK, CALLING, TOOL_CALL, Scripted, completion
+
+ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EndpointServer]:
+    server = EndpointServer()
+    yield server
+    await server.close()
+
+
+def client(endpoint: Endpoint, **options: str) -> anthropic.AsyncAnthropic:
+    settings = {"base_url": endpoint.anthropic_base_url, "api_key": endpoint.api_key, **options}
+    return anthropic.AsyncAnthropic(**settings)
+
+
+async def ask(server: EndpointServer, handler: Scripted, **fields):
+    async with client(server.open(handler)) as connected:
+        return await connected.messages.create(**{"model": "m", "max_tokens": 9, "messages": ASK, **fields})
+
+
+async def test_a_message_is_a_chat_completion(server):
+    handler = Scripted("hello")
+    extra = {"x-etude-function": "search"}
+    message = await ask(
+        server,
+        handler,
+        system="Be brief.",
+        stop_sequences=["\n"],
+        # The client knows these two no more, and other agents still send them.
+        extra_body={"temperature": 0.5, "top_p": 0.9},
+        extra_headers=extra,
+    )
+    assert [block.text for block in message.content] == ["hello"]
+    assert (message.id, message.model, message.stop_reason) == ("msg_1", "policy", "end_turn")
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (5, 2)
+    Message.model_validate(message.model_dump())
+    (asked,) = handler.asked
+    assert asked.messages == ({"role": "system", "content": "Be brief."}, *ASK)
+    assert asked.sampling == {"temperature": 0.5, "top_p": 0.9, "max_tokens": 9, "stop": ["\n"]}
+    assert asked.function == "search"
+
+
+async def test_tools_and_their_results_are_those_of_a_chat(server):
+    handler = Scripted(CALLING, "3")
+    async with client(server.open(handler)) as connected:
+        fields = {"model": "m", "max_tokens": 9, "tools": [ADD]}
+        message = await connected.messages.create(messages=ASK, **fields)
+        (use,) = message.content
+        assert (message.stop_reason, use.id, use.input) == ("tool_use", "call_7", {"a": 1, "b": 2})
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "3"}]}
+        more = {"type": "text", "text": "go on"}
+        later = [
+            *ASK,
+            {"role": "assistant", "content": message.content},
+            {"role": "user", "content": [result, more]},
+        ]
+        await connected.messages.create(messages=later, **fields)
+    first, second = handler.asked
+    function = {"name": "add", "parameters": {"type": "object"}, "description": "Adds."}
+    assert first.tools == ({"type": "function", "function": function},)
+    # The call is as the model wrote it, spaces and all: the prompt extends what was sampled.
+    assert second.messages == (
+        *ASK,
+        CALLING,
+        {"role": "tool", "tool_call_id": "call_7", "content": "3"},
+        {"role": "user", "content": "go on"},
+    )
+
+
+async def test_arguments_that_are_no_object_survive_the_way_there_and_back(server):
+    function = TOOL_CALL["function"] | {"arguments": "{broken"}
+    broken = CALLING | {"tool_calls": [TOOL_CALL | {"function": function}]}
+    handler = Scripted(broken, "3")
+    async with client(server.open(handler)) as connected:
+        fields = {"model": "m", "max_tokens": 9, "tools": [ADD]}
+        message = await connected.messages.create(messages=ASK, **fields)
+        assert message.content[0].input == {"raw_arguments": "{broken"}
+        later = [*ASK, {"role": "assistant", "content": message.content}, *ASK]
+        await connected.messages.create(messages=later, **fields)
+    assert handler.asked[1].messages == (*ASK, broken, *ASK)
+
+
+async def test_what_the_assistant_said_elsewhere_is_translated(server):
+    handler = Scripted("x")
+    use = {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}
+    said = [{"type": "text", "text": "Hm."}, {"type": "thinking", "thinking": "…", "signature": "s"}, use]
+    messages = [*ASK, {"role": "assistant", "content": said}, {"role": "assistant", "content": "So."}, *ASK]
+    await ask(server, handler, messages=messages)
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    call = {"id": "t1", "type": "function", "function": function}
+    assert handler.asked[0].messages == (
+        *ASK,
+        {"role": "assistant", "content": "Hm.", "tool_calls": [call]},
+        {"role": "assistant", "content": "So."},
+        *ASK,
+    )
+
+
+async def test_an_answer_that_was_cut_says_so(server):
+    message = await ask(server, Scripted(completion("hel", finish_reason="length")))
+    assert message.stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize("said", ["hello", CALLING, CALLING | {"content": "so"}])
+async def test_a_stream_says_the_same_as_the_message(server, said):
+    handler = Scripted(said)
+    check = TypeAdapter(RawMessageStreamEvent)
+    fields = {"model": "m", "max_tokens": 9, "messages": ASK}
+    async with client(server.open(handler)) as connected:
+        whole = await connected.messages.create(**fields)
+        for event in [one async for one in await connected.messages.create(**fields, stream=True)]:
+            check.validate_python(event.model_dump())
+        async with connected.messages.stream(**fields) as stream:
+            final = await stream.get_final_message()
+    common = {"content", "stop_reason", "model", "role", "usage"}
+    told, expected = final.model_dump(include=common), whole.model_dump(include=common)
+    told["content"] = [{key: value for key, value in one.items() if value} for one in told["content"]]
+    expected["content"] = [{key: value for key, value in one.items() if value} for one in expected["content"]]
+    assert told["content"] == expected["content"]
+    assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"extra_body": {"top_k": 5}}, "parameter 'top_k' is not supported"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "parameter 'thinking' can only be"),
+        ({"tool_choice": {"type": "any"}}, "parameter 'tool_choice' can only be"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools that the API runs"),
+        ({"messages": []}, "at least one message"),
+        ({"messages": [*ASK, {"role": "assistant", "content": "So"}]}, "in the middle of its answer"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role must be user or assistant"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            r"messages\[0\].content\[0\] must",
+        ),
+        ({"messages": [{"role": "user"}]}, "has no content"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused(server, fields, message):
+    handler = Scripted("x")
+    with pytest.raises(anthropic.BadRequestError, match=message):
+        await ask(server, handler, **fields)
+    assert handler.asked == []
+
+
+async def test_errors_are_anthropics_and_are_not_retried(server):
+    handler = Scripted(EngineError("overloaded"))
+    with pytest.raises(anthropic.InternalServerError, match="overloaded") as raised:
+        await ask(server, handler)
+    assert raised.value.body == {"type": "error", "error": {"type": "api_error", "message": "overloaded"}}
+    assert len(handler.asked) == 1
+
+
+async def test_a_wrong_key_is_refused_in_anthropics_words(server):
+    endpoint = server.open(Scripted("x"))
+    with pytest.raises(anthropic.AuthenticationError) as raised:
+        async with client(endpoint, api_key="sk-ant-wrong") as connected:
+            await connected.messages.create(model="m", max_tokens=9, messages=ASK)
+    assert raised.value.body["error"]["type"] == "authentication_error"
+
+
+async def test_other_paths_are_not_found_in_anthropics_words(server):
+    async with client(server.open(Scripted("x"))) as connected:
+        with pytest.raises(anthropic.NotFoundError, match="is not recorded"):
+            await connected.messages.count_tokens(model="m", messages=ASK)
+
+
+async def test_an_address_with_v1_does_as_well(server):
+    endpoint = server.open(Scripted("hello"))
+    async with client(endpoint, base_url=endpoint.base_url) as connected:
+        message = await connected.messages.create(model="m", max_tokens=9, messages=ASK)
+    assert message.content[0].text == "hello"
+
+
+def test_the_environment_is_that_of_both_sdks():
+    found = Endpoint("http://127.0.0.1:1/v1", "key").environment
+    assert found == {
+        "OPENAI_BASE_URL": "http://127.0.0.1:1/v1",
+        "OPENAI_API_KEY": "key",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:1",
+        "ANTHROPIC_API_KEY": "key",
+    }

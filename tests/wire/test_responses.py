@@ -1,0 +1,151 @@
+"""The Responses API of a recorded model, spoken by the real `openai` client."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from etude.core.call import Completion
+from etude.core.errors import EngineError
+from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
+from etude.wire.recording import recording_client
+from etude.wire.responses import ResponsesDialect
+from tests.wire.dialects import ASK, CALLING, Scripted, completion
+
+ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+
+
+async def test_a_text_is_a_user_message_and_the_answer_a_response():
+    handler = Scripted("hello")
+    response = await recording_client(handler).responses.create(
+        model="m", input="hi", instructions="Be brief.", temperature=0.5, top_p=0.9, max_output_tokens=7
+    )
+    assert response.output_text == "hello"
+    assert (response.id, response.status, response.model) == ("resp_1", "completed", "policy")
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (5, 2)
+    Response.model_validate(response.model_dump())
+    (asked,) = handler.asked
+    assert asked.messages == ({"role": "system", "content": "Be brief."}, *ASK)
+    assert asked.sampling == {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7}
+
+
+async def test_tools_and_their_results_are_those_of_a_chat():
+    handler = Scripted(CALLING, "3")
+    client, items = recording_client(handler), list(ASK)
+    response = await client.responses.create(model="m", input=items, tools=[ADD])
+    (call,) = response.output
+    assert (call.type, call.name, call.call_id) == ("function_call", "add", "call_7")
+    items += response.output
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": "3"})
+    assert (await client.responses.create(model="m", input=items, tools=[ADD])).output_text == "3"
+    first, second = handler.asked
+    function = {name: ADD[name] for name in ("name", "description", "parameters")}
+    assert first.tools == ({"type": "function", "function": function},)
+    assert second.messages == (*ASK, CALLING, {"role": "tool", "tool_call_id": "call_7", "content": "3"})
+
+
+async def test_what_the_assistant_said_and_called_in_one_turn_is_one_message():
+    both = CALLING | {"content": "Let me see."}
+    handler = Scripted(both, "3")
+    client = recording_client(handler)
+    response = await client.responses.create(model="m", input=ASK, tools=[ADD])
+    assert [item.type for item in response.output] == ["message", "function_call"]
+    await client.responses.create(model="m", input=[*ASK, *response.output, *ASK], tools=[ADD])
+    assert handler.asked[1].messages == (*ASK, both, *ASK)
+
+
+async def test_a_response_can_be_gone_on_from_by_its_id():
+    handler = Scripted("one", "two", "three")
+    client = recording_client(handler)
+    first = await client.responses.create(model="m", input="1", instructions="Only now.")
+    second = await client.responses.create(model="m", input="2", previous_response_id=first.id)
+    await client.responses.create(model="m", input="3", previous_response_id=second.id)
+    assert [message["content"] for message in handler.asked[2].messages] == ["1", "one", "2", "two", "3"]
+    with pytest.raises(openai.BadRequestError, match="no response of this episode"):
+        await client.responses.create(model="m", input="2", previous_response_id="resp_x")
+
+
+async def test_an_answer_that_was_cut_is_incomplete():
+    handler = Scripted(completion("hel", finish_reason="length"))
+    response = await recording_client(handler).responses.create(model="m", input="hi")
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert response.output[0].status == "incomplete"
+
+
+async def test_logprobs_are_told_when_they_are_included():
+    handler = Scripted(completion("ab", completion_ids=(7, 8), logprobs=(-0.5, -1.0)))
+    response = await recording_client(handler).responses.create(
+        model="m", input="hi", include=["message.output_text.logprobs"]
+    )
+    found = response.output[0].content[0].logprobs
+    assert [(one.token, one.logprob) for one in found] == [("token_id:7", -0.5), ("token_id:8", -1.0)]
+
+
+@pytest.mark.parametrize("said", ["hello", CALLING, CALLING | {"content": "so"}])
+async def test_a_stream_says_the_same_as_the_response(said):
+    handler = Scripted(said)
+    client = recording_client(handler)
+    whole = await client.responses.create(model="m", input="hi", tools=[ADD])
+    events = [event async for event in await client.responses.create(model="m", input="hi", stream=True)]
+    check = TypeAdapter(ResponseStreamEvent)
+    for number, event in enumerate(events):
+        check.validate_python(event.model_dump())
+        assert event.sequence_number == number
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    told = events[-1].response.model_dump(exclude={"id", "created_at", "tools", "output"})
+    assert told == whole.model_dump(exclude={"id", "created_at", "tools", "output"})
+    assert events[-1].response.output_text == whole.output_text
+
+
+async def test_the_clients_own_stream_helper_understands_it():
+    async with recording_client(Scripted("hello")).responses.stream(model="m", input="hi") as stream:
+        deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+        assert (await stream.get_final_response()).output_text == "".join(deltas) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "message"),
+    [
+        ({"input": "hi", "reasoning": {"effort": "high"}}, "parameter 'reasoning' can only be"),
+        ({"input": "hi", "conversation": "conv_1"}, "parameter 'conversation' is not supported"),
+        ({"input": "hi", "tools": [{"type": "web_search"}]}, "only tools of type 'function'"),
+        ({"input": "hi", "include": ["file_search_call.results"]}, "'include' of 'file_search_call.results'"),
+        ({"input": []}, "at least one message"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "role must be one of"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            r"input\[0\].content\[0\] must",
+        ),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "items of type 'item_reference'"),
+        ({"input": [{"type": "function_call", "name": "x"}]}, r"input\[0\] needs a text 'arguments'"),
+        ({"input": 5}, "input must be a list of objects"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused(request_fields, message):
+    handler = Scripted("x")
+    with pytest.raises(openai.BadRequestError, match=message):
+        await recording_client(handler).post(
+            "/responses", body={"model": "m", **request_fields}, cast_to=object
+        )
+    assert handler.asked == []
+
+
+async def test_errors_are_openais():
+    client = recording_client(Scripted(EngineError("overloaded")))
+    with pytest.raises(openai.InternalServerError, match="overloaded"):
+        await client.responses.create(model="m", input="hi")
+
+
+async def test_thoughts_that_come_back_are_left_out():
+    handler = Scripted("x")
+    items = [*ASK, {"type": "reasoning", "id": "rs_1", "summary": []}, *ASK]
+    await recording_client(handler).responses.create(model="m", input=items)
+    assert handler.asked[0].messages == (*ASK, *ASK)
+
+
+def test_a_completion_without_usage_or_text_is_a_response_too():
+    recorded = RecordedCompletion("chatcmpl-1", "m", Completion({"role": "assistant", "content": None}))
+    wire = ResponsesDialect(AnswerMemory()).reply(recorded, ChatBody("m", ()), {}, 1)
+    assert Response.model_validate(wire).output_text == ""
