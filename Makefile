@@ -11,7 +11,9 @@ DEV := .venv/.installed-dev
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test test-all lint types docs bench clean
+.PHONY: help demo test test-all tests tests-all lint types docs bench clean
+
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --cov --cov-fail-under=90
 
 help: ## Show what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,11 +21,18 @@ help: ## Show what there is
 demo: $(LOCAL) ## Install, and watch an agent learn (ARGS="--task tictactoe")
 	$(BIN)/etude demo $(ARGS)
 
-test: lint types ## Install, and run all checks but the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not slow and not vllm and not nat" --cov --cov-fail-under=90 $(ARGS)
+# Types are checked beside the tests, and not before them: mypy has one core busy, and leaves the others idle.
+test: lint ## Install, and run all checks but the slow tests
+	@$(MAKE) --no-print-directory --jobs 2 types tests
 
-test-all: lint types ## The same with the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder -m "not vllm and not nat" --cov --cov-fail-under=90 $(ARGS)
+test-all: lint ## The same with the slow tests
+	@$(MAKE) --no-print-directory --jobs 2 types tests-all
+
+tests: $(DEV)
+	$(PYTEST) -m "not slow and not vllm and not nat" $(ARGS)
+
+tests-all: $(DEV)
+	$(PYTEST) -m "not vllm and not nat" $(ARGS)
 
 lint: $(DEV) ## Style
 	$(BIN)/ruff check .

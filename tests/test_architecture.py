@@ -46,13 +46,6 @@ ROOMS = [
 ]
 """From the ground up: a room imports only from rooms before it. A module in `src/etude` is a room too."""
 
-KNOWN: set[tuple[str, str]] = {
-    ("etude.backends.local_config", "etude.backends.local_adapter"),
-    ("etude.server.extensions", "etude.server.engines"),
-    ("etude.server.extensions", "etude.server.models"),
-}
-"""Imports against the order that are still to be mended; nothing is to be added."""
-
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
@@ -127,7 +120,7 @@ def test_rooms_import_only_from_rooms_below_them():
         f"{module}:{line} imports {imported}"
         for module, tree in modules().items()
         for imported, line in imports(tree, typing=True)
-        if room_of(module) and imported.startswith("etude.") and (module, imported) not in KNOWN
+        if room_of(module) and imported.startswith("etude.")
         if ROOMS.index(room_of(imported)) > ROOMS.index(room_of(module))
     ]
     assert not found, "\n".join(found)
@@ -139,7 +132,7 @@ def test_no_modules_import_each_other_in_a_circle():
         module: {
             imported
             for imported, _ in imports(tree, typing=True)
-            if imported in modules() and imported != "etude" and (module, imported) not in KNOWN
+            if imported in modules() and imported != "etude"
         }
         for module, tree in modules().items()
         if module != "etude"
@@ -153,7 +146,7 @@ def test_nothing_imports_the_public_package():
         f"{module}:{line}"
         for module, tree in modules().items()
         for name, line in imports(tree)
-        if name == "etude" and (module, name) not in KNOWN
+        if name == "etude"
     ]
     assert not found, "\n".join(found)
 

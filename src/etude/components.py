@@ -11,12 +11,11 @@ import etude.algorithms.expert_iteration
 import etude.algorithms.grpo
 import etude.algorithms.malt
 import etude.backends.lm_server
-import etude.backends.local_config
+import etude.backends.local
 import etude.backends.openai_adapter
 import etude.inference.local
 import etude.inference.openai_compatible
-import etude.integrations.art.openpipe_art
-import etude.integrations.art.serving
+import etude.integrations.art.components
 import etude.integrations.nat.components
 import etude.loop.live
 import etude.loop.trainer

@@ -59,7 +59,8 @@ class TrainedModel:
         """Write it as a folder that `transformers` loads, or its LoRA weights alone; the folder."""
         from etude.export.model import export_model
 
-        return export_model(self.chosen, Path(folder), lora_only=lora_only).folder
+        export_model(self.chosen, Path(folder), lora_only=lora_only)
+        return Path(folder)
 
 
 @dataclass(frozen=True, slots=True)

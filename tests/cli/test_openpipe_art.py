@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.backends.art_stand_in import KEY, StandIn, running
-from tests.cli.projects import change, etude, finished, process
+from tests.cli.projects import change, etude, process
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_a_run_trains_on_the_server_and_samples_what_it_trained(art: Path, serve
             llms__policy__base_url=f"{chosen.url}/v1",
             trainer_adapters__art__backend__base_url=chosen.url,
         )
-        result = finished("train", "config.yml", "--name", "r", "--json", folder=art)
-        assert result.returncode == 0, result.stderr
+        result = etude("train", "config.yml", "--name", "r", "--json")
+        assert result.exit_code == 0, result.stderr
     run = art / "runs" / "r"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["epochs_trained"], len(chosen.jobs)) == (2, 2)
@@ -113,8 +113,8 @@ def test_a_run_that_was_killed_while_the_server_trained_goes_on(art: Path, serve
     running_process.communicate()
     server.steps["agent"] += 1
     server.pause = 0
-    result = finished("resume", "runs/r", "--json", folder=art)
-    assert result.returncode == 0, result.stderr
+    result = etude("resume", "runs/r", "--json")
+    assert result.exit_code == 0, result.stderr
     # The first job was done on the server, and is not made again.
     assert (len(server.jobs), server.steps["agent"]) == (2, 2)
     assert server.sampled["agent@0"] < 2 * 32
@@ -125,22 +125,22 @@ def test_a_run_that_was_killed_while_the_server_trained_goes_on(art: Path, serve
 def test_a_run_whose_key_was_never_set_goes_on(art: Path, server: StandIn):
     """The word that is sent by default is no secret, and nobody has it to give it again."""
     change(art / "config.yml", trainer_adapters__art__backend={"base_url": server.url, "name": "agent"})
-    assert finished("train", "config.yml", "--name", "r", folder=art).returncode == 0
+    assert etude("train", "config.yml", "--name", "r").exit_code == 0
     kept = yaml.safe_load((art / "runs/r/config.yml").read_text())
     assert kept["trainer_adapters"]["art"]["backend"]["api_key"] == "default"
-    result = finished("resume", "r", "-o", "finetuning.num_epochs=3", folder=art)
-    assert result.returncode == 0, result.stderr
+    result = etude("resume", "r", "-o", "finetuning.num_epochs=3")
+    assert result.exit_code == 0, result.stderr
 
 
 def test_a_failed_job_fails_the_run_and_a_resume_submits_it_anew(art: Path, server: StandIn):
     server.training = "refused"
-    result = finished("train", "config.yml", "--name", "r", folder=art)
-    assert result.returncode == 1
+    result = etude("train", "config.yml", "--name", "r")
+    assert result.exit_code == 1
     assert "Out of memory" in result.stderr
     sampled = server.sampled["agent@0"]
     server.training = "well"
-    result = finished("resume", "runs/r", folder=art)
-    assert result.returncode == 0, result.stderr
+    result = etude("resume", "runs/r")
+    assert result.exit_code == 0, result.stderr
     # One more call of the untrained model: the probe at the start.
     assert server.sampled["agent@0"] == sampled + 1
 
@@ -163,7 +163,7 @@ def test_two_models_of_one_server_are_trained_in_one_run(art: Path, server: Stan
         trainer_adapters__second=adapter | {"backend": adapter["backend"] | {"name": "second"}},
         finetuning__targets={"policy": {"trainer_adapter": "art"}, "other": {"trainer_adapter": "second"}},
     )
-    result = finished("train", "config.yml", "--name", "r", folder=art)
-    assert result.returncode == 0, result.stderr
+    result = etude("train", "config.yml", "--name", "r")
+    assert result.exit_code == 0, result.stderr
     assert server.steps == {"agent": 2, "second": 2}
     assert {"agent@1", "second@1"} <= set(server.sampled)

@@ -1,24 +1,17 @@
-"""Training in this process: the config of `_type: local`, and the adapter made of it."""
+"""The config of training in this process: `_type: local`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from etude.backends.capabilities import JobHyperparameters
 from etude.config.changeable import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
-from etude.config.registry import register_trainer_adapter
-from etude.core.errors import CapabilityError, RequestError
 from etude.core.trajectory import Method
-from etude.inference.local import require_local_extra
 from etude.learner.variants import DEFAULT_VARIANT, Variant, with_variant
-
-if TYPE_CHECKING:
-    from etude.backends.local_adapter import LocalAdapter
-    from etude.config.builder import Builder
 
 
 class LoraConfig(BaseModel):
@@ -186,23 +179,3 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     def options_of(self, method: Method) -> dict[str, Any]:
         """The options of a method."""
         return {"grpo": self.grpo.model_dump(), "dpo": self.dpo.model_dump(), "supervised": {}}[method]
-
-
-@register_trainer_adapter(config_type=LocalAdapterConfig)
-async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[LocalAdapter]:
-    """The adapter of the run's target model. Raises CapabilityError when that is not a local model."""
-    require_local_extra()
-    from etude.backends.local_adapter import LocalAdapter
-    from etude.inference.embedded import EmbeddedEngine
-
-    target = builder.config.finetuning.target_model
-    if target is None:
-        raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
-    engine = await builder.get_llm(target)
-    if not isinstance(engine, EmbeddedEngine):
-        kind = builder.config.llms[target].type_name
-        raise CapabilityError(
-            f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is "
-            f"`_type: {kind}`; make it local, or choose an adapter for its backend"
-        )
-    yield LocalAdapter(config, engine.policy, builder.checkpoints, builder.config.finetuning.seed)

@@ -78,16 +78,16 @@ def _export_model(run: Path, version: str, out: Path | None, lora: bool, as_json
     from etude.export.model import export_model
 
     folder = (out or run / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
-    done = export_model(wanted, folder, lora_only=lora)
+    files = export_model(wanted, folder, lora_only=lora)
     warning = collapse_in(histories_of(run)[wanted.target])
     if as_json:
         emit(
             {
                 "folder": str(folder),
-                "version": done.version,
+                "version": wanted.number,
                 "choice": wanted.choice or None,
                 "lora_only": lora,
-                "files": list(done.files),
+                "files": files,
                 "warning": warning,
             }
         )
@@ -96,7 +96,7 @@ def _export_model(run: Path, version: str, out: Path | None, lora: bool, as_json
     if warning is not None:
         say(f"warning         {warning}")
     say(f"to              {path_shown(folder)}")
-    say(f"files           {', '.join(done.files)}")
+    say(f"files           {', '.join(files)}")
     if lora or wanted.target is not None:
         # What stands alone there is no model that the config could name in place of its own.
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))

@@ -1,9 +1,10 @@
-"""The trajectories of a stored run, built again from its episodes."""
+"""The trajectories of a stored run, built again from its episodes: nothing is sampled or scored."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -12,11 +13,17 @@ from etude.config.builder import Builder
 from etude.config.finetuning import RewardFunctionConfig
 from etude.config.load import parse_config
 from etude.config.schema import Config
+from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
+from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
 from etude.core.trajectory import Method, TrajectoryCollection
-from etude.export.stored_evaluation import StoredEvaluation
+from etude.rewards.collections import numbered, phase_name
+from etude.rewards.evaluation import Evaluation, EvaluationRequest, item_of, summary_of
+from etude.rewards.evaluator import unscored
+from etude.rewards.scorer import read_score
 from etude.runtime import Runtime
-from etude.store.episodes import epoch_of, phases_of
+from etude.store.episodes import epoch_of, iter_episodes, phases_of
+from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data, without_secrets
 
@@ -108,3 +115,73 @@ def _config(data: dict[str, Any], method: Method | None, target: str | None) -> 
     config.finetuning.reward_function = RewardFunctionConfig(name=reward)
     config.finetuning.target_model = block.get("target_model") if target is None else block.get("model")
     return config
+
+
+class StoredEvaluation(Evaluation):
+    """Gives back what a run has stored of one epoch, and runs nothing.
+
+    A trajectory builder that works with it builds from a finished run what it built then.
+    """
+
+    def __init__(
+        self, journal: Journal, phases: Sequence[str], evaluators: Sequence[str], epoch: int | None = None
+    ) -> None:
+        """`phases` are those that are read, all at once or, with an `epoch`, each by the call that made it;
+        `evaluators` name their scores."""
+        self._journal = journal
+        self._phases = phases
+        self._evaluators = evaluators
+        self._epoch = epoch
+        self._calls: Counter[str] = Counter()
+
+    async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
+        """All stored episodes with their scores; of the request only the phase counts."""
+        phases = self._asked_for(request.phase)
+        records = [
+            record
+            for name in phases
+            for record in iter_episodes(self._journal, f"{name}/")
+            if record.id == f"{name}/{record.example.id}/{record.generation}"
+        ]
+        # Stable: collections of the same example stay in their order.
+        records.sort(key=lambda record: (record.example.id, record.generation))
+        if len(phases) > 1:
+            records = _numbered_anew(records)
+        scores = {name: [self._score(record, name) for record in records] for name in self._evaluators}
+        failures = Counter(record.failure.kind for record in records if record.failure is not None)
+        return EvaluationRunOutput(
+            eval_input=EvalInput(eval_input_items=[item_of(record) for record in records]),
+            evaluation_results=[(name, summary_of(items)) for name, items in scores.items()],
+            workflow_interrupted=bool(failures),
+            failures=dict(failures),
+        )
+
+    def _asked_for(self, label: str) -> Sequence[str]:
+        """The phases that a call with this label is given: the one that the same call made in the run."""
+        if self._epoch is None:
+            return self._phases
+        key = phase_name("train", self._epoch, label)
+        self._calls[key] += 1
+        if key in self._phases:
+            # One that was not begun when the run was stopped has no episodes.
+            return [numbered(key, self._calls[key])]
+        return self._phases if self._calls[key] == 1 else []
+
+    def _score(self, record: EpisodeRecord, evaluator: str) -> EvalOutputItem:
+        """The stored score; of an episode that has none, an item that says so."""
+        if record.failure is None:
+            score = read_score(self._journal, record, evaluator)
+            error = "not scored before the run was stopped"
+        else:
+            score, error = None, f"{record.failure.kind}: {record.failure.reason}"
+        return score or unscored(item_of(record), error)
+
+
+def _numbered_anew(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+    """The episodes of several collections as the generations of one."""
+    seen: Counter[str] = Counter()
+    generations = []
+    for record in records:
+        generations.append(replace(record, generation=seen[record.example.id]))
+        seen[record.example.id] += 1
+    return generations

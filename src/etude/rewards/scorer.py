@@ -95,14 +95,14 @@ class Scorer:
     async def forget_failures(self, episode_id: str) -> None:
         """Have the scores that an episode lacks made anew the next time."""
         for name in (*self._single, *self._relative, *self._weighted):
-            key = self._key(episode_id, name)
+            key = _score_key(episode_id, self._label, name)
             if (self._journal.get(key) or {}).get("error") is not None:
                 await self._journal.forget(key)
 
     async def _score(
         self, items: Sequence[EvalInputItem], name: str, evaluator: Evaluator
     ) -> list[EvalOutputItem]:
-        kept = [self._kept(item, name) for item in items]
+        kept = [read_score(self._journal, _episode(item), name, self._label) for item in items]
         # A comparison holds for all of them together, so one that is missing is reason to compare anew.
         complete = [output for output in kept if output is not None]
         if len(complete) == len(items):
@@ -112,16 +112,9 @@ class Scorer:
         await _together([self._keep(item, name, out) for item, out in zip(items, outputs, strict=True)])
         return outputs
 
-    def _kept(self, item: EvalInputItem, name: str) -> EvalOutputItem | None:
-        data = self._journal.get(self._key(_episode_id(item), name))
-        return None if data is None else EvalOutputItem(id=item.id, generation=item.generation, **data)
-
     async def _keep(self, item: EvalInputItem, name: str, output: EvalOutputItem) -> None:
         data: dict[str, Any] = {"score": output.score, "reasoning": output.reasoning, "error": output.error}
-        await self._journal.put(self._key(_episode_id(item), name), data)
-
-    def _key(self, episode_id: str, name: str) -> str:
-        return _score_key(episode_id, self._label, name)
+        await self._journal.put(_score_key(_episode(item).id, self._label, name), data)
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -143,10 +136,10 @@ def _score_key(episode_id: str, label: str, evaluator: str) -> str:
     return f"{episode_id}/{label}/{evaluator}"
 
 
-def _episode_id(item: EvalInputItem) -> str:
+def _episode(item: EvalInputItem) -> EpisodeRecord:
     if item.episode is None:
         raise ValueError(f"example {item.id!r} has no episode to keep a score for")
-    return item.episode.id
+    return item.episode
 
 
 async def evaluate(

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import random
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from etude.core.errors import EpisodeError
 from etude.core.example import Example
-from etude.core.message import Tool
 from etude.rollout.episode import Episode
-from etude.rollout.function import FunctionScope
-from etude.rollout.reply import Reply
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
     from etude.wire.endpoint import Endpoint
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _waiting_for(
+    method: Callable[Concatenate[Episode, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncEpisode, P], T]:
+    """The method of an episode, with a result that is waited for."""
+
+    @functools.wraps(method)
+    def call(episode: SyncEpisode, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return episode.wait(method(episode._episode, *args, **kwargs))
+
+    return call
 
 
 class SyncEpisode:
@@ -32,36 +43,16 @@ class SyncEpisode:
         self.example: Example = episode.example
         self.generation = episode.generation
         self.random: random.Random = episode.random
+        self.function = episode.function
+        self.step_reward = episode.step_reward
+        self.note = episode.note
         self._episode = episode
         self._waiting: set[concurrent.futures.Future[Any]] = set()
         self._over = False
         self._thread = threading.get_ident()  # The event loop's, which must never wait.
 
-    def chat(
-        self,
-        messages: Sequence[Any],
-        *,
-        model: str | None = None,
-        tools: Sequence[Tool | Callable[..., Any]] | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        seed: int | None = None,
-    ) -> Reply:
-        """Ask a model to continue the conversation, as `Episode.chat` does, and wait for its answer."""
-        return self.wait(
-            self._episode.chat(
-                messages,
-                model=model,
-                tools=tools,
-                temperature=temperature,
-                top_p=top_p,
-                max_tokens=max_tokens,
-                stop=stop,
-                seed=seed,
-            )
-        )
+    chat = _waiting_for(Episode.chat)
+    """Ask a model to continue the conversation, and wait for its answer."""
 
     def openai(self, model: str | None = None) -> OpenAI:
         """A real `OpenAI` client whose chat completions are recorded into this episode."""
@@ -79,18 +70,6 @@ class SyncEpisode:
             return self._episode.endpoint
 
         return self.wait(open_endpoint())
-
-    def function(self, name: str) -> FunctionScope:
-        """Calls made inside belong to the function: `with episode.function("search"):`."""
-        return FunctionScope(name)
-
-    def step_reward(self, value: float, reason: str = "") -> None:
-        """Give a reward for what was done since the call before. Raises ValueError when it is not finite."""
-        self._episode.step_reward(value, reason)
-
-    def note(self, text: str) -> None:
-        """Write something into the episode's record, for whoever reads it later."""
-        self._episode.note(text)
 
     def close(self) -> None:
         """Let go of the calls that a thread still waits for: they raise EpisodeError there."""

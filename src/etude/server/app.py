@@ -38,7 +38,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     """
     metrics, extensions = Metrics(), load_extensions()
     database = open_database(settings.data_dir / "server.db")
-    models = ModelStore(database, settings.data_dir, settings.name, extensions)
+    models = ModelStore(database, settings.data_dir, settings.name, [one.names for one in extensions])
     pool = EnginePool(settings, models, backend)
     files, jobs = FileStore(database, settings.data_dir), JobStore(database)
     scheduler = Scheduler(settings, jobs, pool)

@@ -7,7 +7,7 @@ An extension registers itself by an import path in a module of components (entry
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,19 +20,10 @@ if TYPE_CHECKING:
     from etude.server.engines import EnginePool
     from etude.server.files import FileStore
     from etude.server.jobs import JobStore
-    from etude.server.models import ModelStore
+    from etude.server.models import ModelNames, ModelStore
     from etude.server.settings import ServerSettings
 
 _paths: list[str] = []
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """A name of an extension's for one of the server's models."""
-
-    served: str
-    """The server's own name of the model."""
-    created: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +47,11 @@ class ServerExtension(Protocol):
     """Paths that need no key."""
     large_paths: frozenset[str]
     """Paths whose bodies are training data, and may be as large as a file."""
+    names: ModelNames
+    """Its names for models, which workers look up too."""
 
     def routes(self, parts: ServerParts) -> Sequence[APIRouter]:
         """The routes to serve. Called once, and not in workers."""
-
-    def aliases(self, connection: sa.Connection) -> Mapping[str, Alias]:
-        """All names that it gives to models."""
-
-    def served_under(self, connection: sa.Connection, name: str) -> str | None:
-        """The server's own name of the model with that name; None when it gives no such name."""
 
     def tells_tokens(self, name: str) -> bool:
         """Whether chats with the model of that name come with token ids and logprobs unasked."""

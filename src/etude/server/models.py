@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import sqlalchemy as sa
 
 from etude.core.job import ModelVersion
 from etude.server.database import MODELS, Row, row_of
 from etude.server.errors import not_found
-from etude.server.extensions import Alias, ServerExtension
 
 if TYPE_CHECKING:
     from etude.models.policy import LoraOptions, Policy
@@ -39,20 +38,39 @@ class ServedModel:
         return {"id": self.name, "object": "model", "created": int(self.created), "owned_by": OWNER}
 
 
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another name for one of the server's models."""
+
+    served: str
+    """The server's own name of the model."""
+    created: float
+
+
+class ModelNames(Protocol):
+    """Names for models that come from outside, and may stand for another model later."""
+
+    def aliases(self, connection: sa.Connection) -> Mapping[str, Alias]:
+        """All names, and what they stand for now."""
+
+    def served_under(self, connection: sa.Connection, name: str) -> str | None:
+        """The server's own name of the model with that name; None when there is no such name."""
+
+
 class ModelStore:
     """Finds models by name. A name is only looked up, and never made part of a path."""
 
     def __init__(
-        self, engine: sa.Engine, data_dir: Path, base: str, extensions: Sequence[ServerExtension] = ()
+        self, engine: sa.Engine, data_dir: Path, base: str, names: Sequence[ModelNames] = ()
     ) -> None:
-        """`base` is the name of the model that the server was started with; extensions may add names."""
+        """`base` is the name of the model that the server was started with, `names` are others for models."""
         self._engine = engine
         self._data_dir = data_dir
-        self._extensions = extensions
+        self._names = names
         self.base = ServedModel(base, time.time())
 
     def get(self, name: str) -> ServedModel:
-        """The model of that name; under a name of an extension's, the one that it stands for now.
+        """The model of that name; under another name, the one that it stands for now.
 
         Raises ApiError 404.
         """
@@ -62,8 +80,8 @@ class ModelStore:
         if row is not None:
             return self._served(row)
         with self._engine.connect() as connection:
-            for extension in self._extensions:
-                if (served := extension.served_under(connection, name)) is not None:
+            for names in self._names:
+                if (served := names.served_under(connection, name)) is not None:
                     return self.get(served)
         raise not_found("model", name, param="model", code="model_not_found")
 
@@ -72,8 +90,8 @@ class ModelStore:
         aliases: dict[str, Alias] = {}
         with self._engine.connect() as connection:
             rows = connection.execute(sa.select(MODELS).order_by(MODELS.c.number)).mappings().all()
-            for extension in self._extensions:
-                aliases |= extension.aliases(connection)
+            for names in self._names:
+                aliases |= names.aliases(connection)
         own = [self.base, *(self._served(dict(row)) for row in rows)]
         known = {model.name: model for model in own}
         others = [

@@ -113,7 +113,7 @@ def _train(order: WorkerOrder, team: Team, jobs: JobStore, database: sa.Engine) 
         order.data_dir,
         jobs,
         FileStore(database, order.data_dir),
-        ModelStore(database, order.data_dir, order.name, load_extensions()),
+        ModelStore(database, order.data_dir, order.name, [one.names for one in load_extensions()]),
     )
     device = order.device if team.device is None else str(team.device)
     dtype = order.dtype

@@ -1,4 +1,4 @@
-"""Between an agent of the toolkit and its episode: recorded requests, and the steps that the toolkit reports.
+"""Between an agent of the toolkit and its episode: recorded requests, and the steps that the agent took.
 
 One HTTP client serves all episodes of an agent that was built once. Which of them a request belongs to is
 known by the context that it is made in.

@@ -1,5 +1,1 @@
-"""What ART's clients ask of a server: an extension of `etude serve`, for the releases 0.4 and 0.5."""
-
-from etude.server.extensions import register_server_extension
-
-register_server_extension("etude.integrations.art.serving.extension:ArtExtension")
+"""The server side of ART's protocols, of the releases 0.4 and 0.5: an extension of `etude serve`."""

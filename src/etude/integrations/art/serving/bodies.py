@@ -1,4 +1,4 @@
-"""The bodies of ART's requests, as the clients of its releases 0.4.11 and 0.5.17 write them.
+"""The bodies of ART's requests, as clients of its releases 0.4.11 and 0.5.17 write them, and their log.
 
 Fields that do not bear on training are let through. Options of training are in `options`.
 """
@@ -6,13 +6,18 @@ Fields that do not bear on training are let through. Options of training are in 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from etude.core.errors import StoreError
 from etude.core.message import Message, Tool
 from etude.integrations.art.serving.options import DevConfig, InternalConfig, TrainConfig
 from etude.server.errors import ApiError, problems_of
+from etude.store.files import draft_of
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -25,7 +30,7 @@ class _Body(BaseModel):
 
 
 class _Kept(BaseModel):
-    """What is more than trained on: it is kept as it came, for the log."""
+    """Bodies that are kept as they came, with fields that are not trained on, for the log."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -69,7 +74,7 @@ class ArtGroup(_Kept):
     @property
     def is_trainable(self) -> bool:
         """Whether its rewards differ, which is what can be learned from."""
-        return len({one.reward for one in self.trajectories}) > 1
+        return len({trajectory.reward for trajectory in self.trajectories}) > 1
 
 
 class ChoiceToken(_Body):
@@ -164,8 +169,8 @@ def parsed(kind: type[B], body: bytes) -> B:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        told, param = problems_of(error.errors(include_url=False, include_input=False))
-        raise ApiError(400, told, param=param, code="invalid_value") from error
+        message, param = problems_of(error.errors(include_url=False, include_input=False))
+        raise ApiError(400, message, param=param, code="invalid_value") from error
 
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:
@@ -181,6 +186,53 @@ def without_logprobs(group: ArtGroup) -> str:
     wire = group.model_dump(mode="json")
     for trajectory in wire["trajectories"]:
         for history in (trajectory, *trajectory["additional_histories"]):
-            for one in history["messages_and_choices"]:
-                one.pop("logprobs", None)
+            for message in history["messages_and_choices"]:
+                message.pop("logprobs", None)
     return json.dumps(wire) + "\n"
+
+
+class ArtLog:
+    """`art/<model>/<split>/<step>.jsonl` in the data folder, a group a line."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "art"
+
+    def write(self, model: str, split: str, step: int, groups: Iterable[ArtGroup]) -> None:
+        """Keep the groups of a step, in place of those of an earlier try. Raises StoreError."""
+        with draft_of(self._folder / model / split / f"{step:04d}.jsonl") as draft:
+            draft.write_text("".join(map(without_logprobs, groups)), encoding="utf-8")
+
+    def best_step(self, model: str, metric: str, alpha: float) -> int | None:
+        """The step where a metric (`val/reward`) was highest; None where it was never logged.
+
+        `alpha` is the weight of a step in the moving average (1: the step alone). Raises StoreError.
+        """
+        split, _, name = metric.partition("/")
+        best: tuple[float, int] | None = None
+        average = weight = 0.0
+        for path in sorted(self._files(model, split)):
+            values = _values(path, name)
+            if not values:
+                continue
+            # Weights as of polars' ewm_mean, which ART takes.
+            average = average * (1 - alpha) + math.fsum(values) / len(values)
+            weight = weight * (1 - alpha) + 1
+            best = max(best or (-math.inf, 0), (average / weight, int(path.stem)))
+        return None if best is None else best[1]
+
+    def _files(self, model: str, split: str) -> list[Path]:
+        """Of a split that clients name: looked up, and never made part of a path."""
+        return [path for path in (self._folder / model).glob("*/*.jsonl") if path.parent.name == split]
+
+
+def _values(path: Path, name: str) -> list[float]:
+    try:
+        groups = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read {path}: {error}") from error
+    values = [
+        trajectory["reward"] if name == "reward" else trajectory["metrics"].get(name)
+        for group in groups
+        for trajectory in group["trajectories"]
+    ]
+    return [float(value) for value in values if isinstance(value, int | float)]

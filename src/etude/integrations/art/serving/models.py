@@ -1,7 +1,12 @@
-"""The models that ART's clients train here, and the steps of each."""
+"""The models that ART's clients train here, the steps of each, and ART's names for them.
+
+`agent@3` is a model after three steps, and `agent` the newest. `ServerlessBackend` calls them
+`wandb-artifact:///ENTITY/PROJECT/agent:step3` and `…/agent`.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -9,18 +14,100 @@ from typing import Any
 import sqlalchemy as sa
 
 from etude.integrations.art.serving.bodies import ArtModel
-from etude.integrations.art.serving.names import (
-    ART_MODELS,
-    ART_STEPS,
-    ArtStep,
-    plain_name,
-    registered,
-    steps_of,
-)
-from etude.server.database import JOBS, Row, new_id
+from etude.server.database import JOBS, Row, new_id, table
 from etude.server.errors import ApiError
 from etude.server.jobs import FINAL
-from etude.server.models import ModelStore
+from etude.server.models import Alias, ModelStore
+
+ART_MODELS = table(
+    "art_models",
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("base", sa.Text, nullable=False),
+)
+"""The models that ART's clients registered, by their names; `base` is the model that they began as."""
+
+ART_STEPS = table(
+    "art_steps",
+    sa.Column("model", sa.Text, nullable=False, index=True),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("job", sa.Text),
+    sa.Column("served", sa.Text),
+)
+"""`id` is `<model>@<step>`. A step is there when it has a `served` model, or its `job` has made one: it comes
+into being with the job's success, and whatever else the job comes to, it was never there."""
+
+_ARTIFACT = re.compile(
+    r"wandb-artifact:///[^/]*/(?P<project>[^/]+)/(?P<name>[^/:]+)(:step(?P<step>\d{1,9}))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArtStep:
+    """A step of a model that is there."""
+
+    name: str
+    """`agent@3`."""
+    model: str
+    step: int
+    served: str
+    """The name of the model that answers under it."""
+    created: float
+
+
+def steps_of(connection: sa.Connection, model: str | None = None) -> list[ArtStep]:
+    """The steps that are there, of one model or of all, in their order."""
+    served = sa.func.coalesce(ART_STEPS.c.served, JOBS.c.fine_tuned_model)
+    joined = ART_STEPS.outerjoin(JOBS, ART_STEPS.c.job == JOBS.c.id)
+    query = (
+        sa.select(ART_STEPS.c.id, ART_STEPS.c.model, ART_STEPS.c.step, served, ART_STEPS.c.created)
+        .select_from(joined)
+        .where(served.is_not(None))
+        .order_by(ART_STEPS.c.model, ART_STEPS.c.step)
+    )
+    if model is not None:
+        query = query.where(ART_STEPS.c.model == model)
+    return [ArtStep(*row) for row in connection.execute(query)]
+
+
+def plain_name(name: str) -> str:
+    """`agent@3` or `agent` for any of ART's names; other names as they are."""
+    artifact = _ARTIFACT.fullmatch(name)
+    if artifact is None:
+        return name
+    return artifact["name"] if artifact["step"] is None else f"{artifact['name']}@{int(artifact['step'])}"
+
+
+class ArtNames:
+    """ART's names, as the server looks them up."""
+
+    def aliases(self, connection: sa.Connection) -> dict[str, Alias]:
+        """All names, and the models of the steps that they stand for."""
+        names: dict[str, Alias] = {}
+        for step in steps_of(connection):
+            names[step.name] = names[step.model] = Alias(step.served, step.created)
+        return names
+
+    def served_under(self, connection: sa.Connection, name: str) -> str | None:
+        """The model that answers under one of ART's names; None when it is no such name."""
+        artifact = _ARTIFACT.fullmatch(name)
+        if artifact is not None and not _is_of(connection, artifact["name"], artifact["project"]):
+            return None
+        name = plain_name(name)
+        model = name.partition("@")[0]
+        steps = steps_of(connection, model)
+        if name == model:
+            return steps[-1].served if steps else None
+        return next((step.served for step in steps if step.name == name), None)
+
+
+def _is_of(connection: sa.Connection, model: str, project: str) -> bool:
+    query = sa.select(ART_MODELS.c.id).where(ART_MODELS.c.id == model, ART_MODELS.c.project == project)
+    return connection.execute(query).first() is not None
+
+
+def registered(connection: sa.Connection) -> set[str]:
+    """The names of the models that were registered."""
+    return set(connection.execute(sa.select(ART_MODELS.c.id)).scalars())
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +121,7 @@ class Begun:
 
 
 class ArtModels:
-    """What is registered, and which steps there are. Only one server at a time writes here."""
+    """The registered models and their steps. Only one server at a time writes here."""
 
     def __init__(self, engine: sa.Engine, models: ModelStore, source: str) -> None:
         """`source` is where the server's own model was loaded from: clients may call it by that too."""
@@ -45,7 +132,7 @@ class ArtModels:
             self._names = registered(connection)
 
     def tells_tokens(self, name: str) -> bool:
-        """Whether a name is ART's: its clients are told tokens and logprobs without asking."""
+        """Whether a name is ART's: its clients get tokens and logprobs without asking."""
         return plain_name(name).partition("@")[0] in self._names
 
     def register(self, model: ArtModel) -> None:
@@ -112,19 +199,20 @@ class ArtModels:
 
     def keep(self, model: ArtModel, steps: set[int]) -> list[str]:
         """Forget all other steps but the last; gives the models that no step stands for any more."""
-        last, found = self.newest(model), self.steps(model.name)
-        kept = [one for one in found if one.step in steps or one.step == last.step]
-        gone = [one for one in found if one not in kept]
+        last = self.newest(model)
+        dropped = [step for step in self.steps(model.name) if step.step not in steps | {last.step}]
         with self._engine.begin() as connection:
-            connection.execute(sa.delete(ART_STEPS).where(ART_STEPS.c.id.in_([one.name for one in gone])))
-            return self._unused(connection, {one.served for one in gone})
+            connection.execute(
+                sa.delete(ART_STEPS).where(ART_STEPS.c.id.in_([step.name for step in dropped]))
+            )
+            return self._unused(connection, {step.served for step in dropped})
 
     def delete(self, model: ArtModel) -> list[str]:
         """Forget a model; gives the models that no step stands for any more. Raises ApiError as `skip`."""
         live = self._live(self.newest(model))
         if live is not None:
             raise _busy(live)
-        served = {one.served for one in self.steps(model.name)}
+        served = {step.served for step in self.steps(model.name)}
         with self._engine.begin() as connection:
             connection.execute(sa.delete(ART_STEPS).where(ART_STEPS.c.model == model.name))
             connection.execute(sa.delete(ART_MODELS).where(ART_MODELS.c.id == model.name))
@@ -135,7 +223,7 @@ class ArtModels:
     def _unused(self, connection: sa.Connection, served: set[str]) -> list[str]:
         """Those of the models that are neither a step nor a base of what is registered, nor the server's."""
         bases = set(connection.execute(sa.select(ART_MODELS.c.base)).scalars())
-        still = {one.served for one in steps_of(connection)} | bases | {self._models.base.name}
+        still = {step.served for step in steps_of(connection)} | bases | {self._models.base.name}
         return sorted(served - still)
 
     def _live(self, newest: ArtStep) -> Row | None:
@@ -157,7 +245,7 @@ class ArtModels:
             connection.execute(sa.insert(ART_STEPS).values(row))
 
     def _add(self, model: ArtModel, base: str) -> Row:
-        if any(model.name == one.name for one in self._models.all()):
+        if any(model.name == known.name for known in self._models.all()):
             raise ApiError(409, f"'{model.name}' is the name of another model here", param="name")
         row: Row = {"id": model.name, "created": time.time(), "project": model.project, "base": base}
         with self._engine.begin() as connection:
@@ -194,20 +282,20 @@ class ArtModels:
         try:
             return self._models.get(asked or "").name
         except ApiError as error:
-            told = (
+            message = (
                 f"this server trains '{own}', and models made of it; give that as base_model, not '{asked}'"
             )
-            raise ApiError(400, told, param="base_model", code="model_not_found") from error
+            raise ApiError(400, message, param="base_model", code="model_not_found") from error
 
 
 def _unknown(name: str) -> ApiError:
-    told = f"there is no model '{name}'; register it first (`await model.register(backend)`)"
-    return ApiError(404, told, param="name", code="model_not_found")
+    message = f"there is no model '{name}'; register it first (`await model.register(backend)`)"
+    return ApiError(404, message, param="name", code="model_not_found")
 
 
 def _busy(live: Row) -> ApiError:
-    told = f"'{live['model']}' is being trained by job {live['job']}; wait for it, or cancel it"
-    return ApiError(409, told, code="model_busy")
+    message = f"'{live['model']}' is being trained by job {live['job']}; wait for it, or cancel it"
+    return ApiError(409, message, code="model_busy")
 
 
 def _step(model: str, step: int, **facts: Any) -> Row:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from etude.server.hyperparameters import GrpoHyperparameters, Positive
 
 CLIENT_RATES = (5e-6, 5e-5)
-"""What ART's own client and the NeMo Agent Toolkit's send where nobody chose a learning rate."""
+"""The learning rates that ART's own client and the toolkit's send where nobody chose one."""
 
 _CISPO_HIGH = 4.0
 """ART 0.5's `epsilon_high` without `ppo`."""
@@ -165,7 +165,7 @@ class InternalConfig(_Options):
     @model_validator(mode="after")
     def _is_the_same_model(self) -> InternalConfig:
         for kind in ("init_args", "engine_args"):
-            check_place(kind, getattr(self, kind))
+            _check_same_model(kind, getattr(self, kind))
         return self
 
 
@@ -179,11 +179,11 @@ class ServerConfig(_Options):
     @model_validator(mode="after")
     def _is_the_same_model(self) -> ServerConfig:
         for kind in ("server_args", "engine_args"):
-            check_place(kind, getattr(self, kind))
+            _check_same_model(kind, getattr(self, kind))
         return self
 
 
-def check_place(kind: str, arguments: dict[str, Any] | None) -> None:
+def _check_same_model(kind: str, arguments: dict[str, Any] | None) -> None:
     """Raise ValueError for arguments that are about more than where and how the model runs."""
     for name in _OTHER_MODEL[kind]:
         if (arguments or {}).get(name):
@@ -193,7 +193,7 @@ def check_place(kind: str, arguments: dict[str, Any] | None) -> None:
 def hyperparameters(
     internal: InternalConfig | None, config: TrainConfig, dev: DevConfig
 ) -> GrpoHyperparameters:
-    """What a job is told. All trajectories weigh alike, as with ART, and all are one optimiser step.
+    """The hyperparameters of a job. As with ART, all trajectories weigh alike, in one optimiser step.
 
     A learning rate and a KL weight that the model was registered with hold where the request has only its
     client's defaults. ART has two forms of KL; either is the one of this server's loss, to the base
@@ -203,8 +203,8 @@ def hyperparameters(
     peft = (internal and internal.peft_args) or PeftArgs()
     asked = {value for value in (config.beta, config.kl_penalty_coef, dev.kl_penalty_coef) if value}
     if len(asked) > 1:
-        told = " and ".join(f"{value:g}" for value in sorted(asked))
-        raise ValueError(f"beta and kl_penalty_coef are one here, and they are {told}; give one of them")
+        values = " and ".join(f"{value:g}" for value in sorted(asked))
+        raise ValueError(f"beta and kl_penalty_coef are one here, and they are {values}; give one of them")
     rate = config.learning_rate
     if trainer.learning_rate is not None and rate in CLIENT_RATES:
         rate = trainer.learning_rate

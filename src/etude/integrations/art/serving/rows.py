@@ -27,7 +27,7 @@ _NAMED = "token_id:"
 
 @dataclass(frozen=True, slots=True)
 class ArtRows:
-    """What a job is given, and what its client is told of it, under ART's names where it has them."""
+    """The rows of a job, and the counts that its client gets, under ART's names where it has them."""
 
     rows: list[GrpoRow]
     counts: dict[str, float]
@@ -45,25 +45,25 @@ def rows_of(groups: Sequence[ArtGroup], speech: Speech) -> ArtRows:
     """The rows of the groups whose rewards differ. Raises ApiError that names the place of what is wrong."""
     counts: Counter[str] = Counter(drifted_prompts=0, found_tokens=0, trajectories_without_logprobs=0)
     rows = []
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         if not group.is_trainable:
             continue
-        found = []
+        trajectories = []
         for number, trajectory in enumerate(group.trajectories):
-            where = f"trajectory_groups[{place}].trajectories[{number}]"
+            where = f"trajectory_groups[{index}].trajectories[{number}]"
             made = _Trajectory(speech, counts, where).rows(trajectory, str(number))
             counts["trajectories_without_logprobs"] += not made
-            found += made
-        if len({one.reward for one in found}) > 1:
-            rows.append(GrpoRow(trajectories=tuple(found)))
-    told = {
+            trajectories += made
+        if len({each.reward for each in trajectories}) > 1:
+            rows.append(GrpoRow(trajectories=tuple(trajectories)))
+    totals = {
         "scenarios": len(groups),
         "trajectories": sum(len(group.trajectories) + len(group.exceptions) for group in groups),
         "groups_submitted": len(groups),
         "groups_trainable": len(rows),
         **counts,
     }
-    return ArtRows(rows, {f"data/step_num_{name}": float(value) for name, value in told.items()})
+    return ArtRows(rows, {f"data/step_num_{name}": float(value) for name, value in totals.items()})
 
 
 class _Trajectory:
@@ -81,19 +81,19 @@ class _Trajectory:
             inside = f"{self._where}.additional_histories[{number - 1}]" if number else self._where
             branches += self._branches(history, inside)
         return [
-            GrpoTrajectory(turns=tuple(one.turns), reward=trajectory.reward, episode=episode)
-            for one in branches
+            GrpoTrajectory(turns=tuple(branch.turns), reward=trajectory.reward, episode=episode)
+            for branch in branches
         ]
 
     def _branches(self, history: ArtHistory, inside: str) -> list[_Branch]:
         branches: list[_Branch] = []
         messages: list[Message] = []
-        for number, one in enumerate(history.messages_and_choices):
+        for number, message in enumerate(history.messages_and_choices):
             where = f"{inside}.messages_and_choices[{number}]"
-            if "finish_reason" not in one:
-                messages.append(one)
+            if "finish_reason" not in message:
+                messages.append(message)
                 continue
-            choice = _choice(one, where)
+            choice = _choice(message, where)
             if choice.tokens:
                 self._add(branches, self._prompt(messages, history, where), choice, where)
             messages.append(choice.as_message)
@@ -130,9 +130,9 @@ class _Trajectory:
         """A sampled token, named `token_id:7` or by its text."""
         name = token.token
         if name.startswith(_NAMED) and name[len(_NAMED) :].isdecimal():
-            found = int(name[len(_NAMED) :])
-            if found < self._speech.vocabulary:
-                return found
+            token_id = int(name[len(_NAMED) :])
+            if token_id < self._speech.vocabulary:
+                return token_id
             raise _wrong(where, f"{name} is not in the vocabulary of {self._speech.vocabulary}")
         ids: list[int] = self._speech.tokenizer(name, add_special_tokens=False)["input_ids"]
         if len(ids) != 1 or self._speech.template.decode(ids) != name:
@@ -149,8 +149,8 @@ def _choice(wire: Message, where: str) -> ArtChoice:
     try:
         return ArtChoice.model_validate(wire)
     except ValidationError as error:
-        told, _ = problems_of(error.errors(include_url=False, include_input=False))
-        raise _wrong(where, told) from error
+        message, _ = problems_of(error.errors(include_url=False, include_input=False))
+        raise _wrong(where, message) from error
 
 
 def _wrong(where: str, message: str) -> ApiError:

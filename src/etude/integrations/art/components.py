@@ -1,4 +1,7 @@
-"""Training on an OpenPipe ART server: the component `openpipe_art`."""
+"""ART's components: training on its server (`openpipe_art`), and serving its clients in `etude serve`.
+
+Importing this module registers both; neither's own code is loaded before it is needed.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError, RequestError
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.integrations.art.config import ArtAdapterConfig
+from etude.server.extensions import register_server_extension
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.integrations.art.adapter import ArtAdapter
+
+register_server_extension("etude.integrations.art.serving.extension:ArtExtension")
 
 
 @register_trainer_adapter(config_type=ArtAdapterConfig)
