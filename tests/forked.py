@@ -1,18 +1,20 @@
-"""Commands in processes of their own, forked from a server that has imported what they need already.
+"""Python in processes of their own, forked from a server that has imported what they need already.
 
 They have a working directory, an environment, pipes and signals like any other process, and start in
 milliseconds: `python -m etude` spends seconds on its imports. `Forked` is used as `subprocess.Popen` is;
-`program` writes a program `etude` for shells. None of them reaches the Hugging Face hub. What is about
+`programs` has `etude` and `python` for shells. None of them reaches the Hugging Face hub. What is about
 start-up itself takes a real process.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -20,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,7 +39,8 @@ import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
     socket.send_fds(server, [b"."], [0, 1, 2])
-    request = {{"arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ)}}
+    request = {{"arguments": [*{before!r}, *sys.argv[1:]]}}
+    request |= {{"folder": os.getcwd(), "environment": dict(os.environ)}}
     server.sendall(json.dumps(request).encode() + b"\\n")
     code = int(server.makefile().read().split()[-1])
 sys.exit(code if code >= 0 else 128 - code)
@@ -43,10 +48,10 @@ sys.exit(code if code >= 0 else 128 - code)
 
 
 class Forked:
-    """`etude ARGUMENTS` in a forked process, with pipes; as much of `subprocess.Popen` as tests use."""
+    """`python ARGUMENTS` in a forked process, with pipes; as much of `subprocess.Popen` as tests use."""
 
     def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
-        self.args = ["etude", *arguments]
+        self.args = ["python", *arguments]
         self.returncode: int | None = None
         nothing, (output, out), (errors, err) = os.open(os.devnull, os.O_RDONLY), os.pipe(), os.pipe()
         self._server = socket.socket(socket.AF_UNIX)
@@ -105,13 +110,15 @@ class Forked:
 
 
 @functools.cache
-def program() -> Path:
-    """A folder for PATH with a program `etude` in it."""
-    client = Path(address()).parent / "bin" / "etude"
-    client.parent.mkdir()
-    client.write_text(CLIENT.format(python=sys.executable, address=address()))
-    client.chmod(0o755)
-    return client.parent
+def programs() -> Path:
+    """A folder for PATH with the programs `etude` and `python` in it."""
+    folder = Path(address()).parent / "bin"
+    folder.mkdir()
+    for name, before in (("etude", ["-m", "etude"]), ("python", [])):
+        client = folder / name
+        client.write_text(CLIENT.format(python=sys.executable, address=address(), before=before))
+        client.chmod(0o755)
+    return folder
 
 
 @functools.cache
@@ -170,31 +177,35 @@ def _watch(connection: socket.socket) -> NoReturn:
     for descriptor in (0, 1, *descriptors):
         os.close(descriptor)
     connection.sendall(f"{child}\n".encode())
+    over = os.pidfd_open(child)
+    if connection in select.select([connection, over], [], [])[0]:
+        os.kill(child, signal.SIGTERM)  # Whoever waited for it was ended.
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    connection.sendall(f"{code}\n".encode())
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(f"{code}\n".encode())
     os._exit(0)
 
 
 def _run(request: dict[str, Any]) -> NoReturn:
-    from etude.cli import main as etude
-
     code: Any = 1
     try:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
-        sys.path.insert(0, request["folder"])
-        sys.argv = ["etude", *request["arguments"]]
+        searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [request["folder"], *(entry for entry in searched if entry not in sys.path)]
         # The server's own have other buffers.
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w", encoding="utf-8")
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1)
         sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
-        etude()
+        _python(*request["arguments"])
         code = 0
     except SystemExit as exit:
         code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
     except KeyboardInterrupt:
         code = 130
+    except BaseException:  # noqa: BLE001  as Python itself reports it
+        traceback.print_exc()
     finally:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -202,6 +213,19 @@ def _run(request: dict[str, Any]) -> NoReturn:
         sys.stderr.flush()
         os._exit(code)
     raise AssertionError
+
+
+def _python(first: str, *rest: str) -> None:
+    """As `python -m MODULE …`, `python -c CODE …` or `python FILE …`."""
+    sys.argv = [first, *rest[1:]] if first in ("-m", "-c") else [first, *rest]
+    if first == "-m":
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(main))
+    else:
+        sys.path.insert(0, str(Path(first).resolve().parent))
+        runpy.run_path(first, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from etude.config.load import parse_config
 from etude.config.reference import render_reference
 from etude.config.registry import Kind, lookup, names
 from etude.core.errors import ConfigError
+from tests.forked import programs
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -162,7 +162,7 @@ def test_the_program_of_the_readme_fits_its_config(tmp_path: Path):
         from pathlib import Path
         from etude.models.tiny import build_policy, build_tokenizer
         build_policy(build_tokenizer(["What is 1 + 1?"]), seed=0).export(Path("tiny"))"""
-    run([sys.executable, "-c", make_tiny], tmp_path, "README.md")
+    run([str(programs() / "python"), "-c", make_tiny], tmp_path, "README.md")
     run(["bash", "-ec", "etude check config.yml -o llms.policy.model=tiny"], tmp_path, "README.md")
 
 
@@ -202,14 +202,13 @@ def write_file(block: Block, page: Path, folder: Path) -> None:
 
 def command_of(block: Block) -> list[str]:
     if block.language == "python":
-        return [sys.executable, "-c", block.text]
+        return [str(programs() / "python"), "-c", block.text]
     lines = [line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")]
     return ["bash", "-ec", "\n".join(lines)]
 
 
 def run(command: list[str], folder: Path, where: str) -> None:
-    scripts = str(Path(sys.executable).parent)
-    path = os.pathsep.join([scripts, os.environ.get("PATH", "")])
+    path = os.pathsep.join([str(programs()), os.environ.get("PATH", "")])
     result = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env=os.environ | {"PATH": path, "COLUMNS": "110"}
     )
