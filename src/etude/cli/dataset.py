@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from etude.cli import hints
+from etude.cli.command import AsJson, reported, run_async, then
 from etude.cli.console import emit, path_shown, say, table, warn
-from etude.cli.errors import reported, then
-from etude.cli.options import AsJson
-from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
     from etude.inference.openai_compatible import OpenAiEngine
@@ -81,8 +79,8 @@ def buggify(
     )
     kept = f"what was paid for is kept in {path_shown(work_folder(out))}"
     with then(hints.again, kept=kept):
-        found = run_async(_buggify(config, out, engine, settings, limit, concurrency))
-    _show(found, out, as_json)
+        result = run_async(_buggify(config, out, engine, settings, limit, concurrency))
+    _show(result, out, as_json)
 
 
 async def _buggify(
@@ -107,14 +105,14 @@ async def _buggify(
         await engine.close()
 
 
-def _show(found: Buggified, out: Path, as_json: bool) -> None:
+def _show(result: Buggified, out: Path, as_json: bool) -> None:
     if as_json:
-        facts = {"file": str(out.absolute()), "problems": len(found.rows)}
-        emit({**facts, "attempts": found.attempts, "left_out": dict(found.left_out)})
+        facts = {"file": str(out.absolute()), "problems": len(result.rows)}
+        emit({**facts, "attempts": result.attempts, "left_out": dict(result.left_out)})
         return
-    if found.left_out:
-        table(("left out because", "problems"), sorted(found.left_out.items()))
-    say(f"wrote           {len(found.rows)} problems to {path_shown(out)}")
-    say(f"attempts        {found.attempts}")
+    if result.left_out:
+        table(("left out because", "problems"), sorted(result.left_out.items()))
+    say(f"wrote           {len(result.rows)} problems to {path_shown(out)}")
+    say(f"attempts        {result.attempts}")
     quoted = json.dumps(path_shown(out), ensure_ascii=False)
     say(f"in a config     dataset: {{_type: buggy_apps, file_path: {quoted}}}")
