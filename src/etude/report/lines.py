@@ -230,7 +230,7 @@ class LineProgress(RunState):
         print(f"{stamp}{line}", file=self._stream, flush=True)
 
 
-class JsonProgress:
+class JsonProgress(Progress):
     """One JSON object on a line for each event; its name is under `event`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
