@@ -30,7 +30,7 @@ from etude.integrations.nat.values import (
 )
 from etude.loop import interface as trainer
 from etude.loop.targets import assemble_trainer
-from etude.report.run_report import RunReport
+from etude.report.files import RunReport
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 
