@@ -192,8 +192,8 @@ def _answer(sample: Sample, turn: Turn, message: Message, end: int) -> EpisodeIt
     return EpisodeItem(
         role=EpisodeItemRole.ASSISTANT,
         content=text_of(message),
-        logprobs=() if turn.replaced else values(sample.logprobs) or (),
-        token_ids=sample.ids[own] if known and not turn.replaced else None,
+        logprobs=() if turn.replaced else values(sample.logprobs) or turn.logprobs or (),
+        token_ids=None if turn.replaced else sample.ids[own] if known else turn.token_ids,
         context_ids=sample.ids[end : turn.start] if known else None,
         advantages=values(sample.advantages),
         weights=values(sample.weights),
