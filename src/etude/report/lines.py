@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.numbers import finite
-from etude.core.progress import Silent
+from etude.core.progress import Progress, Silent
 from etude.core.stats import shown_mean
 from etude.store.figures import failed_counts
 
