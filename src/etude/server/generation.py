@@ -279,7 +279,7 @@ class Answering(ABC):
         """The pieces of all choices, each made by `chunk`."""
 
     def text_stream(self) -> TextStream:
-        """What makes text of one of the sequences."""
+        """A stream of the text of one of the sequences."""
         return TextStream(self.speech.template.decode, self.speech.stop_ids, self._stops)
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
