@@ -12,7 +12,6 @@ import yaml
 from pydantic import Field
 
 import etude
-from etude.algorithms.grpo import GrpoBuilderConfig
 from etude.backends.capabilities import Capabilities
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
@@ -187,7 +186,7 @@ def own_parts():
 
 def test_live_functions_become_a_run_with_all_that_one_asks_of_it(project):
     play, correct = own_parts()
-    algorithm = GrpoBuilderConfig(num_generations=4)
+    algorithm = etude.Grpo(group=4)
     run = etude.train(
         play, reward=correct, validation=HELD_OUT, algorithm=algorithm, epochs=2, seed=3, name="mine", **PARTS
     )
