@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
+from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, run_async, then
 from etude.cli.console import emit, next_step, path_shown, say, table, warn
-from etude.cli.errors import then
 from etude.cli.figures import show_causes, show_retries
-from etude.cli.options import RUNS, AsJson, OutputDir, Overrides
-from etude.cli.running import run as run_async
 from etude.cli.train import run_configuration
 
 if TYPE_CHECKING:
-    from etude.config.document import Override
     from etude.config.schema import Config
     from etude.loop.evaluation import Evaluation
     from etude.store.run_folder import RunFolder
@@ -72,7 +69,7 @@ def evaluate(
         raise RequestError("name the config file: etude evaluate config.yml")
     if phase is not None:
         raise RequestError("--phase goes with --rescore RUN")
-    overrides: list[Override] = [*(override or ())]
+    overrides = [*(override or ())]
     if dataset is not None:
         overrides += [*run_configuration(dataset=dataset), _NO_VALIDATION]
     settings, request, version = request_of(
@@ -84,7 +81,7 @@ def evaluate(
         evaluate_in(settings, folder, request, as_json=as_json, per_example=per_example)
 
 
-_NO_VALIDATION = ("finetuning.run_configuration.validation_dataset", "null")
+_NO_VALIDATION = "finetuning.run_configuration.validation_dataset=null"
 
 
 def evaluate_in(

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.numbers import finite
-from etude.core.progress import Silent
+from etude.core.progress import Progress, Silent
 from etude.core.stats import shown_mean
 from etude.store.figures import failed_counts
 
@@ -230,7 +230,7 @@ class LineProgress(RunState):
         print(f"{stamp}{line}", file=self._stream, flush=True)
 
 
-class JsonProgress:
+class JsonProgress(Progress):
     """One JSON object on a line for each event; its name is under `event`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
