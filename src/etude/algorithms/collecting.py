@@ -195,7 +195,7 @@ class CollectingBuilder(TrajectoryBuilder):
             output = await self.evaluation_runs[run_id]
         finally:
             self.evaluation_runs.pop(run_id, None)
-        tally, epoch = Tally(failures=dict(output.failures)), self.epoch_of(meta)
+        tally, epoch = Tally(), self.epoch_of(meta)
         about = {"run_id": run_id, **(meta or {})}
         episodes: list[Group] = [*await self._scored_groups(output, tally, about)]
         tally.reward_groups = reward_groups(map(rewards_of, episodes))
@@ -258,9 +258,6 @@ class CollectingBuilder(TrajectoryBuilder):
     ) -> ScoredEpisode | None:
         """An episode with its reward and its branches; None when no call of it is targeted."""
         tally.rewards.append(reward)
-        tally.completion_tokens += sum(
-            call.completion.usage.completion_tokens for call in episode.calls if call.completion is not None
-        )
         used = without_retries(episode)
         tally.retried += len(episode.calls) - len(used.calls)
         branches = tuple(branches_of(used, self.run_config.target_functions, self.target_model))
