@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from etude.algorithms.expert_iteration import ExpertIteration
     from etude.algorithms.grpo import Grpo
     from etude.algorithms.malt import Malt
+    from etude.algorithms.reinforce_pp import ReinforcePP
+    from etude.algorithms.rloo import Rloo
     from etude.algorithms.supervised import Supervised
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
@@ -91,6 +93,8 @@ _HOMES = {
     "etude.algorithms.expert_iteration": ("ExpertIteration",),
     "etude.algorithms.grpo": ("Grpo",),
     "etude.algorithms.malt": ("Malt",),
+    "etude.algorithms.reinforce_pp": ("ReinforcePP",),
+    "etude.algorithms.rloo": ("Rloo",),
     "etude.algorithms.supervised": ("Supervised",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.config.builder": ("Builder",),
@@ -192,9 +196,11 @@ __all__ = [
     "OpenAIMessage",
     "OpenAiSharedModelGroup",
     "Pair",
+    "ReinforcePP",
     "Reply",
     "RequestError",
     "RewardFunctionConfig",
+    "Rloo",
     "Sample",
     "SharedModelGroup",
     "Skipped",

@@ -73,6 +73,8 @@ class Tally:
     retried: int = 0
     """Answers in a protocol that could not be used and were asked for again; they are not trained on."""
     completion_tokens: int = 0
+    replacements: int = 0
+    """Examples that were played in place of others, whose episodes had all earned the same."""
     left_out: Counter[str] = field(default_factory=Counter)
     """What the algorithm left out, by reason."""
     reward_groups: dict[str, int] = field(default_factory=dict)

@@ -187,6 +187,7 @@ def _awaited_order() -> WorkerOrder | None:
     with suppress(ImportError):  # A job that needs it will say so.
         import peft  # noqa: F401
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+    load_algorithms(())
     coming, _, _ = select.select([sys.stdin], [], [], _IDLE_SECONDS)
     line = sys.stdin.readline() if coming else ""
     if not line:
