@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etude.algorithms.algorithm import Algorithm, OfGradient
+    from etude.algorithms.distillation import Distillation
     from etude.algorithms.dpo import Dpo
     from etude.algorithms.expert_iteration import ExpertIteration
     from etude.algorithms.grpo import Grpo
@@ -89,6 +90,7 @@ _HOMES = {
     "etude.backends.openai_errors": ("TrainingJobNotFoundClientError",),
     "etude.backends.trainer_adapter": ("TrainerAdapter",),
     "etude.algorithms.algorithm": ("Algorithm", "OfGradient"),
+    "etude.algorithms.distillation": ("Distillation",),
     "etude.algorithms.dpo": ("Dpo",),
     "etude.algorithms.expert_iteration": ("ExpertIteration",),
     "etude.algorithms.grpo": ("Grpo",),
@@ -166,6 +168,7 @@ __all__ = [
     "CurriculumLearningConfig",
     "DPOItem",
     "DatasetConfig",
+    "Distillation",
     "Dpo",
     "DryRun",
     "Engine",

@@ -41,6 +41,7 @@ from etude.rewards.scorer import read_score
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
+    from etude.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,10 @@ class Collecting(TrajectoryBuilderConfig):
         """The samples of a whole collection, of which `episodes` has the scored episodes by example."""
         parts = [part for group in episodes for part in self.parts(group)]
         return [UnitGroup(self.samples(part, collected.tally), rewards_of(part)) for part in parts]
+
+    async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
+        """The samples with what others must be asked for, such as a teacher among the runtime's engines."""
+        return groups
 
     def parts(self, group: Group) -> list[Group]:
         """The group itself or, where `credit` says so, a group for each agent."""
@@ -234,6 +239,7 @@ class CollectingBuilder(TrajectoryBuilder):
         for earlier in self.algorithm.earlier_epochs(epoch):
             episodes += await self.stored_groups(earlier, about)
         groups = self.algorithm.groups(episodes, Collected(epoch, self.run_config.seed, tally))
+        groups = await self.algorithm.completed(groups, self._runtime)
         self._facts = {run_id: tally.facts()}
         method, options = self.algorithm.method_at(epoch)
         return TrajectoryCollection(
