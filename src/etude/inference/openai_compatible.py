@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import stamina
 from pydantic_core import from_json
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 _SILENT = logging.NullHandler()
+
+T = TypeVar("T")
 
 
 class OpenAiEngine:
@@ -61,7 +63,7 @@ class OpenAiEngine:
         if "max_tokens" in fields:
             fields[self._provider.max_tokens] = fields.pop("max_tokens")
         fields |= self._fixed_fields
-        return parse_completion(*await self._answer("chat/completions", fields, request.key))
+        return await self._answer("chat/completions", fields, request.key, parse_completion)
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """The logprob of each token given those before it; 0 for the first.
@@ -69,25 +71,30 @@ class OpenAiEngine:
         For endpoints that take token ids and tell `prompt_logprobs`, as vLLM does. Raises EngineError.
         """
         fields = {"prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        data, _ = await self._answer("completions", fields, len(ids))
-        try:
-            told = from_json(data)["choices"][0]["prompt_logprobs"]
-            values = [row[str(token)]["logprob"] for token, row in zip(ids[1:], told[1:], strict=True)]
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise self._error(
-                "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an endpoint "
-                "that tells them, such as vLLM"
-            ) from error
-        return (0.0, *map(float, values))
 
-    async def _answer(self, path: str, fields: dict[str, Any], key: int) -> tuple[bytes, int]:
-        """The content of an answer, and the version that gave it. Raises EngineError."""
+        def read(data: bytes, version: int) -> tuple[float, ...]:
+            try:
+                told = from_json(data)["choices"][0]["prompt_logprobs"]
+                values = [row[str(token)]["logprob"] for token, row in zip(ids[1:], told[1:], strict=True)]
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                raise Refused(
+                    "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an endpoint "
+                    "that tells them, such as vLLM"
+                ) from error
+            return (0.0, *map(float, values))
+
+        return await self._answer("completions", fields, len(ids), read)
+
+    async def _answer(
+        self, path: str, fields: dict[str, Any], key: int, read: Callable[[bytes, int], T]
+    ) -> T:
+        """What `read` makes of an answer and the version that gave it. Raises EngineError."""
         try:
             async for attempt in self._attempts(key):
                 if attempt.num > 1:
                     note_retry()
                 with attempt:
-                    return await self._attempt(path, fields)
+                    return read(*await self._attempt(path, fields))
         except Refused as error:
             raise self._error(str(error), ImpossibleCall if error.impossible else EngineError) from None
         except Disturbed as error:
