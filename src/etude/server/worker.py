@@ -195,6 +195,7 @@ def _nursery() -> WorkerOrder | None:
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
     with suppress(EtudeError):
         load_extensions()
+        load_algorithms(())
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
