@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from etude.finetune import finetune
 
 import etude
 from etude.algorithms.algorithm import algorithm_of, loss_of
@@ -16,6 +15,7 @@ from etude.config.load import parse_config
 from etude.core.edge import sample_of
 from etude.core.errors import CapabilityError, ConfigError, RequestError
 from etude.store.run_folder import RunFolder
+from etude.verbs import train_in
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.test_lm_server import compared
 from tests.backends.test_local import AGENT
@@ -59,8 +59,9 @@ def config(algorithm, **options):
 async def trained(project, name, algorithm, **options):
     """The digest of what one epoch makes, and the metrics of its job."""
     with RunFolder.create(project / "runs", name) as run:
-        (status,) = (await finetune(config(algorithm, **options), run)).statuses
-    return status.metadata["model_version"]["digest"], status.metadata["metrics"]
+        outcome = await train_in(config(algorithm, **options), run)
+    (row,) = json.loads(outcome.metrics.to_json(orient="records"))
+    return outcome.model.chosen.version.digest, row
 
 
 async def test_a_new_advantage_trains_other_weights_than_that_of_grpo(project):
