@@ -55,8 +55,7 @@ if TYPE_CHECKING:
     from etude.loop.interface import Trainer
     from etude.loop.trainer import EpochTrainer
     from etude.rewards.evaluator import evaluator
-    from etude.rollout.blocking import SyncEpisode
-    from etude.rollout.episode import Episode
+    from etude.rollout.episode import Episode, SyncEpisode
     from etude.rollout.function import function
     from etude.rollout.reply import Reply, ToolCall
     from etude.rollout.workflow import workflow
@@ -150,8 +149,10 @@ _HOMES = {
     "etude.loop.interface": ("Trainer",),
     "etude.loop.trainer": ("EpochTrainer",),
     "etude.rewards.evaluator": ("evaluator",),
-    "etude.rollout.blocking": ("SyncEpisode",),
-    "etude.rollout.episode": ("Episode",),
+    "etude.rollout.episode": (
+        "Episode",
+        "SyncEpisode",
+    ),
     "etude.rollout.function": ("function",),
     "etude.rollout.reply": (
         "Reply",

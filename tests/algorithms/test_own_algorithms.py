@@ -14,6 +14,7 @@ from etude.algorithms.algorithm import algorithm_of, loss_of
 from etude.config.load import parse_config
 from etude.core.edge import sample_of
 from etude.core.errors import CapabilityError, ConfigError, RequestError
+from etude.store.facts import histories_of
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.lm_stand_in import LmStandIn
@@ -60,8 +61,8 @@ async def trained(project, name, algorithm, **options):
     """The digest of what one epoch makes, and the metrics of its job."""
     with RunFolder.create(project / "runs", name) as run:
         outcome = await train_in(config(algorithm, **options), run)
-    (row,) = json.loads(outcome.metrics.to_json(orient="records"))
-    return outcome.model.chosen.version.digest, row
+    (row,) = histories_of(outcome.folder)[None].epochs
+    return outcome.model.chosen.version.digest, row.status.metadata["metrics"]
 
 
 async def test_a_new_advantage_trains_other_weights_than_that_of_grpo(project):

@@ -1,4 +1,4 @@
-"""The integrations are guests: they register themselves by entry points, and the core works without them."""
+"""The integrations register themselves by entry points, and the core is complete without them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ with registry.isolated():
 
 
 def loaded(*entry_points: str) -> list[set[str]]:
-    """What a new process has registered when it has imported these: types, extensions and guests."""
+    """Types, server extensions and guests' modules in a process that has imported these."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     modules = [declared["etude.components"][name] for name in entry_points]
     program = [sys.executable, "-c", LOADED, *modules]
