@@ -69,6 +69,8 @@ class Tally:
     """The same by what the template writes differently: the role and kind of a message, or the tools."""
     retried: int = 0
     """Answers in a protocol that could not be used and were asked for again; they are not trained on."""
+    replacements: int = 0
+    """Examples that were played in place of others, whose episodes had all earned the same."""
     left_out: Counter[str] = field(default_factory=Counter)
     """What the algorithm left out, by reason."""
     reward_groups: dict[str, int] = field(default_factory=dict)
