@@ -239,6 +239,7 @@ def test_only_the_command_line_and_the_report_print():
 
 
 def test_everything_public_has_a_docstring():
+    """Of itself, or as an override of a method that has one."""
     found = [
         f"{module}:{line} {name}"
         for module, tree in modules().items()
@@ -256,11 +257,33 @@ def _public(tree: ast.Module) -> Iterator[tuple[str, int, ast.Module | ast.Class
         for node in scope.body:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            if node.name.startswith("_") or _is_overload(node):
+            if node.name.startswith("_") or _is_overload(node) or _overrides(scope, node.name):
                 continue
             yield node.name, node.lineno, node  # type: ignore[misc]
             if isinstance(node, ast.ClassDef):
                 scopes.append(node)
+
+
+def _overrides(scope: ast.Module | ast.ClassDef, name: str) -> bool:
+    """Whether a base class of this package, however far above, has a documented method of that name."""
+    bases = scope.bases if isinstance(scope, ast.ClassDef) else []
+    above = [cls for base in bases for cls in _classes().get(ast.unparse(base).rpartition(".")[2], ())]
+    return any(
+        _overrides(cls, name)
+        or any(getattr(node, "name", "") == name and ast.get_docstring(node) for node in cls.body)  # type: ignore[arg-type]
+        for cls in above
+    )
+
+
+@functools.cache
+def _classes() -> dict[str, list[ast.ClassDef]]:
+    """The classes of the package by their names."""
+    found: dict[str, list[ast.ClassDef]] = {}
+    for tree in modules().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
 
 
 def _is_overload(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -1,13 +1,13 @@
 """A run of two models whose process is killed for real, again and again."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked
 from tests.test_trainer_crash import without_times
 
 ROOT = Path(__file__).parent.parent
@@ -29,8 +29,10 @@ KILLS = [
 
 def train(folder, mode, *kill):
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.crashing_targets", str(folder), mode, *map(str, kill)]
-    return subprocess.run(command, cwd=ROOT, check=False, timeout=60, capture_output=True).returncode
+    command = ["-m", "tests.crashing_targets", str(folder), mode, *map(str, kill)]
+    process = Forked(command, ROOT, dict(os.environ), program="python")
+    process.communicate(timeout=60)
+    return process.returncode
 
 
 def told(folder):

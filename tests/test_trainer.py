@@ -25,7 +25,7 @@ from etude.core.errors import (
 from etude.core.job import TrainingStatusEnum
 from etude.core.skipped import Skipped
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
-from etude.report.run_report import RunReport
+from etude.report.files import RunReport
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
 

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etude.algorithms.algorithm import Algorithm, OfGradient
+    from etude.algorithms.distillation import Distillation
     from etude.algorithms.dpo import Dpo
     from etude.algorithms.expert_iteration import ExpertIteration
     from etude.algorithms.grpo import Grpo
     from etude.algorithms.malt import Malt
+    from etude.algorithms.reinforce_pp import ReinforcePP
+    from etude.algorithms.rloo import Rloo
     from etude.algorithms.supervised import Supervised
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
@@ -67,10 +70,13 @@ _HOMES = {
         "Algorithm",
         "OfGradient",
     ),
+    "etude.algorithms.distillation": ("Distillation",),
     "etude.algorithms.dpo": ("Dpo",),
     "etude.algorithms.expert_iteration": ("ExpertIteration",),
     "etude.algorithms.grpo": ("Grpo",),
     "etude.algorithms.malt": ("Malt",),
+    "etude.algorithms.reinforce_pp": ("ReinforcePP",),
+    "etude.algorithms.rloo": ("Rloo",),
     "etude.algorithms.supervised": ("Supervised",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.backends.capabilities": ("Capabilities",),
@@ -178,6 +184,7 @@ __all__ = [
     "ConfigError",
     "DPOItem",
     "DatasetConfig",
+    "Distillation",
     "Dpo",
     "Engine",
     "Episode",
@@ -202,8 +209,10 @@ __all__ = [
     "OfGradient",
     "OpenAiSharedModelGroup",
     "Pair",
+    "ReinforcePP",
     "Reply",
     "RequestError",
+    "Rloo",
     "Run",
     "Sample",
     "SharedModelGroup",

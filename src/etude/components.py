@@ -17,12 +17,14 @@ import etude.integrations.art.components
 import etude.integrations.nat.components
 import etude.loop.live
 import etude.loop.trainer
-import etude.protocols.config
+import etude.protocols.registry
 import etude.rewards.evaluator
 import etude.rewards.judge
 import etude.rollout.datasets
 import etude.rollout.workflow
-import etude.scenarios.components
+import etude.scenarios.datasets
+import etude.scenarios.measures
+import etude.scenarios.scenario
 
 for module in pkgutil.iter_modules(etude.algorithms.__path__, "etude.algorithms."):
     importlib.import_module(module.name)

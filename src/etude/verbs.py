@@ -27,8 +27,8 @@ from etude.loop.lifecycle import config_to_resume, new_run, note_changes, retry_
 from etude.loop.live import with_live
 from etude.loop.model import model_overrides
 from etude.loop.targets import assemble_trainer
+from etude.report.files import RunReport
 from etude.report.progress import progress_for
-from etude.report.run_report import RunReport
 from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
 from etude.store.facts import find_run
@@ -188,7 +188,9 @@ async def train_in(
     if not config.finetuning.enabled:
         raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
     async with _shown(progress) as display:
-        opened = open_runtime(config, run, progress=display, report=report or RunReport(), engines=engines)
+        opened = open_runtime(
+            config, run, progress=display, report=report or RunReport(tell=display.message), engines=engines
+        )
         async with opened as runtime:
             trainer = await assemble_trainer(runtime)
             try:
@@ -202,7 +204,7 @@ async def train_in(
 
 def request_of(
     source: Any,
-    overrides: Iterable[str],
+    overrides: Iterable[Override],
     model: Any,
     root: Path,
     *,
@@ -282,14 +284,23 @@ def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
         except BaseException as error:  # noqa: BLE001  raised again in the thread that waits
             outcome["error"] = error
 
+    def cancel() -> None:
+        while running:
+            loop, task = running.pop()
+            if task is not None:
+                loop.call_soon_threadsafe(task.cancel)
+
+    waiting = asyncio.current_task()
     thread = threading.Thread(target=run, name="etude")
     thread.start()
     try:
-        thread.join()
+        while thread.is_alive():
+            thread.join(0.2)
+            # `asyncio.run` makes a first Ctrl-C a cancellation, which this thread would notice at its end.
+            if waiting is not None and waiting.cancelling():
+                cancel()
     except KeyboardInterrupt:
-        for loop, task in running:
-            if task is not None:
-                loop.call_soon_threadsafe(task.cancel)
+        cancel()
         thread.join()
         raise
     if "error" in outcome:

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from etude.demo.examples import examples_folder
-from etude.demo.tasks import TASKS
+from etude.demo.tasks import TASKS, examples_folder
 from tests.cli.projects import etude, events
 
 AGENT = """
@@ -59,6 +58,11 @@ finetuning:
 """
 
 
+@pytest.fixture(autouse=True)
+def no_plots() -> None:
+    """In place of the fixture for the other commands: a demo says where its plot is."""
+
+
 @pytest.fixture
 def small_example(tmp_path, monkeypatch):
     """In the place of the calculator, one that takes seconds. The current folder is empty."""
@@ -70,7 +74,7 @@ def small_example(tmp_path, monkeypatch):
         ("config.yml", CONFIG),
     ):
         (source / name).write_text(text)
-    monkeypatch.setattr("etude.demo.examples.examples_folder", lambda: source.parent)
+    monkeypatch.setattr("etude.demo.tasks.examples_folder", lambda: source.parent)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from etude.cli.app import app
-from etude.cli.tables import cell_width, said_once, table_lines, wrapped
+from etude.cli.console import cell_width, said_once, table_lines, wrapped
 from tests.cli.projects import change, etude, scripted_project
 from tests.cli.terminal import Terminal
 from tests.cli.test_hints import EQUAL

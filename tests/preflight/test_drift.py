@@ -27,7 +27,7 @@ def audited(style):
     words = tokenizer(style)
     end = "<|end|>" if style is None else "<|im_end|>"
     template = ChatTemplate(words, frozenset({words.eos_token_id, words.convert_tokens_to_ids(end)}))
-    return {finding.what: (finding.status, finding.detail) for finding in audit(template).found}
+    return {finding.what: (finding.status, finding.detail) for finding in audit(template).items}
 
 
 @pytest.mark.parametrize("style", [None, CHATML, SEALED], ids=["tiny", "chatml", "sealed"])

@@ -1,4 +1,4 @@
-"""What a training backend can do and can be given, and the checks that a run asks for nothing else."""
+"""The abilities of a training backend, the hyperparameters it can be given, and checks of both."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
 from etude.core.trajectory import Method
 from etude.inference.openai_config import OpenAiLlmConfig
+
+EVERY_KIND: frozenset[Method] = frozenset({"samples", "pairs", "imitation"})
+"""Stands for all algorithms, by the kind of data that they learn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,8 @@ class JobHyperparameters:
         refused = [f"{name} ({value})" for name, value in self.given().items() if name not in known]
         if refused:
             raise CapabilityError(
-                f"the trainer adapter '{backend}' cannot be told {', '.join(refused)}: leave it out, or "
-                "choose another adapter" + (f". It can be told {', '.join(sorted(known))}" if known else "")
+                f"the trainer adapter '{backend}' cannot be given {', '.join(refused)}: leave it out, or "
+                "choose another adapter" + (f". It can be given {', '.join(sorted(known))}" if known else "")
             )
 
     def for_api(self, method: Method) -> dict[str, Any]:
@@ -52,13 +55,9 @@ class JobHyperparameters:
         return {name: value for name, value in named.items() if value is not None}
 
 
-EVERY_KIND: frozenset[Method] = frozenset({"samples", "pairs", "imitation"})
-"""Stands for all algorithms, by the kind of data that they learn from."""
-
-
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do. The defaults forbid nothing: they suit an adapter that does not say."""
+    """The abilities of a backend. The defaults forbid nothing: they suit an adapter that does not say."""
 
     methods: frozenset[Method] = EVERY_KIND
     """The algorithms whose losses it has, by name; or kinds (`samples`, `pairs`, `imitation`), which stand

@@ -60,7 +60,7 @@ class LmServerAdapter(OpenAiJobs):
         log: Path | None = None,
         run_key: str | None = None,
     ) -> None:
-        """See OpenAiJobs; `client` and `server` are of the same server."""
+        """As OpenAiJobs; `client` and `server` are of the same server."""
         super().__init__(adapter_config, client, model, log, run_key)
         self.server = server
         self._algorithms: tuple[Method, ...] = ("grpo", "dpo", "supervised")
@@ -91,20 +91,20 @@ class LmServerAdapter(OpenAiJobs):
         return await self.server.accepts_connections() and await super().is_healthy()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """See `TrainerAdapter.use_hyperparameters`: a server takes all."""
+        """Give these to the jobs from now on: a server takes all."""
         self._hyperparameters = hyperparameters
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """See OpenAiJobs. However the job ends, an engine that was away for it is back."""
+        """Ask until the job is over. However it ends, an engine that was away for it is back."""
         status = await super().wait_until_complete(ref, poll_interval)
         if self.adapter_config.free_engine:
             await self.bring_engine_back()
         return status
 
     async def put_engine_away(self) -> None:
-        """Free the device until `bring_engine_back`; requests wait meanwhile, or are told to come again."""
+        """Free the device until `bring_engine_back`; requests wait meanwhile, or are asked to come again."""
         await self.server.stop_engine(timeout=self.adapter_config.ready_timeout)
 
     async def bring_engine_back(self) -> None:
@@ -132,13 +132,13 @@ class LmServerAdapter(OpenAiJobs):
         return trajectories.model_copy(update=update)
 
     def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """See OpenAiJobs; with the algorithm's, and the config's own."""
+        """The common ones, the algorithm's, and the config's own."""
         given = self._hyperparameters.for_api(method)
         common = super().hyperparameters(method, options)
         return common | dict(options) | self.adapter_config.hyperparameters | given
 
     def metadata(self) -> dict[str, str]:
-        """See OpenAiJobs; for the server to know that a job and its engine do not fit on the device."""
+        """Has the server know where a job and its engine do not fit on the device together."""
         return {FREE_ENGINE: "true"} if self.adapter_config.free_engine else {}
 
 

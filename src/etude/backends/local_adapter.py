@@ -22,7 +22,7 @@ from etude.core.sample import Unit
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import JobContent, data_hash
 from etude.jobs.folders import StateFolders
-from etude.jobs.training import JobData, JobTraining
+from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.jobs.units import units_of_collection
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled, is_trained
 from etude.learner.plan import Step
@@ -40,12 +40,12 @@ class FinishedJob:
     version: ModelVersion
     metrics: dict[str, float]
     content: JobContent
-    """What it was made of; its start is the number of a version."""
+    """Its start is the number of a version."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """What a job is to train on, and how."""
+@dataclass(slots=True)
+class _Job(JobListener):
+    """A job of this process, which listens to its training."""
 
     name: str
     algorithm: Algorithm
@@ -53,28 +53,13 @@ class _Order:
     groups: list[list[Unit]]
     content: JobContent
     """Without its start, which is known once it trains."""
-
-
-@dataclass(slots=True)
-class _Job:
-    """A job of this process, which listens to its training."""
-
-    order: _Order
     canceled: threading.Event = field(default_factory=threading.Event)
     progress: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     task: asyncio.Task[FinishedJob] | None = None
 
-    def started(self, done: int) -> None:
-        """It begins."""
-
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
         self.metrics, self.progress = dict(metrics), 100.0 * step.number / step.of
-
-    def checkpointed(
-        self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
-    ) -> Collection[int]:
-        return ()
 
 
 class LocalAdapter(TrainerAdapter):
@@ -123,7 +108,7 @@ class LocalAdapter(TrainerAdapter):
         return Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """See `TrainerAdapter.use_hyperparameters`. LoRA weights are put on the model by `initialize`."""
+        """Give these to the jobs from now on; those of LoRA weights only before `initialize` makes them."""
         before = self.adapter_config.lora_with(self._hyperparameters)
         after = self.adapter_config.lora_with(hyperparameters)
         if self._learner is not None and before != after:
@@ -139,7 +124,7 @@ class LocalAdapter(TrainerAdapter):
         return self._learner is not None
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Start training in a thread. See `TrainerAdapter.submit`."""
+        """Start training in a thread, unless there is a job of that name and content."""
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
         learner, algorithm = self._require_learner(), algorithm_for(trajectories, self._hyperparameters)
@@ -147,7 +132,7 @@ class LocalAdapter(TrainerAdapter):
         facts = hyperparameters_of(algorithm, config, learner.options.schedule, self._seed)
         content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
         if (running := self._jobs.get(name)) is not None:
-            running.order.content.require(name, content)
+            running.content.require(name, content)
         if (finished := self._finished(name)) is not None:
             number = str(finished.version.number)
             finished.content.require(name, replace(content, start=str(self._policy.version)), number)
@@ -155,7 +140,7 @@ class LocalAdapter(TrainerAdapter):
             return ref
         # Made before the job starts, so that data which cannot be trained on is an error here.
         groups = units_of_collection(trajectories, algorithm, self._policy.template)
-        self._jobs[name] = job = _Job(_Order(name, algorithm, config, groups, content))
+        self._jobs[name] = job = _Job(name, algorithm, config, groups, content)
         job.task = asyncio.create_task(asyncio.to_thread(self._train, job))
         return ref
 
@@ -202,7 +187,7 @@ class LocalAdapter(TrainerAdapter):
         await asyncio.to_thread(self._restore, version)
 
     async def count_from(self, number: int) -> None:
-        """See `TrainerAdapter.count_from`."""
+        """Number the next version higher than `number`."""
         self._newest = max(self._newest, number)
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
@@ -236,31 +221,28 @@ class LocalAdapter(TrainerAdapter):
 
     def _train(self, job: _Job) -> FinishedJob:
         """In a thread: train, and save the new version. Everything is as it was after any error."""
-        learner, policy, order = self._require_learner(), self._policy, job.order
+        learner, policy = self._require_learner(), self._policy
+        groups, job.groups = job.groups, []  # They are no longer needed once the job is over.
         with policy.lock:
             start = policy.version
             if self._optimiser_of != start:
                 self._take_optimiser_of(start)
             number = max(self._newest, start, self._versions.newest()) + 1
             before = policy.copy_tensors()
-            learner.options = replace(learner.options, learning_rate=order.config.learning_rate)
+            learner.options = replace(learner.options, learning_rate=job.config.learning_rate)
             try:
-                units, facts = order.algorithm.units(order.groups, learner.divergences)
+                units, facts = job.algorithm.units(groups, learner.divergences)
                 data = JobData(
-                    order.algorithm,
+                    job.algorithm,
                     rows=[(unit,) for unit in units if is_trained(unit)],
-                    passes=order.config.passes,
-                    batch_size=order.config.batch_size,
+                    passes=job.config.passes,
+                    batch_size=job.config.batch_size,
                     seed=self._seed,
                     key=("pass", learner.step),
                 )
                 metrics = JobTraining(learner, data, job).run(job.canceled) | facts
-                content = replace(order.content, start=str(start))
-                written = {
-                    "job": order.name,
-                    "metrics": metrics,
-                    "content": asdict(content),
-                }
+                content = replace(job.content, start=str(start))
+                written = {"job": job.name, "metrics": metrics, "content": asdict(content)}
                 version = self._versions.write(number, written, learner, learner.snapshot())
             except BaseException as error:
                 policy.load_tensors(before)

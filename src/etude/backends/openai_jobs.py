@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
-__all__ = ["OpenAiJobs", "TrainingJobNotFoundClientError"]
-
 _STATES = {
     "validating_files": TrainingStatusEnum.PENDING,
     "queued": TrainingStatusEnum.PENDING,
@@ -62,7 +60,7 @@ class OpenAiJobs(TrainerAdapter):
     """
 
     backend: ClassVar[str] = "openai"
-    """What refs and errors call it."""
+    """Its name in refs and errors."""
     adapter_config: JobsConfig
 
     def __init__(
@@ -85,12 +83,12 @@ class OpenAiJobs(TrainerAdapter):
         self._newest = 0
         self._hyperparameters = JobHyperparameters()
         self._made: dict[str, ModelVersion] = {}
-        """What jobs made, by the API's id, from when it was first seen."""
+        """The versions that jobs made, by the API's ids of these."""
         self._log = JobLog(log)
         self._events: dict[str, list[FineTuningJobEvent]] = {}
 
     def capabilities(self) -> Capabilities:
-        """What the API can be given as text."""
+        """Data that are text: to imitate, or preferences."""
         methods: frozenset[Method] = frozenset({"supervised", "dpo"})
         return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
 
@@ -108,12 +106,12 @@ class OpenAiJobs(TrainerAdapter):
             await self.client.fine_tuning.jobs.list(limit=1)
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """See `TrainerAdapter.use_hyperparameters`."""
+        """Give these to the jobs from now on: epochs, and the beta of DPO."""
         hyperparameters.refuse_all_but(("num_epochs", "dpo_beta"), self.backend)
         self._hyperparameters = hyperparameters
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Upload the rows and make a job of them. See `TrainerAdapter.submit`."""
+        """Upload the rows and make a job of them, unless there is one of that name and content."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method, "of this run")
         trajectories = self.prepared(trajectories)
         name, rows = trajectories.run_id, self.rows(trajectories)
@@ -149,7 +147,7 @@ class OpenAiJobs(TrainerAdapter):
         return {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
 
     def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """What the config, and the algorithm with its `options`, say of a method's training."""
+        """The hyperparameters of a method's jobs, by the config and the algorithm's `options`."""
         config = self.adapter_config
         common = {
             "n_epochs": config.n_epochs,
@@ -170,9 +168,9 @@ class OpenAiJobs(TrainerAdapter):
         except TrainingJobNotFoundClientError as error:
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
         state = _STATES.get(job.status, TrainingStatusEnum.RUNNING)
-        told = metrics_of(await self._follow(ref.run_id, job.id))
-        metadata: dict[str, Any] = {"metrics": {**told, "trained_tokens": job.trained_tokens}}
-        message, progress = error_repr(job), progress_of(told)
+        metrics = metrics_of(await self._follow(ref.run_id, job.id))
+        metadata: dict[str, Any] = {"metrics": {**metrics, "trained_tokens": job.trained_tokens}}
+        message, progress = error_repr(job), progress_of(metrics)
         if state is TrainingStatusEnum.COMPLETED:
             version, progress = self._version_of(job), 100.0
             if version is None:
@@ -191,7 +189,7 @@ class OpenAiJobs(TrainerAdapter):
         answered = time.monotonic()
         for pause in pauses(poll_interval, self.adapter_config.max_poll_interval):
             try:
-                found = await self.status(ref)
+                status = await self.status(ref)
             except BackendError as error:
                 silent = time.monotonic() - answered
                 if not error.temporary or silent >= self.adapter_config.outage_limit:
@@ -201,8 +199,8 @@ class OpenAiJobs(TrainerAdapter):
                     ) from error
             else:
                 answered = time.monotonic()
-                if found.status.is_final:
-                    return found
+                if status.status.is_final:
+                    return status
             await asyncio.sleep(pause)
         raise AssertionError("the pauses do not end")
 
@@ -222,7 +220,7 @@ class OpenAiJobs(TrainerAdapter):
         self._start, self._newest = version, max(self._newest, version.number)
 
     async def count_from(self, number: int) -> None:
-        """See `TrainerAdapter.count_from`."""
+        """Number the next version higher than `number`."""
         self._newest = max(self._newest, number)
 
     async def cancel(self, ref: TrainingJobRef) -> None:
@@ -236,7 +234,7 @@ class OpenAiJobs(TrainerAdapter):
                 await self.client.fine_tuning.jobs.cancel(job_id)
 
     async def job(self, ref: TrainingJobRef) -> FineTuningJob:
-        """The job as the API tells it. Raises TrainingJobNotFoundClientError, BackendError."""
+        """The job at the API. Raises TrainingJobNotFoundClientError, BackendError."""
         from openai import NotFoundError
 
         job_id = await self._id(ref)
@@ -250,13 +248,13 @@ class OpenAiJobs(TrainerAdapter):
         """The job that was submitted under a name, by this process or another; the latest of several."""
         with self._calling():
             async for job in self.client.fine_tuning.jobs.list(metadata={_JOB: name}):
-                told = job.metadata or {}
-                if (told.get(_JOB), told.get(_RUN)) == (name, self._run_key):
+                metadata = job.metadata or {}
+                if (metadata.get(_JOB), metadata.get(_RUN)) == (name, self._run_key):
                     return job
         return None
 
     async def events(self, ref: TrainingJobRef) -> list[FineTuningJobEvent]:
-        """What the API tells of the job's progress, oldest first. Raises TrainingJobNotFoundClientError."""
+        """The job's events at the API, oldest first. Raises TrainingJobNotFoundClientError."""
         return await self._all_events(await self._id(ref))
 
     async def _upload(self, name: str, content: bytes) -> str:
@@ -328,12 +326,12 @@ class OpenAiJobs(TrainerAdapter):
         return job.id
 
     def _version_of(self, job: FineTuningJob) -> ModelVersion | None:
-        """What a job made, and what the next one starts from. That of a job made elsewhere gets a number."""
+        """The version that a job made, from which the next one starts. One made elsewhere gets a number."""
         if job.fine_tuned_model is None:
             return None
         if job.id not in self._made:
-            told = (job.metadata or {}).get(_VERSION, "")
-            number = int(told) if told.isdecimal() else self._newest + 1
+            text = (job.metadata or {}).get(_VERSION, "")
+            number = int(text) if text.isdecimal() else self._newest + 1
             version = hosted_version(number, job.id, job.fine_tuned_model)
             self._made[job.id] = version
             if number > self._start.number:
@@ -351,10 +349,9 @@ class OpenAiJobs(TrainerAdapter):
 
 def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
     """The version that is a model at an API, made by the job."""
-    # The API tells no hash of the weights; that of the job's model name is what can be known.
+    # The API gives no hash of the weights; the job and the model's name stand for them.
     return ModelVersion(number=number, location=model, digest=content_hash([job_id, model]))
 
 
 def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
-    told = metadata or {}
-    return JobContent(told.get(_DATA), told.get(_METHOD), told.get(_TRAINING), told.get(_START))
+    return JobContent(*((metadata or {}).get(key) for key in (_DATA, _METHOD, _TRAINING, _START)))

@@ -50,7 +50,7 @@ def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> d
     Raises CapabilityError where one answer to one prompt is not all that there is.
     """
     items = [item for item in group[0].episode if isinstance(item, EpisodeItem)]
-    sampled = [place for place, item in enumerate(items) if item.is_sampled]
+    sampled = [index for index, item in enumerate(items) if item.is_sampled]
     if len(sampled) != 1 or items[sampled[0] - 1].role is not EpisodeItemRole.USER:
         raise CapabilityError(
             "OpenAI's reinforcement fine-tuning answers a user's message once, and an episode has "
@@ -95,7 +95,7 @@ def dpo_row(item: Any) -> dict[str, Any]:
     messages = (
         [{"role": "user", "content": prompt}]
         if isinstance(prompt, str)
-        else [one.to_wire() for one in prompt]
+        else [message.to_wire() for message in prompt]
     )
     return {
         "input": {"messages": messages},

@@ -16,17 +16,14 @@ from etude.cli import (
     doctor,
     evaluate,
     export,
-    import_nat,
     init,
-    jobs,
     resume,
     runs,
     serve,
     train,
-    transcripts,
 )
+from etude.cli.command import DEBUG, LOG_LEVEL, reported
 from etude.cli.console import remember_typing
-from etude.cli.errors import DEBUG, LOG_LEVEL, reported
 from etude.report.logs import LogLevel, show_logs
 
 _HELP = """Etude fine-tunes the models inside LLM agents from the agents' own runs.
@@ -46,7 +43,7 @@ class Commands(TyperGroup):
         if not DEBUG.get():
             # What libraries will change one day is no news for whoever trains an agent.
             warnings.simplefilter("ignore", FutureWarning)
-        words = [word for place, word in enumerate(args) if word != "--debug" or place >= end]
+        words = [word for index, word in enumerate(args) if word != "--debug" or index >= end]
         words = _first(words, "--log-level")
         if "-o" in words or "--override" in words:
             from etude.config.document import join_words
@@ -58,12 +55,12 @@ class Commands(TyperGroup):
 def _first(words: list[str], option: str) -> list[str]:
     """The words with an option of the program, and its value, before the command that it was typed behind."""
     end = words.index("--") if "--" in words else len(words)
-    for place, word in enumerate(words[:end]):
+    for index, word in enumerate(words[:end]):
         if word == option:
-            is_complete = place + 1 < end
-            return [word, words[place + 1], *words[:place], *words[place + 2 :]] if is_complete else [word]
+            is_complete = index + 1 < end
+            return [word, words[index + 1], *words[:index], *words[index + 2 :]] if is_complete else [word]
         if word.startswith(f"{option}="):
-            return [word, *words[:place], *words[place + 1 :]]
+            return [word, *words[:index], *words[index + 1 :]]
     return words
 
 
@@ -111,15 +108,15 @@ def etude(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     init.init,
-    import_nat.import_nat,
+    init.import_nat,
     demo.demo,
     check.check,
     doctor.doctor,
     train.train,
     resume.resume,
     evaluate.evaluate,
-    jobs.jobs,
-    transcripts.transcripts,
+    runs.jobs,
+    export.transcripts,
     export.export,
     serve.serve,
 )

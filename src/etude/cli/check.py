@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from etude.cli import hints
+from etude.cli.command import AsJson, ConfigFile, Overrides, run_async
 from etude.cli.console import emit, next_step, say, say_wrapped
-from etude.cli.options import AsJson, ConfigFile, Overrides
-from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +39,7 @@ def check(config: ConfigFile, override: Overrides = None, as_json: AsJson = Fals
 
 
 def _show_next(report: CheckReport, settings: Config, config: Path, overrides: Sequence[str]) -> None:
-    """What to do after a check; secrets that were typed are not repeated."""
+    """Offer the next command; secrets that were typed are not repeated."""
     from etude.loop.lifecycle import names_secret
 
     if not report.is_ready:
@@ -54,14 +53,14 @@ def _show_next(report: CheckReport, settings: Config, config: Path, overrides: S
 
 
 def _show(report: CheckReport) -> None:
-    for finding in report.findings.found:
+    for finding in report.findings.items:
         say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
     if report.estimate is not None:
         _show_estimate(report.estimate)
 
 
 def _show_estimate(estimate: Estimate) -> None:
-    from etude.preflight.sizes import shown_bytes
+    from etude.preflight.machine import shown_bytes
 
     for warning in estimate.warnings:
         say_wrapped(f"{MARKS['warning']} {warning}")

@@ -1,18 +1,24 @@
-"""Printing: sentences, tables and JSON on standard output."""
+"""Printing: sentences, JSON, hints, and tables that fit a terminal.
+
+Nothing in a table is cut, and names can be copied whole.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
+import shutil
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etude.cli.tables import line_width, table_lines, wrapped
+_GAP = "  "
+_INDENT = "    "
 
 AND = "&&"
 """Between two commands, in the words of a hint."""
@@ -92,7 +98,7 @@ def remember_typing(words: Sequence[str]) -> None:
 
 
 def typed_words() -> tuple[str, ...]:
-    """What was typed after `etude`."""
+    """The words that were typed after `etude`."""
     return _TYPED.get()
 
 
@@ -102,3 +108,138 @@ def path_shown(path: Path) -> str:
     path = path if path.is_absolute() else here / path
     shown = str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
     return f"./{shown}" if shown.startswith("-") else shown
+
+
+def line_width() -> int | None:
+    """Columns of a line, by COLUMNS or the terminal. None in a pipe or a file: lines have no end there."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table_lines(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    width: int | None = None,
+    sentences: Collection[str] = (),
+) -> list[str]:
+    """The lines of a table: a row on a line where that fits into `width`, else its cells under its first one.
+
+    Cells that are None stay empty, and numbers stand at the right. Where there is no room for those of the
+    columns `sentences`, they stand below their rows, wrapped between words. All others are kept whole.
+    """
+    texts = [["" if cell is None else _text(cell) for cell in row] for row in rows]
+    below: list[list[str]] = [[] for _ in rows]
+    widths = _widths(columns, texts)
+    if width is not None and _total(widths) > width:
+        _move_sentences(columns, texts, below, width, sentences)
+        widths = _widths(columns, texts)
+        if _total(widths) > width:
+            return [
+                line
+                for row, sentence in zip(texts, below, strict=True)
+                for line in (*_stacked(columns, row, width), *sentence)
+            ]
+    numeric = [
+        all(isinstance(row[column], int | float | None) for row in rows) for column, _ in enumerate(columns)
+    ]
+    lines = [_row(columns, widths, numeric), "─" * _total(widths)]
+    for row, sentence in zip(texts, below, strict=True):
+        lines += [_row(row, widths, numeric), *sentence]
+    return lines
+
+
+def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
+    """Text in lines of at most `width` columns, `indent` before all but the first; no word is ever cut."""
+    lines: list[str] = []
+    for part in text.splitlines() or [""]:
+        words = part.lstrip().split(" ")
+        line = part[: len(part) - len(part.lstrip())] + words[0]
+        for word in words[1:]:
+            if width is not None and cell_width(f"{line} {word}") > width:
+                lines.append(line)
+                line = indent + word
+            else:
+                line = f"{line} {word}"
+        lines.append(line)
+    return lines
+
+
+def cell_width(text: str) -> int:
+    """Columns that a terminal gives to a text."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def said_once(reasons: Sequence[str | None]) -> list[str | None]:
+    """The same reasons, with `as before` in place of each that is the one that was said last."""
+    last: str | None = None
+    shown = []
+    for reason in reasons:
+        shown.append("as before" if reason is not None and reason == last else reason)
+        last = last if reason is None else reason
+    return shown
+
+
+def _widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
+    return [
+        max(map(cell_width, (name, *(row[column] for row in texts)))) for column, name in enumerate(columns)
+    ]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _move_sentences(
+    columns: Sequence[str],
+    texts: Sequence[list[str]],
+    below: Sequence[list[str]],
+    width: int,
+    sentences: Collection[str],
+) -> None:
+    """Take the sentences that are too long for a column out of their rows, to stand below them."""
+    indices = [column for column, name in enumerate(columns) if name in sentences]
+    widths = _widths(columns, texts)
+    others = sum(size + len(_GAP) for column, size in enumerate(widths) if column not in indices)
+    room = (width - others) // max(1, len(indices)) - len(_GAP)
+    for row, lines in zip(texts, below, strict=True):
+        for column in indices:
+            if row[column] and cell_width(row[column]) > room:
+                lines += wrapped(f"{_INDENT}{columns[column]}: {row[column]}", width, _INDENT)
+                row[column] = ""
+
+
+def _row(texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+    cells = []
+    for text, width, right in zip(texts, widths, numeric, strict=True):
+        space = " " * (width - cell_width(text))
+        cells.append(space + text if right else text + space)
+    return _GAP.join(cells).rstrip()
+
+
+def _stacked(columns: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
+    """A row as its first cell, and the others with their names below it, as many to a line as fit."""
+    yield f"{columns[0]} {row[0]}" if row[0].isdecimal() else row[0]
+    line = ""
+    for name, text in zip(columns[1:], row[1:], strict=True):
+        if text:
+            pair = f"{name} {text}"
+            if line and cell_width(line + _GAP + pair) > width:
+                yield line
+                line = ""
+            if cell_width(_GAP + pair) > width:
+                yield from (_GAP + name, _INDENT + text)
+            else:
+                line = f"{line or ''}{_GAP}{pair}"
+    if line:
+        yield line
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from etude.cli import hints
+from etude.cli.command import AsJson, reported, run_async, then
 from etude.cli.console import emit, path_shown, say, table, warn
-from etude.cli.errors import reported, then
-from etude.cli.options import AsJson
-from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
     from etude.inference.openai_compatible import OpenAiEngine
     from etude.scenarios.buggify import Buggified, BuggifySettings
-    from etude.scenarios.dataset_config import ProgramsConfig
+    from etude.scenarios.datasets import ProgramsConfig
 
 app = typer.Typer(help="Make data sets.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -72,8 +70,7 @@ def buggify(
     """
     from etude.inference.openai_compatible import OpenAiEngine
     from etude.inference.openai_config import OpenAiLlmConfig
-    from etude.scenarios.buggify import BuggifySettings
-    from etude.scenarios.buggify_file import programs_config, work_folder
+    from etude.scenarios.buggify import BuggifySettings, programs_config, work_folder
 
     settings = BuggifySettings(model, share, per_problem, attempts, temperature, seed=seed)
     config = programs_config(source, split=split, difficulty=None if difficulty is None else difficulty.value)
@@ -82,8 +79,8 @@ def buggify(
     )
     kept = f"what was paid for is kept in {path_shown(work_folder(out))}"
     with then(hints.again, kept=kept):
-        found = run_async(_buggify(config, out, engine, settings, limit, concurrency))
-    _show(found, out, as_json)
+        result = run_async(_buggify(config, out, engine, settings, limit, concurrency))
+    _show(result, out, as_json)
 
 
 async def _buggify(
@@ -94,7 +91,7 @@ async def _buggify(
     limit: int | None,
     concurrency: int,
 ) -> Buggified:
-    from etude.scenarios.buggify_file import buggify_file
+    from etude.scenarios.buggify import buggify_file
 
     def tell(done: int, of: int, made: int) -> None:
         if done == of or done * 20 // of > (done - 1) * 20 // of:
@@ -108,14 +105,14 @@ async def _buggify(
         await engine.close()
 
 
-def _show(found: Buggified, out: Path, as_json: bool) -> None:
+def _show(result: Buggified, out: Path, as_json: bool) -> None:
     if as_json:
-        facts = {"file": str(out.absolute()), "problems": len(found.rows)}
-        emit({**facts, "attempts": found.attempts, "left_out": dict(found.left_out)})
+        facts = {"file": str(out.absolute()), "problems": len(result.rows)}
+        emit({**facts, "attempts": result.attempts, "left_out": dict(result.left_out)})
         return
-    if found.left_out:
-        table(("left out because", "problems"), sorted(found.left_out.items()))
-    say(f"wrote           {len(found.rows)} problems to {path_shown(out)}")
-    say(f"attempts        {found.attempts}")
+    if result.left_out:
+        table(("left out because", "problems"), sorted(result.left_out.items()))
+    say(f"wrote           {len(result.rows)} problems to {path_shown(out)}")
+    say(f"attempts        {result.attempts}")
     quoted = json.dumps(path_shown(out), ensure_ascii=False)
     say(f"in a config     dataset: {{_type: buggy_apps, file_path: {quoted}}}")

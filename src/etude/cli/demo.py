@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
+from etude.cli.command import AsJson, run_async, then
 from etude.cli.console import emit, next_step, path_shown, say, table
-from etude.cli.errors import then
-from etude.cli.options import AsJson
-from etude.cli.running import run as run_async
 from etude.core.stats import shown_mean
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Task(StrEnum):
-    """What is learnt."""
+    """The task to learn."""
 
     CALCULATOR = "calculator"
     TICTACTOE = "tictactoe"
@@ -29,7 +27,7 @@ class Task(StrEnum):
 
 
 class Method(StrEnum):
-    """How it is learnt."""
+    """The algorithm to learn it with."""
 
     GRPO = "grpo"
     DPO = "dpo"
@@ -54,8 +52,7 @@ def demo(
     on a busy machine 199 s.
     """
     from etude.demo.demo import run_demo
-    from etude.demo.examples import new_folder
-    from etude.demo.tasks import TASKS
+    from etude.demo.tasks import TASKS, new_folder
     from etude.report.progress import progress_for
 
     folder = (out or new_folder(task, Path())).absolute()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from etude.cli import after, hints
+from etude.cli import hints
 from etude.cli.check import MARKS
+from etude.cli.command import RUNS, AsJson, OutputDir
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped
-from etude.cli.options import RUNS, AsJson, OutputDir
 
 if TYPE_CHECKING:
     from etude.preflight.finding import Findings
@@ -38,7 +38,7 @@ def doctor(output_dir: OutputDir = RUNS, drift: Drift = None, as_json: AsJson = 
     _show(findings, {"well": is_well}, as_json)
     if not as_json:
         if is_well:
-            next_step(after.at_the_start())
+            next_step(hints.at_the_start())
         else:
             say(f"\nmend what is marked {MARKS['error']}")
     if not is_well:
@@ -70,5 +70,5 @@ def _show(findings: Findings, facts: dict[str, object], as_json: bool) -> None:
     if as_json:
         emit({**facts, "findings": findings.as_json()})
         return
-    for finding in findings.found:
+    for finding in findings.items:
         say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")

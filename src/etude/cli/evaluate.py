@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
+from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, run_async, then
 from etude.cli.console import emit, next_step, path_shown, say, table, warn
-from etude.cli.errors import then
 from etude.cli.figures import show_causes, show_retries
-from etude.cli.options import RUNS, AsJson, OutputDir, Overrides
-from etude.cli.running import run as run_async
 from etude.cli.train import run_configuration
 
 if TYPE_CHECKING:
-    from etude.config.document import Override
     from etude.config.schema import Config
     from etude.loop.evaluation import Evaluation
     from etude.store.run_folder import RunFolder
@@ -60,6 +57,7 @@ def evaluate(
     from etude.loop.lifecycle import new_run
     from etude.store.facts import find_run
     from etude.store.stored_config import CONFIG
+    from etude.verbs import request_of
 
     if rescore is not None:
         _refuse_with_rescore(model=model, dataset=dataset, name=name, greedy=greedy or None)
@@ -71,15 +69,19 @@ def evaluate(
         raise RequestError("name the config file: etude evaluate config.yml")
     if phase is not None:
         raise RequestError("--phase goes with --rescore RUN")
-    overrides: list[Override] = [*(override or ())]
+    overrides = [*(override or ())]
     if dataset is not None:
         overrides += [*run_configuration(dataset=dataset), _NO_VALIDATION]
-    settings, request = _requested(config, overrides, model, output_dir, repeat, greedy)
+    settings, request, version = request_of(
+        config, overrides, model, output_dir, repeat=repeat, greedy=greedy
+    )
+    if version is not None and version.choice:
+        warn(f"model {version}: {version.choice}")
     with new_run(settings, name, request) as folder:
         evaluate_in(settings, folder, request, as_json=as_json, per_example=per_example)
 
 
-_NO_VALIDATION = ("finetuning.run_configuration.validation_dataset", "null")
+_NO_VALIDATION = "finetuning.run_configuration.validation_dataset=null"
 
 
 def evaluate_in(
@@ -174,34 +176,6 @@ def _short(value: Any) -> str | None:
 def _beside(as_json: bool) -> Any:
     """Where progress goes: beside the JSON object, not into it."""
     return sys.stderr if as_json else None
-
-
-def _requested(
-    config: Path, overrides: list[Override], model: str | None, root: Path, repeat: int, greedy: bool
-) -> tuple[Config, EvaluationRequest]:
-    """The config with the wished-for model in place of its own, and the request to keep."""
-    from etude.config.load import load_config
-    from etude.loop.model import model_overrides
-    from etude.store.stored_config import EvaluationRequest
-    from etude.store.versions import run_version
-
-    settings = load_config(config, overrides)
-    if model is None:
-        return settings, EvaluationRequest(repeat=repeat, greedy=greedy)
-    wanted = run_version(model, root)
-    if wanted is not None and wanted.choice:
-        warn(f"model {wanted}: {wanted.choice}")
-    changed = load_config(config, [*overrides, *model_overrides(settings, model, wanted)])
-    if wanted is None:
-        return changed, EvaluationRequest(repeat=repeat, greedy=greedy)
-    request = EvaluationRequest(
-        run=str(wanted.run),
-        version=wanted.number,
-        target=wanted.target,
-        repeat=repeat,
-        greedy=greedy,
-    )
-    return changed, request
 
 
 def _refuse_with_rescore(**given: Any) -> None:

@@ -64,7 +64,7 @@ def show_causes(run: Path, causes: list[dict[str, Any]]) -> None:
 
 def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
     """Rows of what was measured in the runs: before and after training, the reward and each evaluator."""
-    columns = [_columns(one) for one in facts]
+    columns = [_columns(run) for run in facts]
     labels = list(dict.fromkeys(label for column in columns for label in column))
     return [(label, *(column.get(label) for column in columns)) for label in labels]
 
@@ -77,7 +77,7 @@ def _columns(facts: RunFacts) -> dict[str, str]:
         scores = dict(result.get("scores") or {})
         if result.get("reward") in scores:
             scores = {"reward": scores[result["reward"]], **scores}
-        return {name: shown_score(one) for name, one in scores.items()}
+        return {name: shown_score(score) for name, score in scores.items()}
     column = {}
     for target, summary in (facts.summary.get("targets") or {None: facts.summary}).items():
         whose = "" if target is None else f"{target} "

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, run_async
 from etude.cli.console import emit, say
-from etude.cli.options import RUNS, AsJson, OutputDir, Overrides
-from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
     from etude.store.run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""`etude runs list|show|compare`: what there is, and what came of it."""
+"""`etude runs list|show|compare` and `etude jobs RUN`: the runs that there are, and what came of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etude.cli import after, hints
-from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table
-from etude.cli.errors import reported
+from etude.cli import hints
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, reported
+from etude.cli.console import emit, next_step, path_shown, said_once, say, say_wrapped, table
 from etude.cli.figures import show_causes, show_evaluators, show_figures, show_retries, side_by_side
-from etude.cli.options import RUNS, AsJson, OutputDir, Run
-from etude.cli.tables import said_once
 from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
@@ -34,15 +32,18 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
 
     facts = [facts_of(run) for run in list_runs(output_dir)]
     if as_json:
-        emit([one.as_json() for one in facts])
+        emit([run_facts.as_json() for run_facts in facts])
         return
     if not facts:
         say(f"there are no runs in {output_dir}")
-        next_step(after.at_the_start())
+        next_step(hints.at_the_start())
         return
-    rows = [(one.name, one.kind, _state(one), _epochs(one), *_ends(one), _when(one.changed)) for one in facts]
+    rows = [
+        (each.name, each.kind, _state(each), _epochs(each), *_ends(each), _when(each.changed))
+        for each in facts
+    ]
     table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
-    readable = next((one.path for one in facts if one.state != "unreadable"), None)
+    readable = next((run_facts.path for run_facts in facts if run_facts.state != "unreadable"), None)
     next_step(hints.check_installation(output_dir) if readable is None else hints.show(readable))
 
 
@@ -56,13 +57,13 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     histories = histories_of(path)
     facts = facts_of(path)
     if as_json:
-        told = {name: history.model_dump(mode="json") for name, history in histories.items()}
-        emit({**facts.as_json(), **({"history": told[None]} if None in told else {"histories": told})})
+        stored = {name: history.model_dump(mode="json") for name, history in histories.items()}
+        emit({**facts.as_json(), **({"history": stored[None]} if None in stored else {"histories": stored})})
         return
     _show_facts(facts)
     for name, history in histories.items():
         _show_history(name, history, path)
-    next_step(after.after_run(path))
+    next_step(hints.after_run(path))
 
 
 @app.command()
@@ -84,15 +85,16 @@ def compare(
         histories_of(path)  # What cannot be read is an error here.
     facts, settings = [facts_of(path) for path in paths], differing_settings(paths)
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
-    others = [paired_differences(paths[0], path) for path in paths[1:]]
+    by_evaluators = [paired_differences(paths[0], path) for path in paths[1:]]
     if as_json:
         emit(
             {
-                "runs": [one.as_json() for one in facts],
+                "runs": [run_facts.as_json() for run_facts in facts],
                 "settings": settings,
-                "differences": [None if one is None else asdict(one) for one in differences],
+                "differences": [difference and asdict(difference) for difference in differences],
                 "evaluator_differences": [
-                    {name: asdict(one) for name, one in found.items()} for found in others
+                    {name: asdict(difference) for name, difference in estimates.items()}
+                    for estimates in by_evaluators
                 ],
             }
         )
@@ -100,15 +102,47 @@ def compare(
     rows: list[tuple[Any, ...]] = [("state", *map(_state, facts)), ("epochs", *map(_epochs, facts))]
     rows += side_by_side(facts)
     rows += [(key, *(_setting(value) for value in values)) for key, values in settings.items()]
-    table(("", *(one.name for one in facts)), rows)
-    for one, difference, by_evaluator in zip(facts[1:], differences, others, strict=True):
+    table(("", *(run_facts.name for run_facts in facts)), rows)
+    for run_facts, difference, by_evaluator in zip(facts[1:], differences, by_evaluators, strict=True):
         if difference is None:
-            say_wrapped(f"{one.name}: measured on no examples that {facts[0].name} was measured on")
+            say_wrapped(f"{run_facts.name}: measured on no examples that {facts[0].name} was measured on")
         else:
-            say_wrapped(f"{one.name} against {facts[0].name}: {_difference(difference)}")
-        for name, found in by_evaluator.items():
-            say_wrapped(f"{one.name} against {facts[0].name}, {name}: {_difference(found)}")
+            say_wrapped(f"{run_facts.name} against {facts[0].name}: {_difference(difference)}")
+        for name, estimates in by_evaluator.items():
+            say_wrapped(f"{run_facts.name} against {facts[0].name}, {name}: {_difference(estimates)}")
     next_step(hints.show(paths[-1]))
+
+
+def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
+    """List the training jobs of a run with their status."""
+    from etude.store.facts import find_run
+    from etude.store.log import INTERRUPTED, jobs_of
+
+    path = find_run(run, output_dir)
+    jobs_found = jobs_of(path)
+    if as_json:
+        emit([job.model_dump(mode="json") for job in jobs_found])
+        return
+    if not jobs_found:
+        say(f"run {path.name} has submitted no training job yet")
+    else:
+        rows = [
+            (
+                job.epoch,
+                job.name if job.target is None else f"{job.name} ({job.target})",
+                job.backend,
+                job.status,
+                job.trajectories,
+                None if job.seconds is None else f"{job.seconds:.1f}",
+                None if job.version is None else f"v{job.version}",
+                job.message,
+            )
+            for job in jobs_found
+        ]
+        columns = ("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message")
+        table(columns, rows, sentences=("message",))
+    stopped = bool(jobs_found) and jobs_found[-1].status == INTERRUPTED
+    next_step(hints.after_run(path) if stopped or not jobs_found else hints.show(path))
 
 
 def _show_facts(facts: RunFacts) -> None:
@@ -226,8 +260,9 @@ def _interval(mean: float | None, low: float | None, high: float | None) -> str 
     return None if mean is None else shown_mean(mean, low, high)
 
 
-def _difference(found: Estimate) -> str:
-    return f"{shown_mean(found.mean, found.low, found.high, sign='+')} on {found.n} common examples"
+def _difference(difference: Estimate) -> str:
+    shown = shown_mean(difference.mean, difference.low, difference.high, sign="+")
+    return f"{shown} on {difference.n} common examples"
 
 
 def _setting(value: Any) -> str:

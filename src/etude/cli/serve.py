@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from etude.cli.command import LOG_LEVEL
 from etude.cli.console import say
-from etude.cli.errors import LOG_LEVEL
 
 
 def _option(help: str, **bounds: Any) -> Any:

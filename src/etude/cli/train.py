@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from etude.cli import after
+from etude.cli import hints
+from etude.cli.command import AsJson, ConfigFile, Overrides, run_async, then
 from etude.cli.console import next_step, path_shown, say, say_wrapped
-from etude.cli.errors import then
 from etude.cli.figures import show_figures
-from etude.cli.options import AsJson, ConfigFile, Overrides
-from etude.cli.running import run as run_async
 
 if TYPE_CHECKING:
-    from etude.config.document import Override
     from etude.config.schema import Config
     from etude.store.run_folder import RunFolder
 
@@ -42,47 +39,45 @@ def train(
     from etude.config.load import load_config
     from etude.loop.lifecycle import new_run
 
-    overrides: list[Override] = [*(override or ())]
-    overrides += run_configuration(
+    overrides = run_configuration(
         dataset=dataset, validation_dataset=validation_dataset, validation_interval=validation_interval
     )
-    settings = load_config(config, overrides)
+    settings = load_config(config, [*(override or ()), *overrides])
     with new_run(settings, name) as run:
         train_in(settings, run, as_json=as_json)
 
 
-def run_configuration(**settings: Any) -> list[tuple[str, str]]:
+def run_configuration(**settings: Any) -> list[str]:
     """Overrides of keys in `finetuning.run_configuration`, for those that are given.
 
     Files are looked for in the current folder first, as everything that is typed on a command line.
     """
     import json
 
-    told = {key: value for key, value in settings.items() if value is not None}
-    for key, value in told.items():
+    overrides = []
+    for key, value in settings.items():
         if isinstance(value, Path):
-            told[key] = str(value.absolute() if value.exists() else value)
-    return [
-        (f"finetuning.run_configuration.{key}", json.dumps(value, ensure_ascii=False))
-        for key, value in told.items()
-    ]
+            value = str(value.absolute() if value.exists() else value)
+        if value is not None:
+            text = json.dumps(value, ensure_ascii=False)
+            overrides.append(f"finetuning.run_configuration.{key}={text}")
+    return overrides
 
 
-def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> dict[str, Any]:
-    """Train in an open run folder, show how it goes, and say what came of it; the summary."""
+def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
+    """Train in an open run folder, and show how it goes and what came of it."""
     from etude.report.progress import progress_for
     from etude.verbs import train_in as train_run
 
-    with then(lambda: after.after_stop(run.path)), progress_for(json=as_json) as progress:
+    with then(lambda: hints.after_stop(run.path)), progress_for(json=as_json) as progress:
         summary = run_async(train_run(settings, run, progress=progress)).summary
     if not as_json:
         _tell(summary, run)
-        next_step(after.after_training(run.path))
-    return summary
+        next_step(hints.after_training(run.path))
 
 
 def _tell(summary: dict[str, Any], run: RunFolder) -> None:
-    from etude.report.run_report import PLOT
+    from etude.report.files import PLOT
 
     say()
     for target, own in (summary.get("targets") or {None: summary}).items():

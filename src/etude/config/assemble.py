@@ -135,9 +135,9 @@ def _validate(
         return None
 
 
-def _no_type(path: KeyPath, kind: Kind, found: object, keys: dict[str, Any]) -> str:
-    if found is not None:
-        return f"{dotted(path)}._type: expected the name of a {NOUNS[kind]} type, found {found}"
+def _no_type(path: KeyPath, kind: Kind, value: object, keys: dict[str, Any]) -> str:
+    if value is not None:
+        return f"{dotted(path)}._type: expected the name of a {NOUNS[kind]} type, found {value}"
     close = nearest("_type", map(str, keys))
     hint = f"; '{close}' is written '_type'" if close else ""
     return f"key '{dotted(path)}._type' is missing{hint}" + alternatives("", registry.names(kind))
@@ -149,8 +149,8 @@ def _find_files(config_type: type[ComponentConfig], keys: dict[str, Any], folder
         takes_path = any(arm.holds(Path) for arm in Slot(field.annotation).arms())
         if takes_path and isinstance(keys.get(name), str | Path):
             file = Path(keys[name]).expanduser()
-            found = next((folder / file for folder in folders if (folder / file).exists()), None)
-            keys[name] = str(found.absolute()) if found else keys[name]
+            existing = next((folder / file for folder in folders if (folder / file).exists()), None)
+            keys[name] = str(existing.absolute()) if existing else keys[name]
 
 
 def spell_out(kind: Kind, value: Any) -> dict[str, Any]:

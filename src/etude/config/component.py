@@ -35,7 +35,7 @@ class WorkflowConfig(ComponentConfig):
     """The user's agent: the `workflow` block."""
 
     target_functions: ClassVar[tuple[str, ...]] = ("<workflow>",)
-    """What `finetuning.target_functions` is where it is left out; `*` stands for all functions."""
+    """The default of `finetuning.target_functions`; `*` stands for all functions."""
 
     def agents(self) -> Mapping[str, str | None] | None:
         """The agents, each with the entry of `llms` that it samples from (None: the default model).
@@ -52,4 +52,4 @@ class DatasetConfig(ComponentConfig):
 
 
 class EvaluatorConfig(ComponentConfig):
-    """What scores an episode: an entry of `eval.evaluators`."""
+    """Scores episodes: an entry of `eval.evaluators`."""

@@ -41,7 +41,7 @@ class Document:
     marks: Mapping[KeyPath, tuple[int, int]] = field(default_factory=dict)
     """Line and column, from 1, of each key and list item."""
     overridden: tuple[KeyPath, ...] = ()
-    """What the command line set in place of the file."""
+    """Paths that the command line set in place of the file."""
 
     def with_data(self, data: dict[str, Any], overridden: Iterable[KeyPath] = ()) -> Document:
         """The same places with other content, after the command line set the paths `overridden`."""

@@ -78,10 +78,11 @@ def where_raised(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
     if isinstance(error, ValidationError):
-        told = [
-            f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors()
+        problems = [
+            ": ".join(filter(None, [".".join(map(str, details["loc"])), details["msg"]]))
+            for details in error.errors()
         ]
-        return f"{error.title}: {'; '.join(told)}"
+        return f"{error.title}: {'; '.join(problems)}"
     lines = str(error).splitlines()
     return lines[0] if lines else "no message"
 
@@ -110,8 +111,8 @@ def _why_not_imported(path: str, module: str, error: Exception) -> str:
 def _forget_namesake(module: str) -> None:
     """Unload a module when another file of its name comes first now, as when a second config is loaded."""
     loaded = getattr(sys.modules.get(module), "__file__", None)
-    found = PathFinder.find_spec(module, list(_folders)) if loaded else None
-    if found is None or found.origin is None or Path(found.origin) == Path(str(loaded)):
+    spec = PathFinder.find_spec(module, list(_folders)) if loaded else None
+    if spec is None or spec.origin is None or Path(spec.origin) == Path(str(loaded)):
         return
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         del sys.modules[name]

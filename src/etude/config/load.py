@@ -36,7 +36,7 @@ from etude.config.schema import Config
 from etude.core.errors import ConfigError
 
 MASK = "**********"
-"""What `resolved_yaml` writes for a secret."""
+"""Written for a secret by `resolved_yaml`."""
 
 _REFERENCE = re.compile(
     r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_]\w*)(?P<default>:-[^}]*)?\}|(?P<broken>\{))"
@@ -123,7 +123,7 @@ def resolved_yaml(config: Config) -> str:
 
 
 def _default_at(config: Config, path: KeyPath) -> str | None:
-    """What a secret is when nobody sets it; None when this one was set, or has no default."""
+    """The default of a secret; None when this one was set, or has no default."""
     parent, key = _follow(config, path[:-1]), str(path[-1])
     field = type(parent).model_fields.get(key) if isinstance(parent, BaseModel) else None
     default = None if field is None else field.default
@@ -172,7 +172,7 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
 
 
 def _content(source: Path | None) -> dict[str, Any]:
-    """What the file that a run was started from says now; nothing when it is gone or damaged."""
+    """The present content of the file that a run was started from; empty when it is gone or damaged."""
     try:
         return {} if source is None else read_document(source).data
     except ConfigError:

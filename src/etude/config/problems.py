@@ -1,4 +1,4 @@
-"""All that is wrong with a config, collected and told together."""
+"""All that is wrong with a config, collected and reported together."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SECRET_WORDS = ("key", "token", "secret", "password")
 
 
 class Problems:
-    """One sentence per key, told in the order of the file."""
+    """One sentence per key, in the order of the file."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
         self._messages: dict[KeyPath, str] = {}
         self.references: dict[KeyPath, str] = {}
-        """What was written where a value came from the environment; shown in place of that value."""
+        """The text of each value that came from the environment; shown in place of that value."""
 
     def add(self, path: KeyPath, message: str) -> None:
         """Note what is wrong at a path. The first thing that is said of a path stands."""
@@ -77,27 +77,27 @@ class Problems:
 
     def _placed(self, path: KeyPath, message: str) -> tuple[Place, str]:
         """Where a message belongs. One on an override begins with its key, and need not name it again."""
-        place, key = self._document.place(path), dotted(path)
-        return place, message.removeprefix(f"{key}: ") if place[0] == f"-o {key}" else message
+        location, key = self._document.place(path), dotted(path)
+        return location, message.removeprefix(f"{key}: ") if location[0] == f"-o {key}" else message
 
     def _wrong_value(
         self, details: ErrorDetails, model: type[BaseModel], path: KeyPath, prefix: KeyPath
     ) -> str:
-        whole = (*prefix, *path)
-        where = f"{dotted(whole)}: " if whole else ""
+        full_path = (*prefix, *path)
+        where = f"{dotted(full_path)}: " if full_path else ""
         if details["type"] in ("value_error", "assertion_error"):
             return f"{where}{details['ctx']['error']}"
         slot = slot_at(model, path)
         expected = f"expected {describe(slot)}" if slot else details["msg"]
-        return f"{where}{expected}, found {self._shown(whole, details['input'], slot)}"
+        return f"{where}{expected}, found {self._shown(full_path, details['input'], slot)}"
 
     def _shown(self, path: KeyPath, value: Any, slot: Slot | None) -> str:
         if path in self.references:
             return f"what {self.references[path]} stands for"
         is_secret = any(word in str(path[-1:]).lower() for word in _SECRET_WORDS)
         is_unquoted = slot is not None and describe(slot).startswith("text") and not isinstance(value, str)
-        found = f"something of type {type(value).__name__}" if is_secret else shown(value)
-        return found + ("; put it in quotes" if is_unquoted and isinstance(value, int | float | date) else "")
+        text = f"something of type {type(value).__name__}" if is_secret else shown(value)
+        return f"{text}; put it in quotes" if is_unquoted and isinstance(value, int | float | date) else text
 
 
 def _real_path(details: ErrorDetails, data: Any) -> KeyPath:

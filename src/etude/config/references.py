@@ -158,13 +158,13 @@ class _Names:
         self._complete(("finetuning",), block, block)
         block.target_model = self.choose(("finetuning", "target_model"), block.target_model, "llms")
 
-    def _complete(self, path: KeyPath, block: FinetuneConfig | TargetConfig, whole: FinetuneConfig) -> None:
+    def _complete(self, path: KeyPath, block: FinetuneConfig | TargetConfig, run: FinetuneConfig) -> None:
         """Fill in what trains by a block, a target's or the whole one, which says what targets leave out."""
         own = block if isinstance(block, TargetConfig) else None
         for key in ("trajectory_builder", "trainer_adapter"):
-            given = (own and getattr(own, key)) or whole.named(key)
+            given = (own and getattr(own, key)) or run.named(key)
             setattr(block, key, self.choose((*path, key), given, SECTION_OF[key]))
-        reward = block.reward_function or whole.reward_function
+        reward = block.reward_function or run.reward_function
         name = self.choose((*path, "reward_function"), reward.name if reward else None, "evaluators")
         block.reward_function = RewardFunctionConfig(name=name) if name else None
 

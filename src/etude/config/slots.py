@@ -117,7 +117,7 @@ def describe(slot: Slot) -> str:
 
 
 def shown(value: Any) -> str:
-    """What was found in place of what was expected; short, and without what is inside."""
+    """A value as an error shows it: short, and of a mapping or list not what is inside."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):

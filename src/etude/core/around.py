@@ -68,7 +68,7 @@ def entered(self: object, name: str) -> Iterator[None]:
 
 
 def _implementation(own: Callable[..., Any], self: object, name: str) -> Callable[..., Any]:
-    """What `around_<name>` proceeds with: it knows that it is within the method."""
+    """The method that `around_<name>` proceeds with: it knows that it is within the method."""
     if inspect.iscoroutinefunction(own):
 
         async def proceed(*args: Any, **kwargs: Any) -> Any:

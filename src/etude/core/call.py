@@ -26,7 +26,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What an engine is asked to complete."""
+    """A request to an engine for one completion."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -50,7 +50,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled."""
+    """One sampled answer of an engine."""
 
     message: Message
     """The assistant message in OpenAI's format: `content` and, where there are any, `tool_calls`."""

@@ -16,7 +16,7 @@ class EtudeError(Exception):
 
 
 class RequestError(EtudeError):
-    """What was asked for cannot be done as asked. Exit code 2."""
+    """The request itself is wrong, and nothing was tried. Exit code 2."""
 
     exit_code = 2
 

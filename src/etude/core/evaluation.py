@@ -1,4 +1,4 @@
-"""What an evaluation run takes and gives: items in, scores out."""
+"""The values of an evaluation run: episodes in, scores out."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FailureCause(DataModel):
 
 
 class EvaluationRunOutput(DataModel):
-    """What an evaluation run gives back."""
+    """The result of an evaluation run."""
 
     eval_input: EvalInput = Field(default_factory=EvalInput)
     evaluation_results: list[tuple[str, EvalOutput]] = Field(default_factory=list)

@@ -16,7 +16,7 @@ class Example:
     becomes its text."""
 
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """What the agent is given, by column name."""
+    """The inputs of the agent, by column name."""
 
     expected: Any = None
     """The expected answer, or None where there is none."""

@@ -50,7 +50,7 @@ def is_text(message: Message) -> bool:
 
 
 def message_key(message: Message) -> str:
-    """What makes two messages the same: role, content and tool calls.
+    """The same text for messages that count as the same: role, content and tool calls.
 
     Ids and empty fields are left out, because client libraries drop and renumber them.
     """

@@ -1,16 +1,19 @@
-"""What a run tells whoever is watching it."""
+"""The events of a run, for whoever is watching it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 
 
-class Progress(Protocol):
-    """Receives the events of a run, in order. Methods return at once and never raise."""
+class Progress:
+    """Receives the events of a run, in order; subclasses override what they show.
+
+    Methods return at once and never raise.
+    """
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         """A run begins or is resumed; `facts` says on how many examples, with what, and where."""
@@ -43,35 +46,5 @@ class Progress(Protocol):
         """The run is over."""
 
 
-class Silent:
-    """A Progress that tells nobody. Other implementations override what they show."""
-
-    def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
-        """See Progress."""
-
-    def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        """See Progress."""
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        """See Progress."""
-
-    def episode_finished(self, episode: EpisodeRecord) -> None:
-        """See Progress."""
-
-    def scored(self, item: EvalOutputItem) -> None:
-        """See Progress."""
-
-    def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """See Progress."""
-
-    def skipped(self, epoch: int, reason: str) -> None:
-        """See Progress."""
-
-    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """See Progress."""
-
-    def message(self, text: str, *, warning: bool = False) -> None:
-        """See Progress."""
-
-    def finished(self, summary: Mapping[str, Any]) -> None:
-        """See Progress."""
+class Silent(Progress):
+    """A Progress that shows nothing."""

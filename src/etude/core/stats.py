@@ -74,12 +74,12 @@ def estimate_ratio(parts: Sequence[tuple[float, float]], lowest: float, highest:
     The variance is that of a ratio of sums by linearisation (Cochran, 1977, section 6.4). Raises
     ValueError when the wholes add up to 0.
     """
-    n, total = len(parts), math.fsum(whole for _, whole in parts)
+    n, total = len(parts), math.fsum(total_part for _, total_part in parts)
     if total == 0:
         raise ValueError("the ratio of a sum to nothing is not known")
     ratio = math.fsum(part for part, _ in parts) / total
     ratio = min(max(ratio, lowest), highest)
-    squares = math.fsum((part - ratio * whole) ** 2 for part, whole in parts)
+    squares = math.fsum((part - ratio * total_part) ** 2 for part, total_part in parts)
     return _within(ratio, squares / total**2, n, lowest, highest)
 
 

@@ -16,14 +16,13 @@ from etude.config.load import load_config
 from etude.config.schema import Config
 from etude.core.evaluation import EvalOutputItem
 from etude.core.progress import Progress, Silent
-from etude.demo.examples import copy_example
 from etude.demo.report import DemoReport, Variant, shown_episodes
-from etude.demo.tasks import TASKS, Task
+from etude.demo.tasks import TASKS, Task, copy_example
 from etude.export.model import export_model
 from etude.inference.local import require_local_extra
 from etude.loop.evaluation import Evaluation, engine_of, measure
 from etude.loop.lifecycle import new_run
-from etude.report.run_report import PLOT
+from etude.report.files import PLOT
 from etude.runtime import Runtime, open_runtime
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
@@ -59,7 +58,7 @@ async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Pr
             before, after = [await _measure(quiet, str(trained), phase) for phase in phases]
             greedy = await _measure(runtime, str(trained), GREEDY, greedy=True)
         shown = shown_episodes(run.journal, phases, before, after, seed)
-    variants = [one async for one in _variants(task, folder, method, seed, trained, progress)]
+    variants = [variant async for variant in _variants(task, folder, method, seed, trained, progress)]
     model = folder / "model"
     await asyncio.to_thread(export_model, trained, model)
     return DemoReport(

@@ -1,19 +1,24 @@
-"""What came of a demo."""
+"""The outcome of a demo: figures before and after training, and some episodes in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from etude.core.call import Call
+from etude.core.episode import EpisodeRecord
 from etude.core.keys import generator
-from etude.demo.words import episode_in_words
+from etude.core.message import Message
 from etude.loop.evaluation import Evaluation
 from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 
 _SHOWN = 3
+_LINE = 100
+_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """What came of a demo."""
+    """The outcome of a demo."""
 
     folder: Path
     run: Path
@@ -61,10 +66,10 @@ class DemoReport:
             "after": self.after.as_json(),
             "greedy": self.greedy.as_json(),
             "variants": [
-                {"name": one.name, "before": one.before.as_json(), "after": one.after.as_json()}
-                for one in self.variants
+                {"name": item.name, "before": item.before.as_json(), "after": item.after.as_json()}
+                for item in self.variants
             ],
-            "episodes": [asdict(one) for one in self.shown],
+            "episodes": [asdict(item) for item in self.shown],
             "plot": str(self.plot),
             "model": str(self.model),
             "seconds": self.seconds,
@@ -79,11 +84,11 @@ def shown_episodes(
     names = [name for name in earlier if name in later]
     generator(seed, "shown").shuffle(names)
     names.sort(key=lambda name: (earlier[name] or 0.0) - (later[name] or 0.0))
-    told = [
+    episodes = [
         _told(journal, phase, names[:_SHOWN], scores)
         for phase, scores in zip(phases, (earlier, later), strict=True)
     ]
-    return [Shown(name, first, second) for name, first, second in zip(names, *told, strict=False)]
+    return [Shown(name, first, second) for name, first, second in zip(names, *episodes, strict=False)]
 
 
 def _told(
@@ -99,3 +104,63 @@ def _told(
 def _scores(evaluation: Evaluation) -> dict[str, float | None]:
     items = evaluation.output.results_of(str(evaluation.reward))
     return {item.id: item.score if item.is_scored else None for item in items}
+
+
+def episode_in_words(record: EpisodeRecord, score: float | None) -> list[str]:
+    """Messages and tool calls, a line each, and how the episode was scored."""
+    lines = list(_lines(record.calls))
+    if len(lines) > _LINES:
+        left_out = len(lines) - _LINES + 1
+        lines = [*lines[: _LINES // 2], f"… {left_out} more …", *lines[len(lines) - _LINES // 2 + 1 :]]
+    if record.failure is not None:
+        lines.append(f"failed: {record.failure.reason}")
+    if record.output is not None and record.output != _last_said(record.calls):
+        lines.append(f"outcome: {_short(record.output)}")
+    lines.append("no reward" if score is None else f"reward {score:g}")
+    return lines
+
+
+def _lines(calls: Sequence[Call]) -> Iterator[str]:
+    seen: tuple[Message, ...] = ()
+    for call in calls:
+        messages = call.request.messages
+        new = messages[len(seen) :] if messages[: len(seen)] == seen else messages
+        for message in new:
+            if message.get("role") != "assistant":
+                yield f"{message.get('role')}: {_short(message.get('content'))}"
+        if call.completion is None:
+            yield f"no answer: {call.error}"
+            seen = messages
+            continue
+        yield from _answer(call.completion.message)
+        seen = (*messages, call.completion.message)
+
+
+def _last_said(calls: Sequence[Call]) -> object:
+    completion = calls[-1].completion if calls else None
+    return None if completion is None else completion.message.get("content")
+
+
+def _answer(message: Message) -> Iterator[str]:
+    for tool_call in message.get("tool_calls") or ():
+        function = tool_call["function"]
+        yield f"agent calls {function['name']}({_arguments(function['arguments'])})"
+    if message.get("content"):
+        yield f"agent: {_short(message['content'])}"
+
+
+def _arguments(text: str) -> str:
+    try:
+        arguments = json.loads(text)
+    except json.JSONDecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        return _short(text)
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+def _short(value: object) -> str:
+    whole_text = str(value if value is not None else "").strip()
+    text = " / ".join(" ".join(line.split()) for line in whole_text.splitlines())
+    text = "".join(letter if letter.isprintable() else "·" for letter in text)
+    return text if len(text) <= _LINE else f"{text[: _LINE - 1]}…"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
@@ -16,6 +16,7 @@ from etude.jobs.folders import StateFolders
 from etude.learner.learner import Learner, TrainingCanceled, has_gradient, is_trained, mean_metrics
 from etude.learner.objective import Objective, Unit
 from etude.learner.plan import Step, plan_steps
+from etude.models.weights import digest
 
 Row: TypeAlias = Sequence[Unit]
 """Units that go into an optimiser step together: those of one line of a file, or a single one."""
@@ -25,24 +26,25 @@ class Interrupted(Exception):
     """The job was asked to make way, and goes on from its checkpoint later."""
 
 
-class JobListener(Protocol):
-    """Learns what a job does. In a team of processes it is the leader's that is called."""
+class JobListener:
+    """Is called as a job goes on, in a team of processes the leader's alone; of itself it does nothing."""
 
     def started(self, done: int) -> None:
         """The job begins, or goes on after `done` steps."""
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        """A step was taken. At the end of an epoch `valid_loss` is among its metrics if it was asked for."""
+        """A step was taken. At the end of an epoch its metrics have `valid_loss` where that is measured."""
 
     def checkpointed(
         self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
     ) -> Collection[int]:
         """A checkpoint was written; returns the steps of earlier ones that are to be kept."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobData:
-    """What a job learns from, and in which order."""
+    """The data of a job, and the order in which they are learned from."""
 
     objective: Objective
     rows: Sequence[Row]
@@ -53,7 +55,7 @@ class JobData:
     """Rows per optimiser step; None takes all at once."""
     seed: int = 0
     key: tuple[str | int, ...] = ()
-    """What tells the shuffling of this job from that of others with the seed."""
+    """Tells the shuffling of this job from that of others with the same seed."""
 
     def plan(self) -> list[Step]:
         """The steps of the job. Raises TrainingError when there is nothing to learn from."""
@@ -142,7 +144,7 @@ class JobTraining:
         if self._checkpoints is None:
             return
         learner, team = self._learner, self._team
-        if team.size > 1 and not team.shards and not team.same(learner.policy.digest()):
+        if team.size > 1 and not team.shards and not team.same(digest(learner.policy.trainable())):
             raise TrainingError(
                 f"after step {step.number} the processes hold different weights; are their devices of one "
                 "kind? Start the server with --training-processes 1"

@@ -64,13 +64,13 @@ class TrainerSeam(ABC):
 
     @property
     def runtime(self) -> Runtime:
-        """What is running. Raises EtudeError before `bind_runtime`."""
+        """The parts of the run. Raises EtudeError before `bind_runtime`."""
         if self._runtime is None:
             raise EtudeError(f"{type(self).__name__} has no runtime; call bind_runtime(runtime) first")
         return self._runtime
 
     def bind_runtime(self, runtime: Runtime) -> None:
-        """Hand over what is running, before `initialize`."""
+        """Hand over the parts of the run, before `initialize`."""
         self._runtime = runtime
 
     @property

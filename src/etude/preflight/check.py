@@ -26,15 +26,17 @@ from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
-from etude.core.errors import CapabilityError, EtudeError
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import CapabilityError, EngineError, EtudeError
 from etude.core.example import Example
+from etude.core.interfaces import Engine
+from etude.core.job import ModelVersion
 from etude.core.stats import estimate
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.preflight.dry_builder import DryBuilder
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
-from etude.preflight.sizes import ModelSize, together
+from etude.preflight.machine import ModelSize, together
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rollout.workflow import Workflow
 from etude.store.run_folder import RunFolder
@@ -47,7 +49,7 @@ LOCAL_CAPABILITIES = Capabilities(token_ids_for=EVERY_KIND, versions=True, from_
 
 @dataclass
 class CheckReport:
-    """What a check found, and what the run would take."""
+    """The findings of a check, and an estimate of the run."""
 
     findings: Findings = field(default_factory=Findings)
     estimate: Estimate | None = None
@@ -59,6 +61,33 @@ class CheckReport:
     def is_ready(self) -> bool:
         """Whether nothing is wrong; warnings may be there."""
         return not self.findings.of("error")
+
+
+class _NoEngine:
+    """Stands where a model of this process would be. It samples nothing."""
+
+    version = 0
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Raises EngineError."""
+        raise EngineError("a check samples nothing")
+
+    async def adopt(self, version: ModelVersion) -> None:
+        """Raises EngineError."""
+        raise EngineError("a check adopts nothing")
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _DryBuilder(Builder):
+    """Builds everything but the models of this process, which may be large."""
+
+    async def get_llm(self, name: str) -> Engine:
+        """The engine of an entry of `llms`; nothing that samples for a local model."""
+        if isinstance(self.config.llms.get(name), LocalLlmConfig):
+            return _NoEngine()
+        return await super().get_llm(name)
 
 
 async def check_config(config: Config) -> CheckReport:
@@ -83,7 +112,7 @@ async def _look(
 ) -> tuple[list[Example], list[Example], ModelSize | None]:
     """Examples, held-out examples, and the size of the local model that is trained."""
     findings = report.findings
-    async with DryBuilder(config, run) as builder:
+    async with _DryBuilder(config, run) as builder:
         await _check_workflow(builder, findings)
         examples = await _examples(builder, config.finetuning.run_configuration.dataset, "examples", findings)
         held_out = await _held_out(builder, examples, findings)
@@ -141,8 +170,8 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
         )
         return []
     held_out = await _examples(builder, source, what, findings)
-    seen = {repr(sorted(example.inputs.items(), key=str)) for example in examples}
-    common = sum(repr(sorted(example.inputs.items(), key=str)) in seen for example in held_out)
+    seen = {_content(example) for example in examples}
+    common = sum(_content(example) in seen for example in held_out)
     if common:
         findings.warn(
             what, f"{common} of {len(held_out)} examples are also trained on: they are not held out"
@@ -157,7 +186,7 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
 
 def _precision(count: int) -> float:
     """Half of the 95 % interval where half of so many examples go well."""
-    even = estimate([float(place % 2) for place in range(count)])
+    even = estimate([float(index % 2) for index in range(count)])
     return (even.high - even.low) / 2
 
 
@@ -212,12 +241,12 @@ def _check_remote(what: str, llm: Any, findings: Findings) -> None:
         findings.ok(what, f"_type: {llm.type_name}")
         return
     where = "OpenAI" if llm.address == OPENAI_URL else llm.address
-    tells = ["token ids"] * llm.asks_for_token_ids + ["logprobs"] * llm.asks_for_logprobs
+    details = ["token ids"] * llm.asks_for_token_ids + ["logprobs"] * llm.asks_for_logprobs
     if llm.api_key is None and not os.environ.get("OPENAI_API_KEY") and where == "OpenAI":
         findings.warn(what, "no api_key in the config and no OPENAI_API_KEY in the environment")
     else:
-        asked = f"asked for {' and '.join(tells)}" if tells else "text only"
-        findings.ok(what, f"{llm.model_name} at {where}, {asked}; whether it answers is not tried")
+        request = f"asked for {' and '.join(details)}" if details else "text only"
+        findings.ok(what, f"{llm.model_name} at {where}, {request}; whether it answers is not tried")
 
 
 def _adapter_of(config: Config, model: str) -> LocalAdapterConfig | None:
@@ -259,7 +288,7 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
 def _check_hosted(
     config: Config, what: str, block: FinetuneConfig, examples: int, findings: Findings
 ) -> bool:
-    """What a hosted backend does otherwise than one would think; whether it would train on anything."""
+    """Warn of what a hosted backend does differently; whether it would train on anything."""
     adapter = config.trainer_adapters.get(block.trainer_adapter or "")
     if not isinstance(adapter, JobsConfig):
         return True

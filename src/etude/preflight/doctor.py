@@ -1,4 +1,4 @@
-"""What is installed and what the machine has: the first look when something does not work."""
+"""The state of the installation and the machine: the first look when something does not work."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from etude.preflight.finding import Findings
-from etude.preflight.machine import available_memory, free_disk, total_memory, usable_cores
-from etude.preflight.sizes import shown_bytes
+from etude.preflight.machine import available_memory, free_disk, shown_bytes, total_memory, usable_cores
 
 EXTRAS = {
     "local": "models that run and train in this process",
@@ -38,13 +37,13 @@ def examine(folder: Path) -> Findings:
     _torch(findings)
     _machine(folder, findings)
     findings.ok("sqlite", sqlite3.sqlite_version)
-    there = [name for name in _KEYS if os.environ.get(name)]
-    findings.ok("keys in the environment", ", ".join(there) or f"none of {', '.join(_KEYS)}")
+    keys = [name for name in _KEYS if os.environ.get(name)]
+    findings.ok("keys in the environment", ", ".join(keys) or f"none of {', '.join(_KEYS)}")
     return findings
 
 
 def _packages(findings: Findings) -> None:
-    """Whether what is installed fits together: what Etude asks for, and what its dependencies ask for."""
+    """Whether the installed versions are those that Etude and its dependencies require."""
     problems = list(conflicts("etude"))
     for problem in problems:
         findings.fail("packages", problem)
@@ -101,8 +100,8 @@ def _backends(findings: Findings) -> None:
 
 
 def _requirements(package: str, extra: str) -> list[Requirement]:
-    """What a package needs here; of an extra, only what the extra adds."""
-    found = []
+    """The requirements of a package on this machine; of an extra, only those that it adds."""
+    requirements = []
     for text in importlib.metadata.requires(package) or ():
         requirement = Requirement(text)
         marker = requirement.marker
@@ -111,8 +110,8 @@ def _requirements(package: str, extra: str) -> list[Requirement]:
             always if not extra else not always and marker is not None and marker.evaluate({"extra": extra})
         )
         if wanted:
-            found.append(requirement)
-    return found
+            requirements.append(requirement)
+    return requirements
 
 
 def installed(package: str) -> str | None:

@@ -38,7 +38,7 @@ class Shape:
 
 def _calls(*ids: str) -> Message:
     call = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
-    calls = [{"id": one, "type": "function", "function": call} for one in ids]
+    calls = [{"id": id, "type": "function", "function": call} for id in ids]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
@@ -73,7 +73,7 @@ SHAPES = (
         (_TOOL,),
     ),
 )
-"""What workflows are made of."""
+"""The conversations that workflows are made of."""
 
 
 def audit(template: ChatTemplate, shapes: Sequence[Shape] = SHAPES) -> Findings:

@@ -1,28 +1,37 @@
-"""What a run would take, with the assumptions said."""
+"""An estimate of what a run would take, with its assumptions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
+from etude.backends.openai_adapter import AUTO_EPOCHS, usd_for
+from etude.backends.openai_config import OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
+from etude.core.errors import EtudeError
 from etude.core.example import Example
+from etude.core.history import History
 from etude.inference.local import LocalLlmConfig
-from etude.preflight.cost import training_cost
-from etude.preflight.earlier_run import Earlier, earlier_run
-from etude.preflight.machine import free_disk
-from etude.preflight.sizes import ModelSize, shown_bytes
-from etude.preflight.speed import Work, seconds_for
+from etude.preflight.machine import ModelSize, Work, free_disk, seconds_for, shown_bytes
+from etude.store.episodes import iter_episodes
+from etude.store.facts import list_runs
+from etude.store.log import EpochLog
+from etude.store.run_folder import RunFolder
+from etude.store.stored_config import CONFIG, stored_data
 
 _DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
 _SECONDS_PER_REMOTE_CALL = 2.0
+_EPISODES = 64
+"""Episodes of an earlier run that are looked at."""
+_MODEL_KEYS = ("model", "model_name", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run would take. Rough: it says how it was come by."""
+    """A rough estimate of a run, and how it was made."""
 
     training_episodes: int
     validation_episodes: int
@@ -44,6 +53,18 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class _Earlier:
+    """Averages over the episodes of an earlier run."""
+
+    name: str
+    calls: float
+    prompt_tokens: float
+    completion_tokens: float
+    seconds_per_episode: float | None
+    """Wall time of its epochs, by their episodes; None when it finished no epoch."""
+
+
+@dataclass(frozen=True, slots=True)
 class _PerEpisode:
     """Averages over episodes."""
 
@@ -58,7 +79,7 @@ def estimate_run(
 ) -> Estimate:
     """Of the training that a config describes; `size` is that of its local model, if it has one."""
     training, validation = episode_counts(config, len(examples), len(held_out))
-    episodes, earlier = training + validation, earlier_run(config)
+    episodes, earlier = training + validation, _earlier_run(config)
     each = _per_episode(config, size, earlier)
     assumptions = [each.assumption]
     seconds = None
@@ -75,7 +96,7 @@ def estimate_run(
             "training itself not counted"
         )
     disk, warnings = _disk(config, size)
-    usd, priced = training_cost(
+    usd, priced = _training_cost(
         config,
         blocks_of(config.finetuning).values(),
         training,
@@ -118,7 +139,7 @@ def _first_target(config: Config) -> str:
     return next(iter(blocks_of(config.finetuning).values())).target_model or ""
 
 
-def _per_episode(config: Config, size: ModelSize | None, earlier: Earlier | None) -> _PerEpisode:
+def _per_episode(config: Config, size: ModelSize | None, earlier: _Earlier | None) -> _PerEpisode:
     if earlier is not None:
         return _PerEpisode(
             earlier.calls,
@@ -175,3 +196,86 @@ def _disk(config: Config, size: ModelSize | None) -> tuple[int | None, tuple[str
         f"the versions take {shown_bytes(needed)}, and {shown_bytes(free)} are free in "
         f"{finetuning.output_dir}; lower `keep_checkpoints` of the trainer, or choose another output_dir",
     )
+
+
+def _training_cost(
+    config: Config, blocks: Iterable[FinetuneConfig], episodes: int, tokens_per_episode: float
+) -> tuple[float | None, tuple[str, ...]]:
+    """USD for the jobs of a run at OpenAI, and how that was come by.
+
+    None when nothing is trained there, or a price is not known. All of `episodes` are taken to be
+    trained on, so it is the most that it should be.
+    """
+    total, assumptions = 0.0, []
+    for block in blocks:
+        adapter = config.trainer_adapters.get(block.trainer_adapter or "")
+        llm: Any = config.llms.get(block.target_model or "")
+        if not block.enabled or not isinstance(adapter, OpenAiAdapterConfig):
+            continue
+        passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
+        model = str(getattr(llm, "model_name", ""))
+        usd = None
+        if adapter.reinforcement is None:
+            usd = usd_for(episodes * tokens_per_episode * passes, adapter.usd_per_million_tokens, model)
+        if usd is None:
+            return None, (f"what OpenAI charges for training {model} is not known here",)
+        total += usd
+        assumptions.append(
+            f"every episode is trained on {passes} times in {model}, at "
+            f"${usd / max(1e-12, episodes * tokens_per_episode * passes) * 1e6:g} for a million tokens; "
+            "sampling not counted"
+        )
+    return (total, tuple(assumptions)) if assumptions else (None, ())
+
+
+def _earlier_run(config: Config) -> _Earlier | None:
+    """The latest run in the config's output folder with the same agent and model, when there is one."""
+    for run in list_runs(config.finetuning.output_dir):
+        try:
+            if (run / CONFIG).is_file() and _is_alike(stored_data(run), config):
+                with RunFolder.read(run) as folder:
+                    averages = _averages(folder)
+                if averages is not None:
+                    return averages
+        except EtudeError:
+            continue  # A run that cannot be read is no help; `etude runs list` says why.
+    return None
+
+
+def _is_alike(data: dict[str, Any], config: Config) -> bool:
+    """Whether a stored config has the same agent, and the same models under the same names."""
+    agent, models = config.workflow, data.get("llms") or {}
+    if agent is None or set(models) != set(config.llms):
+        return False
+    for name, llm in config.llms.items():
+        now = llm.model_dump(mode="json", fallback=str)
+        if any(models[name].get(key) != now.get(key) for key in _MODEL_KEYS):
+            return False
+    now = {"_type": agent.type_name, **agent.model_dump(mode="json", fallback=str)}
+    return bool(data.get("workflow") == now)
+
+
+def _averages(run: RunFolder) -> _Earlier | None:
+    episodes = list(islice(iter_episodes(run.journal, "train/"), _EPISODES))
+    episodes = [episode for episode in episodes if episode.failure is None]
+    if not episodes:
+        return None
+    done = [call.completion for episode in episodes for call in episode.calls if call.completion is not None]
+    count = len(episodes)
+    return _Earlier(
+        name=run.name,
+        calls=len(done) / count,
+        prompt_tokens=sum(completion.usage.prompt_tokens for completion in done) / count,
+        completion_tokens=sum(completion.usage.completion_tokens for completion in done) / count,
+        seconds_per_episode=_seconds(EpochLog(run.journal).history(run.name)),
+    )
+
+
+def _seconds(history: History) -> float | None:
+    episodes = sum(entry.metrics.get("episodes") or 0 for entry in history.epochs)
+    seconds = sum(
+        (entry.metrics.get(key) or 0.0)
+        for entry in history.epochs
+        for key in ("collecting_seconds", "training_seconds")
+    )
+    return seconds / episodes if episodes and seconds else None

@@ -18,8 +18,7 @@ from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import locate, not_loaded
 from etude.preflight.finding import Findings
-from etude.preflight.machine import available_memory
-from etude.preflight.sizes import ModelSize, shown_bytes
+from etude.preflight.machine import ModelSize, available_memory, shown_bytes
 
 _SAMPLE = 64
 _LARGE_FOR_CPU = 1_000_000_000
@@ -76,17 +75,17 @@ def _outline(llm: LocalLlmConfig) -> Policy:
     """The model without its weights. Raises RequestError when there is none, or it cannot chat."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    source, found = str(llm.model), locate(llm.model)
+    source, location = str(llm.model), locate(llm.model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(found)
-        config = AutoConfig.from_pretrained(found)
+        tokenizer = AutoTokenizer.from_pretrained(location)
+        config = AutoConfig.from_pretrained(location)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError) as error:
         raise not_loaded(source, error) from error
     # Most models have one; those without name their end of turn elsewhere.
     with contextlib.suppress(OSError):
-        model.generation_config = GenerationConfig.from_pretrained(found)
+        model.generation_config = GenerationConfig.from_pretrained(location)
     return Policy(model, tokenizer, source, torch.device("meta"))
 
 
@@ -101,10 +100,10 @@ def _put_lora(policy: Policy, adapter: LocalAdapterConfig) -> None:
 
 def _check_template(what: str, policy: Policy, findings: Findings) -> None:
     """Whether conversations go on token for token, and whether the model is shown tools."""
-    asked, said = {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"}
-    talk = [asked, said, {"role": "user", "content": "Three?"}, {"role": "assistant", "content": "3"}]
+    question = {"role": "user", "content": "Two?"}
+    turns = [question, {"role": "assistant", "content": "2"}]
     try:
-        policy.template.transcript(talk)
+        policy.template.transcript([*turns, *turns])
     except RequestError:
         findings.warn(
             what,
@@ -114,9 +113,9 @@ def _check_template(what: str, policy: Policy, findings: Findings) -> None:
     except EtudeError as error:
         findings.fail(what, error)
         return
-    plain = policy.template.prompt(ChatRequest((asked,))).ids
+    plain = policy.template.prompt(ChatRequest((question,))).ids
     try:
-        shown = policy.template.prompt(ChatRequest((asked,), tools=(_TOOL,))).ids != plain
+        shown = policy.template.prompt(ChatRequest((question,), tools=(_TOOL,))).ids != plain
     except EtudeError:
         shown = False
     if not shown:

@@ -1,10 +1,121 @@
-"""What the machine has: memory, disk, cores, devices."""
+"""The machine's memory and disk, the size of models, and how fast they run: rough numbers, for estimates."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+_STEP_SECONDS_PER_LAYER = {"cpu": 2.5e-3, "mps": 1e-3, "cuda": 4e-4}
+"""Time of each layer at each sampling step, however small the model is; measured on the tiny ones."""
+
+_BYTES_PER_SECOND = {"cpu": 1e10, "mps": 1e11, "cuda": 1e12}
+"""How fast weights are read: the bound for a small batch."""
+
+_EFFICIENCY = 0.35
+"""Share of a large matrix product's speed that a whole model reaches."""
+
+_PROBE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The properties of a model that decide how long it takes."""
+
+    parameters: int
+    trainable: int
+    """Parameters that training changes."""
+    layers: int
+    bytes_per_parameter: int
+    device: str
+    """`cpu`, `cuda` or `mps`."""
+    prompt_tokens: float
+    """Of an example's text as one user message, in the median; 0 when there is no text."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes that sampling and training take: the weights, and for what is trained the gradient, AdamW's
+        two moments, a float32 master where weights are halves, and two copies to go back to. Activations are
+        not counted."""
+        half = self.bytes_per_parameter < 4
+        extra = self.trainable * (2 * self.bytes_per_parameter + (16 if half else 12))
+        return self.parameters * self.bytes_per_parameter + extra
+
+    @property
+    def version(self) -> int:
+        """Bytes that a stored version takes: the trained weights, their masters and AdamW's two moments."""
+        half = self.bytes_per_parameter < 4
+        return self.trainable * (self.bytes_per_parameter + (12 if half else 8))
+
+
+def together(sizes: Sequence[ModelSize]) -> ModelSize | None:
+    """Several models as if they were one; None for none."""
+    if not sizes:
+        return None
+    return ModelSize(
+        parameters=sum(size.parameters for size in sizes),
+        trainable=sum(size.trainable for size in sizes),
+        layers=sum(size.layers for size in sizes),
+        bytes_per_parameter=max(size.bytes_per_parameter for size in sizes),
+        device=sizes[0].device,
+        prompt_tokens=max(size.prompt_tokens for size in sizes),
+    )
+
+
+def shown_bytes(count: float) -> str:
+    """`1.5 GB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The amount of work in a run."""
+
+    prompt_tokens: float
+    sampled_tokens: float
+    trained_tokens: float
+    batch: int
+    """Sequences that are sampled at once."""
+
+
+def seconds_for(size: ModelSize, work: Work) -> float:
+    """Seconds of wall time: 2 operations per parameter and token to run, 6 to train."""
+    speed = _operations_per_second(size.device) * _EFFICIENCY
+    steps = work.sampled_tokens / work.batch
+    step = size.layers * _STEP_SECONDS_PER_LAYER[size.device]
+    step += max(
+        2 * size.parameters * work.batch / speed,
+        size.parameters * size.bytes_per_parameter / _BYTES_PER_SECOND[size.device],
+    )
+    return (
+        steps * step
+        + 2 * size.parameters * work.prompt_tokens / speed
+        + 6 * size.parameters * work.trained_tokens / speed
+    )
+
+
+def _operations_per_second(device: str) -> float:
+    """Of a matrix product on this machine, as it is now."""
+    import torch
+
+    from etude.models.device import limit_threads
+
+    limit_threads()
+    side = 2048 if device == "cuda" else 512
+    matrix = torch.ones(side, side, device=device)
+    (matrix @ matrix)[0, 0].item()
+    count, started = 0, time.perf_counter()
+    while time.perf_counter() - started < _PROBE_SECONDS:
+        (matrix @ matrix)[0, 0].item()
+        count += 1
+    return count * 2 * side**3 / (time.perf_counter() - started)
 
 
 def available_memory(device: str = "cpu") -> int | None:
@@ -13,7 +124,7 @@ def available_memory(device: str = "cpu") -> int | None:
         import torch
 
         return int(torch.cuda.mem_get_info()[0])
-    limits = [found for found in (_meminfo("MemAvailable"), _cgroup_room()) if found is not None]
+    limits = [limit for limit in (_meminfo("MemAvailable"), _cgroup_room()) if limit is not None]
     return min(limits, default=None)
 
 
@@ -27,8 +138,8 @@ def total_memory() -> int | None:
 
 def free_disk(path: Path) -> int:
     """Free bytes where `path` is, or would be."""
-    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(existing).free
 
 
 def usable_cores() -> int:
@@ -43,12 +154,12 @@ def _meminfo(name: str) -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    found = next((line for line in lines if line.startswith(f"{name}:")), None)
-    return None if found is None else int(found.split()[1]) * 1024
+    line = next((line for line in lines if line.startswith(f"{name}:")), None)
+    return None if line is None else int(line.split()[1]) * 1024
 
 
 def _cgroup_room() -> int | None:
-    """What a container still allows."""
+    """Bytes that a container may still take; None outside of one."""
     root = Path("/sys/fs/cgroup")
     try:
         limit = (root / "memory.max").read_text(encoding="ascii").strip()

@@ -36,12 +36,12 @@ def write_starter(folder: Path, model: str = MODEL) -> list[Path]:
 
 def _questions(count: int, random: random.Random) -> list[dict[str, str]]:
     """Different sums of small numbers, with their answers."""
-    found: dict[str, str] = {}
-    while len(found) < count:
+    answers: dict[str, str] = {}
+    while len(answers) < count:
         left, right, sign = random.randint(2, 20), random.randint(2, 9), random.choice(_SIGNS)
         value = {"+": left + right, "-": left - right, "*": left * right}[sign]
-        found[f"What is {left} {sign} {right}?"] = str(value)
-    return [{"question": question, "answer": answer} for question, answer in found.items()]
+        answers[f"What is {left} {sign} {right}?"] = str(value)
+    return [{"question": question, "answer": answer} for question, answer in answers.items()]
 
 
 def _lines(questions: list[dict[str, str]]) -> str:

@@ -32,6 +32,10 @@ _Value = Annotated[str, Field(max_length=512)]
 _SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
+Limit = Annotated[int, Query(ge=1, le=1000)]
+IdempotencyKey = Annotated[str | None, Header(max_length=255)]
+
+
 class MethodBody(BaseModel):
     """`method`: its type, an algorithm, and the hyperparameters under the type's name."""
 
@@ -69,7 +73,7 @@ class MethodBody(BaseModel):
 
 
 class JobBody(BaseModel):
-    """What to train, on what, and how."""
+    """The model to train, the data and the method."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -104,15 +108,15 @@ class JobBody(BaseModel):
         return self.hyperparameters or self.method.hyperparameters
 
     def key(self, header: str | None) -> str | None:
-        """What makes this request the same as an earlier one, if anything does."""
+        """The key that makes this request the same as an earlier one; None where it has none."""
         return header or (self.metadata or {}).get(IDEMPOTENCY_FIELD) or None
 
     def hash(self) -> str:
         """Differs between requests for different jobs, but for their files."""
-        told: dict[str, Any] = self.model_dump(
+        request: dict[str, Any] = self.model_dump(
             mode="json", exclude_none=True, exclude={"training_file", "validation_file"}
         )
-        return content_hash(told)
+        return content_hash(request)
 
     def differences(self, job: Mapping[str, Any], same_file: SameFile) -> list[str]:
         """The fields in which this request is not the one that created `job`, a row of the database."""
@@ -190,14 +194,10 @@ def _seconds(time: float | None) -> int | None:
     return None if time is None else int(time)
 
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
-IdempotencyKey = Annotated[str | None, Header(max_length=255)]
-
-
 def job_routes(
-    jobs: JobStore, files: FileStore, models: ModelStore, waiting_jobs: int, woken: Callable[[], None]
+    jobs: JobStore, files: FileStore, models: ModelStore, waiting_jobs: int, wake: Callable[[], None]
 ) -> APIRouter:
-    """Create, follow and cancel jobs. `woken` tells the scheduler that something changed."""
+    """Create, follow and cancel jobs. `wake` has the scheduler look at the queue."""
     router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
 
     @router.post("", summary="Train a model")
@@ -211,7 +211,7 @@ def job_routes(
         values = _values(body, files, models) | {"idempotency_key": key, "request_hash": body.hash()}
         jobs.require_place(waiting_jobs)
         row, _ = jobs.create(values)
-        woken()
+        wake()
         return job_object(row)
 
     @router.get("", summary="List jobs")
@@ -233,12 +233,12 @@ def job_routes(
     def cancel_job(job_id: str) -> dict[str, Any]:
         """End a job that waits or trains; it makes no model."""
         row = jobs.cancel(job_id)
-        woken()
+        wake()
         return job_object(row)
 
     @router.get("/{job_id}/events", summary="List a job's events")
     def list_events(job_id: str, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
-        """The newest first. Events of the type `metrics` tell of a step."""
+        """The newest first. Events of the type `metrics` are about a step."""
         rows, more = jobs.events(job_id, after, limit)
         return list_object([event_object(row) for row in rows], more)
 

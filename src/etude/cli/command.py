@@ -1,16 +1,19 @@
-"""From exceptions to one clear sentence and an exit code."""
+"""Shared by all commands: options, work that can be stopped, errors as one sentence and an exit code."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 import typer
 
@@ -20,6 +23,28 @@ from etude.report.logs import LogLevel
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+ConfigFile: TypeAlias = Annotated[Path, typer.Argument(help="The config file.", show_default=False)]
+Run: TypeAlias = Annotated[
+    str, typer.Argument(help="A run folder, or a run's name in --output-dir.", show_default=False)
+]
+Overrides: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--override",
+        "-o",
+        metavar="KEY=VALUE",
+        help="Set a key of the config: -o finetuning.num_epochs=5, also written -o KEY VALUE. Repeatable.",
+        show_default=False,
+    ),
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+OutputDir: TypeAlias = Annotated[
+    Path, typer.Option("--output-dir", help="Where runs are looked for by name.", show_default=True)
+]
+
+RUNS = Path("runs")
+"""Where runs are by default."""
 
 DEBUG: ContextVar[bool] = ContextVar("etude_debug", default=False)
 """Whether `--debug` is on the command line: errors come with their traceback."""
@@ -36,7 +61,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def reported(command: Callable[P, T]) -> Callable[P, T]:
-    """The command, with whatever it raises told in a sentence on standard error.
+    """The command, with whatever it raises reported as a sentence on standard error.
 
     With `--json` the same goes to standard output as an object with `event`, `type`, `error` and
     `exit_code`. Lines that `then` added come last.
@@ -65,7 +90,7 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def then(hint: Callable[[], Hint], *, kept: str = "") -> Iterator[None]:
-    """What to do when the work within fails or is stopped half-way; not after a wrong request.
+    """Add the next command to whatever the work within raises; not to a wrong request.
 
     `kept` is a sentence before that about what was done.
     """
@@ -86,8 +111,8 @@ def _report(error: BaseException, sentence: str, code: int, as_json: bool) -> No
     if DEBUG.get():
         traceback.print_exception(error)
     if as_json:
-        told = {"event": "error", "type": type(error).__name__, "error": str(error), "exit_code": code}
-        print(json.dumps(told), flush=True)
+        event = {"event": "error", "type": type(error).__name__, "error": str(error), "exit_code": code}
+        print(json.dumps(event), flush=True)
     print("\n".join([sentence, *getattr(error, "__notes__", ())]), file=sys.stderr, flush=True)
 
 
@@ -103,3 +128,43 @@ def _unforeseen(error: Exception) -> str:
             f"out of memory ({first}); lower token_budget, max_batch or max_concurrency, or train with lora"
         )
     return f"{kind}: {first}; add --debug to see where it comes from"
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`.
+
+    Ctrl-C and SIGTERM cancel it, so that it can clean up; then KeyboardInterrupt or Terminated is
+    raised. A second Ctrl-C does not wait for that.
+    """
+    import asyncio  # Here and not above: `etude --help` need not wait for it.
+
+    results = asyncio.run(_until_terminated(work))
+    if not results:
+        raise Terminated
+    return results[0]
+
+
+async def _until_terminated(work: Coroutine[Any, Any, T]) -> list[T]:
+    """The result in a list; an empty list when SIGTERM came first."""
+    import asyncio
+
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    asked_to_end = False
+
+    def end() -> None:
+        nonlocal asked_to_end
+        asked_to_end = True
+        task.cancel()
+
+    # Only the main thread of a system with signals can do this; elsewhere the default holds.
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        loop.add_signal_handler(signal.SIGTERM, end)
+    try:
+        return [await task]
+    except asyncio.CancelledError:
+        if not asked_to_end:
+            raise
+        return []
+    finally:
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGTERM)
