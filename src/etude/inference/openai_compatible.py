@@ -78,8 +78,8 @@ class OpenAiEngine:
                 values = [row[str(token)]["logprob"] for token, row in zip(ids[1:], told[1:], strict=True)]
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise Refused(
-                    "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an endpoint "
-                    "that tells them, such as vLLM"
+                    "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an "
+                    "endpoint that tells them, such as vLLM"
                 ) from error
             return (0.0, *map(float, values))
 

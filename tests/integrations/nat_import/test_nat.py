@@ -236,11 +236,11 @@ def test_a_customizers_options_become_those_of_training_here(folder):
         "_type": "local",
         "learning_rate": 1e-4,
         "passes": 2,
-        "dpo": {"beta": 0.2},
         "lora": {},
     }
     assert config["trajectory_builders"]["pairs"] == {
         "_type": "dpo",
+        "beta": 0.2,
         "compare": "turns",
         "num_generations": 1,
         "min_reward_diff": 0.01,

@@ -119,6 +119,11 @@ def _dpo_builder(path: tuple[str, str], data: Json, notes: Notes) -> Json:
         found["pairs"] = "best_vs_worst"
     if data.get("max_pairs_per_turn") is not None:
         found["max_pairs_per_group"] = data["max_pairs_per_turn"]
+    adapter = notes.block("finetuning").get("trainer_adapter")
+    if beta := notes.block("trainer_adapters", str(adapter), "hyperparameters", "dpo").get(
+        "ref_policy_kl_penalty"
+    ):
+        found["beta"] = beta
     return found
 
 
@@ -144,8 +149,6 @@ def _local_adapter(path: tuple[str, str], data: Json, notes: Notes) -> Json:
     found: Json = {"_type": "local"}
     found |= {ours: given[theirs] for theirs, ours in names.items() if given.get(theirs) is not None}
     dpo = notes.block(*path, "hyperparameters", "dpo")
-    if dpo.get("ref_policy_kl_penalty"):
-        found["dpo"] = {"beta": dpo["ref_policy_kl_penalty"]}
     if given.get("finetuning_type") == "lora":
         found["lora"] = {}
     where = (*path, "hyperparameters")
