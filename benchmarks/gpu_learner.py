@@ -13,8 +13,8 @@ from gpu_measuring import Step, fastest, median_seconds, peak_megabytes
 from gpu_model import FULL, Scale, Work, policy_of, work_of
 from learner_trl import steps
 
-from etude.learner.batch import TokenSequence, TrainingBatch
-from etude.learner.grpo import Grpo
+from etude.algorithms.grpo import Grpo
+from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.models.policy import Policy
 
@@ -78,7 +78,7 @@ class Way:
 
     def whole(self) -> None:
         """The same, and what an optimiser step has beside it."""
-        self.learner.train(TrainingBatch(tuple(self._units)), Grpo())
+        self.learner.train(self._units, Grpo())
 
     def gradient(self) -> torch.Tensor:
         """All of it, as one vector in float32."""
@@ -140,7 +140,7 @@ def _choose(
 
 
 def _choose_trl(
-    cost: Cost, chosen: dict[str, Step], policy: Policy, sequences: Sequence[TokenSequence], scale: Scale
+    cost: Cost, chosen: dict[str, Step], policy: Policy, sequences: Sequence[Sample], scale: Scale
 ) -> None:
     if importlib.util.find_spec("trl") is None:
         cost.left_out["trl"] = "trl is not installed"

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from learner_data import conversations, groups
 
-from etude.learner.batch import TokenSequence
+from etude.core.sample import Sample
 from etude.learner.tree import token_tree
 from etude.models.policy import Policy
 from etude.models.tiny import build_tokenizer
 
-Shape = Callable[[random.Random], list[TokenSequence]]
+Shape = Callable[[random.Random], list[Sample]]
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ class Work:
         return 6.0 * (weights * self.tokens + head + attention)
 
 
-def work_of(sequences: Sequence[TokenSequence], *, tree: bool) -> Work:
+def work_of(sequences: Sequence[Sample], *, tree: bool) -> Work:
     """Of sequences by themselves, or as a token tree."""
-    choices = sum(sum(map(bool, one.weights)) for one in sequences)
+    choices = sum(sum(map(bool, one.loss_weights)) for one in sequences)
     if not tree:
         lengths = [len(one.ids) for one in sequences]
         return Work(sum(lengths), choices, sum(size * (size + 1) // 2 for size in lengths))

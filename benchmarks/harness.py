@@ -22,7 +22,7 @@ from common import parse_arguments, print_json, print_table, progress, silent
 from stub import StubEngine, running_server, words
 
 import etude
-from etude.algorithms.grpo import GrpoBuilder
+from etude.algorithms.collecting import CollectingBuilder
 from etude.config.load import parse_config
 from etude.core.trajectory import TrajectoryCollection
 from etude.runtime import open_runtime
@@ -143,7 +143,7 @@ async def collect(
     with tempfile.TemporaryDirectory() as folder, RunFolder.create(folder, "run") as run:
         async with open_runtime(config, run, engines=engines) as runtime:
             builder = await runtime.builder.get_trajectory_builder("grpo")
-            assert isinstance(builder, GrpoBuilder)
+            assert isinstance(builder, CollectingBuilder)
             builder.bind_runtime(runtime)
             builder.token_ids_required = True
             await builder.initialize(config.finetuning)

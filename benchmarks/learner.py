@@ -21,16 +21,16 @@ from learner_data import MODELS, SHAPES, model
 from learner_trl import Step, steps
 from torch.profiler import ProfilerActivity, profile
 
-from etude.learner.batch import TokenSequence
-from etude.learner.dpo import Dpo
-from etude.learner.grpo import Grpo
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
+from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective
 from etude.learner.packed import PackedStep
-from etude.learner.sft import Sft
 from etude.models.policy import Policy
 
-METHODS: dict[str, Objective] = {"grpo": Grpo(), "dpo": Dpo(), "sft": Sft()}
+METHODS: dict[str, Objective] = {"grpo": Grpo(), "dpo": Dpo(), "sft": Supervised()}
 GOALS = {
     "trl": {"short": 3.0, "long": 8.0, "turns": 10.0},
     "padded": {"short": 1.8, "long": 4.5, "turns": 5.0},
@@ -81,7 +81,7 @@ def settings(quick: bool) -> list[Setting]:
     return [Setting(name, method, shape) for name, method in pairs for shape in SHAPES]
 
 
-def units_of(method: str, sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
+def units_of(method: str, sequences: Sequence[Sample]) -> list[tuple[Sample, ...]]:
     """Pairs for DPO, of neighbours."""
     if method == "dpo":
         return list(zip(sequences[0::2], sequences[1::2], strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from etude.learner.batch import TokenSequence
+from etude.core.sample import Sample, Turn
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 
@@ -28,17 +28,17 @@ Range = tuple[int, int]
 """The least and the greatest number of tokens."""
 
 
-def short(choose: random.Random) -> list[TokenSequence]:
+def short(choose: random.Random) -> list[Sample]:
     """8 prompts of about 48 tokens, 8 completions of about 11 each."""
     return groups(choose, 8, prompt=(40, 56), completion=(4, 18))
 
 
-def long(choose: random.Random) -> list[TokenSequence]:
+def long(choose: random.Random) -> list[Sample]:
     """One prompt of 1024 tokens, 8 completions of 64."""
     return groups(choose, 1, prompt=(1024, 1024), completion=(64, 64))
 
 
-def turns(choose: random.Random) -> list[TokenSequence]:
+def turns(choose: random.Random) -> list[Sample]:
     """8 conversations of 6 turns after a prompt of 210 tokens: 48 calls, each a sequence of its own.
 
     A turn is an answer of about 40 tokens, and about 20 of what a tool says to it.
@@ -46,13 +46,13 @@ def turns(choose: random.Random) -> list[TokenSequence]:
     return conversations(choose, prompt=210, answer=(20, 60), told=(10, 30))
 
 
-def groups(choose: random.Random, count: int, *, prompt: Range, completion: Range) -> list[TokenSequence]:
+def groups(choose: random.Random, count: int, *, prompt: Range, completion: Range) -> list[Sample]:
     """So many prompts, with 8 completions each."""
     prompts = [_tokens(choose, choose.randint(*prompt)) for _ in range(count)]
     return [_sequence(choose, one, choose.randint(*completion)) for one in prompts for _ in range(8)]
 
 
-def conversations(choose: random.Random, *, prompt: int, answer: Range, told: Range) -> list[TokenSequence]:
+def conversations(choose: random.Random, *, prompt: int, answer: Range, told: Range) -> list[Sample]:
     """The 48 calls of 8 conversations of 6 turns after one prompt, each a sequence of its own."""
     start, found = _tokens(choose, prompt), []
     for _ in range(8):
@@ -63,7 +63,7 @@ def conversations(choose: random.Random, *, prompt: int, answer: Range, told: Ra
     return found
 
 
-SHAPES: dict[str, Callable[[random.Random], list[TokenSequence]]] = {
+SHAPES: dict[str, Callable[[random.Random], list[Sample]]] = {
     "short": short,
     "long": long,
     "turns": turns,
@@ -74,13 +74,14 @@ def _tokens(choose: random.Random, count: int) -> list[int]:
     return [choose.randrange(7, 260) for _ in range(count)]
 
 
-def _sequence(choose: random.Random, prompt: Sequence[int], count: int) -> TokenSequence:
+def _sequence(choose: random.Random, prompt: Sequence[int], count: int) -> Sample:
     """A completion of `count` tokens, all of which are trained on."""
-    given, advantage = (0.0,) * len(prompt), choose.choice([-1, 1]) * choose.uniform(0.2, 2)
-    return TokenSequence(
+    start, advantage = len(prompt), choose.choice([-1, 1]) * choose.uniform(0.2, 2)
+    return Sample(
         ids=(*prompt, *_tokens(choose, count)),
-        weights=given + (1.0,) * count,
-        advantages=given + (advantage,) * count,
+        mask=(False,) * start + (True,) * count,
+        advantages=(0.0,) * start + (advantage,) * count,
         # What an untrained model says of a token, so that the ratios are near 1.
-        logprobs=given + (-6.2,) * count,
+        logprobs=(0.0,) * start + (-6.2,) * count,
+        turns=(Turn(start, start + count),),
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from etude.learner.batch import TokenSequence
+from etude.core.sample import Sample
 from etude.models.policy import Policy
 
 Step = Callable[[], None]
@@ -35,7 +35,7 @@ _ROWS = {
 
 
 def steps(
-    method: str, policy: Policy, sequences: Sequence[TokenSequence], at_once: Sequence[int] = (8,)
+    method: str, policy: Policy, sequences: Sequence[Sample], at_once: Sequence[int] = (8,)
 ) -> dict[str, Step]:
     """TRL's way to a gradient of `method`, by its settings: all rows at once, or so many of like length.
 
@@ -85,7 +85,7 @@ def _trainer(method: str, policy: Policy) -> Any:
     return trainer
 
 
-def _step(method: str, trainer: Any, cut: Sequence[Sequence[TokenSequence]], device: torch.device) -> Step:
+def _step(method: str, trainer: Any, cut: Sequence[Sequence[Sample]], device: torch.device) -> Step:
     made = [_INPUTS[method](rows) for rows in cut]
     inputs = [{name: value.to(device) for name, value in one.items()} for one in made]
 
@@ -104,8 +104,8 @@ def _step(method: str, trainer: Any, cut: Sequence[Sequence[TokenSequence]], dev
     return step
 
 
-def _grpo(rows: Sequence[TokenSequence]) -> dict[str, torch.Tensor]:
-    prompts = [[i for i, w in zip(one.ids, one.weights, strict=True) if not w] for one in rows]
+def _grpo(rows: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    prompts = [[i for i, w in zip(one.ids, one.loss_weights, strict=True) if not w] for one in rows]
     completions = [one.ids[len(prompt) :] for one, prompt in zip(rows, prompts, strict=True)]
     return {
         "prompt_ids": _padded(prompts, left=True),
@@ -119,20 +119,20 @@ def _grpo(rows: Sequence[TokenSequence]) -> dict[str, torch.Tensor]:
     }
 
 
-def _dpo(rows: Sequence[TokenSequence]) -> dict[str, torch.Tensor]:
+def _dpo(rows: Sequence[Sample]) -> dict[str, torch.Tensor]:
     ordered = [*rows[0::2], *rows[1::2]]
     reference = torch.tensor([sum(one.logprobs) for one in ordered])
     return {
         "input_ids": _padded([one.ids for one in ordered]),
         "attention_mask": _padded([[1] * len(one.ids) for one in ordered]),
-        "completion_mask": _padded([[int(weight) for weight in one.weights] for one in ordered]),
+        "completion_mask": _padded([[int(weight) for weight in one.loss_weights] for one in ordered]),
         "ref_chosen_logps": reference[: len(ordered) // 2],
         "ref_rejected_logps": reference[len(ordered) // 2 :],
     }
 
 
-def _sft(rows: Sequence[TokenSequence]) -> dict[str, torch.Tensor]:
-    ids, trained = _padded([one.ids for one in rows]), _padded([one.weights for one in rows])
+def _sft(rows: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    ids, trained = _padded([one.ids for one in rows]), _padded([one.loss_weights for one in rows])
     return {
         "input_ids": ids,
         "attention_mask": _padded([[1] * len(one.ids) for one in rows]),

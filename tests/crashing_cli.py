@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import etude.components
-import etude.report.run_report
+import etude.report.files
 import etude.verbs
 from etude.cli.app import app
 
@@ -78,7 +78,7 @@ def _etude(arguments: Sequence[str], kill_at: int) -> int:
             countdown.stop()
 
     etude.verbs.train_in = counted  # type: ignore[assignment]
-    etude.report.run_report.write_reward_plot = lambda history, path: None  # type: ignore[assignment]
+    etude.report.files.write_reward_plot = lambda history, path: None  # type: ignore[assignment]
     try:
         app([*arguments])
     except SystemExit as exit:

@@ -1,15 +1,14 @@
-"""Python in processes of their own, forked from a server that has imported what they need already.
+"""Commands in processes of their own, forked from a server that has imported what they need already.
 
 They have a working directory, an environment, pipes and signals like any other process, and start in
 milliseconds: `python -m etude` spends seconds on its imports. `Forked` is used as `subprocess.Popen` is;
-`programs` has `etude` and `python` for shells. None of them reaches the Hugging Face hub. What is about
-start-up itself takes a real process.
+`program` writes programs `etude` and `python` for shells. None of them reaches the Hugging Face hub. What is
+about start-up itself takes a real process.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import gc
 import json
@@ -28,6 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import coverage
+
 ROOT = Path(__file__).parents[1]
 
 PRELOADED = ("etude.components", "etude.cli.app", "matplotlib.figure", "matplotlib.backends.backend_agg")
@@ -35,33 +36,52 @@ HEAVY = ("torch", "transformers", "transformers.models.llama.modeling_llama", "p
 
 CLIENT = """\
 #!{python} -IS
-import json, os, socket, sys
+import json, os, signal, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
     socket.send_fds(server, [b"."], [0, 1, 2])
-    request = {{"arguments": [*{before!r}, *sys.argv[1:]]}}
-    request |= {{"folder": os.getcwd(), "environment": dict(os.environ)}}
+    request = {{"program": {program!r}, "arguments": sys.argv[1:], "folder": os.getcwd()}}
+    request["environment"] = dict(os.environ)
     server.sendall(json.dumps(request).encode() + b"\\n")
-    code = int(server.makefile().read().split()[-1])
+    answers = server.makefile()
+    pid = int(answers.readline())
+    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(pid, number))
+    code = int(answers.readline())
 sys.exit(code if code >= 0 else 128 - code)
 """
 
 
 class Forked:
-    """`python ARGUMENTS` in a forked process, with pipes; as much of `subprocess.Popen` as tests use."""
+    """`etude ARGUMENTS` in a forked process, with pipes; as much of `subprocess.Popen` as tests use.
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
-        self.args = ["python", *arguments]
+    With `program="python"` the arguments are those of Python: a file, `-c CODE` or `-m MODULE` comes first.
+    `errors` is a file for them, in place of the pipe.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: dict[str, str],
+        *,
+        program: str = "etude",
+        errors: Path | None = None,
+    ) -> None:
+        self.args = [program, *arguments]
         self.returncode: int | None = None
-        nothing, (output, out), (errors, err) = os.open(os.devnull, os.O_RDONLY), os.pipe(), os.pipe()
+        nothing, (output, out), (input, err) = os.open(os.devnull, os.O_RDONLY), os.pipe(), os.pipe()
+        if errors is not None:
+            os.close(err)
+            err = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._server = socket.socket(socket.AF_UNIX)
         self._server.connect(address())
         socket.send_fds(self._server, [b"."], [nothing, out, err])
         for descriptor in (nothing, out, err):
             os.close(descriptor)
         self.stdout = os.fdopen(output, encoding="utf-8")
-        self.stderr = os.fdopen(errors, encoding="utf-8")
-        request = {"arguments": list(arguments), "folder": str(folder), "environment": environment}
+        self.stderr = os.fdopen(input, encoding="utf-8")
+        request = {"program": program, "arguments": list(arguments), "folder": str(folder)}
+        request["environment"] = environment
         self._server.sendall(json.dumps(request).encode() + b"\n")
         self._answers = self._server.makefile()
         self.pid = int(self._answers.readline())
@@ -110,13 +130,13 @@ class Forked:
 
 
 @functools.cache
-def programs() -> Path:
-    """A folder for PATH with the programs `etude` and `python` in it."""
+def program() -> Path:
+    """A folder for PATH with programs `etude` and `python` in it."""
     folder = Path(address()).parent / "bin"
     folder.mkdir()
-    for name, before in (("etude", ["-m", "etude"]), ("python", [])):
+    for name in ("etude", "python"):
         client = folder / name
-        client.write_text(CLIENT.format(python=sys.executable, address=address(), before=before))
+        client.write_text(CLIENT.format(python=sys.executable, address=address(), program=name))
         client.chmod(0o755)
     return folder
 
@@ -177,12 +197,8 @@ def _watch(connection: socket.socket) -> NoReturn:
     for descriptor in (0, 1, *descriptors):
         os.close(descriptor)
     connection.sendall(f"{child}\n".encode())
-    over = os.pidfd_open(child)
-    if connection in select.select([connection, over], [], [])[0]:
-        os.kill(child, signal.SIGTERM)  # Whoever waited for it was ended.
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with contextlib.suppress(BrokenPipeError):
-        connection.sendall(f"{code}\n".encode())
+    connection.sendall(f"{code}\n".encode())
     os._exit(0)
 
 
@@ -192,19 +208,18 @@ def _run(request: dict[str, Any]) -> NoReturn:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
-        searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        sys.path[:0] = [request["folder"], *(entry for entry in searched if entry not in sys.path)]
+        sys.path.insert(0, request["folder"])
         # The server's own have other buffers.
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w", encoding="utf-8")
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1)
         sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
-        _python(*request["arguments"])
+        _execute(request["program"], request["arguments"])
         code = 0
     except SystemExit as exit:
         code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
     except KeyboardInterrupt:
         code = 130
-    except BaseException:  # noqa: BLE001  as Python itself reports it
+    except BaseException:  # noqa: BLE001  as the interpreter does
         traceback.print_exc()
     finally:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -215,16 +230,31 @@ def _run(request: dict[str, Any]) -> NoReturn:
     raise AssertionError
 
 
-def _python(first: str, *rest: str) -> None:
-    """As `python -m MODULE …`, `python -c CODE …` or `python FILE …`."""
-    sys.argv = [first, *rest[1:]] if first in ("-m", "-c") else [first, *rest]
+def _execute(program: str, arguments: list[str]) -> None:
+    """Do as the program does with its arguments."""
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        import torch
+
+        torch.set_num_threads(int(threads))
+    if os.environ.get("COVERAGE_PROCESS_START"):
+        coverage.process_startup(force=True)
+        del os.environ["COVERAGE_PROCESS_START"]  # Its own children are not measured.
+    sys.argv = [program, *arguments]
+    if program == "etude":
+        from etude.cli import main as etude
+
+        etude()
+        return
+    first, *sys.argv = arguments
     if first == "-m":
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     elif first == "-c":
-        sys.modules["__main__"] = main = types.ModuleType("__main__")
-        exec(compile(rest[0], "<string>", "exec"), vars(main))
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        code, sys.argv[0] = sys.argv[0], "-c"
+        exec(code, main.__dict__)
     else:
-        sys.path.insert(0, str(Path(first).resolve().parent))
+        sys.argv.insert(0, first)
+        sys.path.insert(0, str(Path(first).absolute().parent))
         runpy.run_path(first, run_name="__main__")
 
 

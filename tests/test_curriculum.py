@@ -13,9 +13,10 @@ def config(**keys):
     return CurriculumLearningConfig(enabled=True, **keys)
 
 
-def trajectory(reward, **metadata):
+def trajectory(reward, id=None, group_rewards=None, **metadata):
     item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=())
-    return Trajectory(episode=[item], reward=reward, metadata=metadata)
+    fields = {"example_id": id, "group_rewards": group_rewards, "metadata": metadata}
+    return Trajectory(episode=[item], reward=reward, **fields)
 
 
 def groups(*averages, spread=0.4):
@@ -27,7 +28,7 @@ def groups(*averages, spread=0.4):
 
 
 def selected(found):
-    return [group[0].metadata["id"] for group in found]
+    return [group[0].example_id for group in found]
 
 
 def percentiles(settings, epochs, make=lambda: groups(0.5, 0.4, 0.3)):

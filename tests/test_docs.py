@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from etude.config.load import parse_config
 from etude.config.reference import render_reference
 from etude.config.registry import Kind, lookup, names
 from etude.core.errors import ConfigError
-from tests.forked import programs
+from tests.forked import program
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -129,9 +130,9 @@ def test_own_parts_are_short_and_import_from_etude_alone(name: str):
         if block.language == "python" and "file" in block.orders
     ]
     assert programs
-    for program in programs:
-        assert program.text.count("\n") < 80, program.orders["file"]
-        modules = re.findall(r"^(?:from|import) (etude[\w.]*)", program.text, flags=re.MULTILINE)
+    for block in programs:
+        assert block.text.count("\n") < 80, block.orders["file"]
+        modules = re.findall(r"^(?:from|import) (etude[\w.]*)", block.text, flags=re.MULTILINE)
         assert set(modules) <= {"etude"}
 
 
@@ -162,7 +163,7 @@ def test_the_program_of_the_readme_fits_its_config(tmp_path: Path):
         from pathlib import Path
         from etude.models.tiny import build_policy, build_tokenizer
         build_policy(build_tokenizer(["What is 1 + 1?"]), seed=0).export(Path("tiny"))"""
-    run([str(programs() / "python"), "-c", make_tiny], tmp_path, "README.md")
+    run(["python", "-c", make_tiny], tmp_path, "README.md")
     run(["bash", "-ec", "etude check config.yml -o llms.policy.model=tiny"], tmp_path, "README.md")
 
 
@@ -202,13 +203,13 @@ def write_file(block: Block, page: Path, folder: Path) -> None:
 
 def command_of(block: Block) -> list[str]:
     if block.language == "python":
-        return [str(programs() / "python"), "-c", block.text]
+        return ["python", "-c", block.text]
     lines = [line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")]
     return ["bash", "-ec", "\n".join(lines)]
 
 
 def run(command: list[str], folder: Path, where: str) -> None:
-    path = os.pathsep.join([str(programs()), os.environ.get("PATH", "")])
+    path = os.pathsep.join([str(program()), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     result = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env=os.environ | {"PATH": path, "COLUMNS": "110"}
     )

@@ -11,14 +11,15 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from etude.algorithms.branches import branches_of
-from etude.algorithms.dpo import DpoBuilderConfig, dpo_trajectories
-from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig
-from etude.algorithms.scored import Tally
+from etude.algorithms.collecting import CollectingBuilder
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.episodes import Tally
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.samples import branches_of, sample_of
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.algorithms.transcript import trajectory_of
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, FinetuneRunConfig
+from etude.core.edge import trajectory_of
 from etude.core.errors import ErrorBudgetExceeded, RequestError, TrainingError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.job import TrainingStatusEnum
@@ -43,7 +44,7 @@ def run(tmp_path):
 def single(*rewards):
     """Groups of one trajectory each."""
     item = EpisodeItem(role="assistant", content="x", logprobs=())
-    return [[Trajectory(episode=[item], reward=reward, metadata={"id": str(reward)})] for reward in rewards]
+    return [[Trajectory(episode=[item], reward=reward, example_id=str(reward))] for reward in rewards]
 
 
 def curriculum(**keys):
@@ -106,7 +107,7 @@ async def test_builder_single_generation_is_no_flat_group_of_the_whole_dataset()
     collection = await finish(make_builder(num_generations=1, drop_flat_groups=False), output)
     assert [len(group) for group in collection.trajectories] == [1, 1]
     with pytest.raises(RequestError, match="num_generations: 1 makes groups of one episode"):
-        await GrpoBuilder(GrpoBuilderConfig(num_generations=1)).initialize(make_builder().run_config)
+        await CollectingBuilder(Grpo(num_generations=1)).initialize(make_builder().run_config)
 
 
 async def test_builder_grouping_is_by_example_across_generations():
@@ -153,7 +154,7 @@ async def test_builder_a_missing_score_is_no_reward_of_zero():
 
 def trajectories(*calls):
     record = episode(list(calls))
-    return [trajectory_of(one, record, 1.0, 1.0, {}) for one in branches_of(record, ["*"], None)]
+    return [trajectory_of(sample_of(one, record, 1.0)) for one in branches_of(record, ["*"], None)]
 
 
 def roles(trajectory):
@@ -303,7 +304,7 @@ def test_finetuning_block_starts_with_the_toolkits_defaults():
 
 def dpo_pairs(*rewards, **settings):
     made = group(*((reward, f"answer {place}") for place, reward in enumerate(rewards)))
-    return dpo_trajectories(made, DpoBuilderConfig(**settings), Tally())
+    return [*map(trajectory_of, Dpo(**settings).samples(made, Tally()))]
 
 
 def test_dpo_exhaustive_pairs_of_three_are_three_by_falling_difference():

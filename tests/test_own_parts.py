@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig
+from etude.algorithms.collecting import CollectingBuilder
+from etude.algorithms.grpo import Grpo
 from etude.core.errors import RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
@@ -18,7 +19,7 @@ from tests import guide_parts as guide
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 
 BUILDERS = {
-    "grpo": lambda: GrpoBuilder(GrpoBuilderConfig(num_generations=4)),
+    "grpo": lambda: CollectingBuilder(Grpo(num_generations=4)),
     "guide": lambda: guide.GuideBuilder(guide.GuideBuilderConfig()),
     "own phase": lambda: guide.OwnPhaseBuilder(guide.GuideBuilderConfig()),
     "caching": lambda: guide.CachingBuilder(guide.GuideBuilderConfig()),
@@ -278,10 +279,10 @@ async def test_a_job_that_was_made_of_other_data_before_a_kill_is_made_anew(run,
     with pytest.raises(Interrupted):
         await run.start(num_epochs=2)
     again = use(run.restarted(), "grpo", trainer)
-    again.builder = GrpoBuilder(GrpoBuilderConfig(num_generations=5))
+    again.builder = CollectingBuilder(Grpo(num_generations=5))
     if trainer == "guide":
         # Its first epoch is done again too, with the data that its job was made of.
-        again.builder = GrpoBuilder(GrpoBuilderConfig(num_generations=4))
+        again.builder = CollectingBuilder(Grpo(num_generations=4))
         again.examples = run.examples[:2]
     await again.start(num_epochs=2)
     assert again.adapter.submitted == ["run-epoch-2-retry-1"]
@@ -403,12 +404,12 @@ async def test_a_validation_without_examples_is_an_error_that_says_what_to_set(r
 
 
 async def test_shaped_rewards_are_what_validation_shows_too(run):
-    class Shaped(GrpoBuilder):
+    class Shaped(CollectingBuilder):
         async def compute_reward(self, output_item, meta=None):
             return 100 + await super().compute_reward(output_item, meta)
 
     run.validation = examples(5, "v")
-    run.builder = Shaped(GrpoBuilderConfig(num_generations=4))
+    run.builder = Shaped(Grpo(num_generations=4))
     trainer = await run.start(num_epochs=1)
     assert trainer.history.epochs[0].metrics["avg_reward"] > 100
     assert trainer.history.validations[0].metrics["avg_reward"] >= 100
@@ -478,7 +479,7 @@ async def test_the_guides_test_of_a_builder_works_on_a_shipped_one():
     async def run_eval():
         return output
 
-    builder = GrpoBuilder(GrpoBuilderConfig(num_generations=2))
+    builder = CollectingBuilder(Grpo(num_generations=2))
     builder.run_eval = run_eval
     await builder.start_run("test-run")
     assert "test-run" in builder.evaluation_runs

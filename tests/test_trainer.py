@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from etude.algorithms.dpo import DpoBuilder, DpoBuilderConfig
-from etude.algorithms.expert_iteration import ExpertIterationBuilder, ExpertIterationBuilderConfig
-from etude.algorithms.grpo import EQUAL_REWARDS, GrpoBuilder, GrpoBuilderConfig
-from etude.backends.capabilities import ALL_METHODS, Capabilities
+from etude.algorithms.collecting import CollectingBuilder
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.expert_iteration import (
+    ExpertIteration,
+)
+from etude.algorithms.grpo import EQUAL_REWARDS, Grpo
+from etude.backends.capabilities import EVERY_KIND, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.errors import (
     CapabilityError,
@@ -22,7 +25,7 @@ from etude.core.errors import (
 from etude.core.job import TrainingStatusEnum
 from etude.core.skipped import Skipped
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
-from etude.report.run_report import RunReport
+from etude.report.files import RunReport
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
 
@@ -323,7 +326,7 @@ async def test_a_method_that_the_backend_cannot_do_is_an_error_before_anything_i
 
 
 async def test_groups_of_one_are_refused_before_anything_is_sampled(run):
-    run.builder = GrpoBuilder(GrpoBuilderConfig(num_generations=1))
+    run.builder = CollectingBuilder(Grpo(num_generations=1))
     with pytest.raises(RequestError, match="groups of one"):
         await run.start()
     assert run.engine.requests == []
@@ -340,7 +343,7 @@ class TextOnly(ScriptedEngine):
 async def test_missing_token_ids_stop_the_run_at_the_first_episode_when_the_backend_needs_them(run, tmp_path):
     run.engine = TextOnly(lambda request: "yes")
     run.examples = examples(50)
-    run.adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(token_ids_for=ALL_METHODS))
+    run.adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(token_ids_for=EVERY_KIND))
     with pytest.raises(TrainingError, match="returned no token ids"):
         await run.start()
     assert len(run.engine.requests) < 50
@@ -355,8 +358,8 @@ async def test_text_is_enough_for_a_backend_that_does_not_need_tokens(run):
 @pytest.mark.parametrize(
     "builder",
     [
-        DpoBuilder(DpoBuilderConfig(num_generations=4)),
-        ExpertIterationBuilder(ExpertIterationBuilderConfig(num_generations=4, min_reward=1.0)),
+        CollectingBuilder(Dpo(num_generations=4)),
+        CollectingBuilder(ExpertIteration(num_generations=4, min_reward=1.0)),
     ],
     ids=["dpo", "expert_iteration"],
 )
@@ -391,12 +394,12 @@ async def test_scores_that_fail_within_the_budget_are_excluded_and_counted(run):
 
 
 async def test_a_custom_reward_shapes_what_is_trained_on(run):
-    class Shaped(GrpoBuilder):
+    class Shaped(CollectingBuilder):
         async def compute_reward(self, output_item, meta=None):
             assert meta == {"epoch": 0, "run_id": "run"}
             return 10 * await super().compute_reward(output_item, meta)
 
-    run.builder = Shaped(GrpoBuilderConfig(num_generations=4))
+    run.builder = Shaped(Grpo(num_generations=4))
     trainer = await run.start(num_epochs=1)
     assert trainer.history.epochs[0].metrics["max_reward"] == 10.0
 

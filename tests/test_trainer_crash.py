@@ -26,10 +26,10 @@ KILLS = [
 
 def train(folder, mode, *kill):
     folder.mkdir(exist_ok=True)
-    arguments = ["-m", "tests.crashing_run", str(folder), mode, *map(str, kill)]
-    running = Forked(arguments, ROOT, dict(os.environ))
-    running.communicate(timeout=60)
-    return running.returncode
+    command = ["-m", "tests.crashing_run", str(folder), mode, *map(str, kill)]
+    process = Forked(command, ROOT, dict(os.environ), program="python")
+    process.communicate(timeout=60)
+    return process.returncode
 
 
 def told(folder):

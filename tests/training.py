@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig
+from etude.algorithms.collecting import CollectingBuilder
+from etude.algorithms.grpo import Grpo
 from etude.backends.capabilities import Capabilities
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
@@ -203,7 +204,7 @@ class Run:
         """Keys of the epoch trainer's config."""
         self.engine = learning_engine()
         self.adapter = FakeAdapter(path.parent / "backend")
-        self.builder: Any = GrpoBuilder(GrpoBuilderConfig(num_generations=4))
+        self.builder: Any = CollectingBuilder(Grpo(num_generations=4))
         self.watcher = Watcher()
         self.examples = examples(3)
         self.validation: list[Example] = []

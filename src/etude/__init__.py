@@ -9,6 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from etude.algorithms.algorithm import Algorithm, OfGradient
+    from etude.algorithms.dpo import Dpo
+    from etude.algorithms.expert_iteration import ExpertIteration
+    from etude.algorithms.grpo import Grpo
+    from etude.algorithms.malt import Malt
+    from etude.algorithms.supervised import Supervised
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
     from etude.backends.trainer_adapter import TrainerAdapter
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
     from etude.core.example import Example
     from etude.core.interfaces import Engine, Evaluator
     from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+    from etude.core.sample import Pair, Sample, Turn
     from etude.core.skipped import Skipped
     from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
     from etude.groups.openai_group import OpenAiSharedModelGroup
@@ -56,6 +63,15 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "etude.algorithms.algorithm": (
+        "Algorithm",
+        "OfGradient",
+    ),
+    "etude.algorithms.dpo": ("Dpo",),
+    "etude.algorithms.expert_iteration": ("ExpertIteration",),
+    "etude.algorithms.grpo": ("Grpo",),
+    "etude.algorithms.malt": ("Malt",),
+    "etude.algorithms.supervised": ("Supervised",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.backends.capabilities": ("Capabilities",),
     "etude.backends.trainer_adapter": ("TrainerAdapter",),
@@ -109,6 +125,11 @@ _HOMES = {
         "TrainingJobStatus",
         "TrainingStatusEnum",
     ),
+    "etude.core.sample": (
+        "Pair",
+        "Sample",
+        "Turn",
+    ),
     "etude.core.skipped": ("Skipped",),
     "etude.core.trajectory": (
         "DPOItem",
@@ -148,6 +169,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Algorithm",
     "Builder",
     "Capabilities",
     "ChatRequest",
@@ -156,6 +178,7 @@ __all__ = [
     "ConfigError",
     "DPOItem",
     "DatasetConfig",
+    "Dpo",
     "Engine",
     "Episode",
     "EpisodeItem",
@@ -169,16 +192,23 @@ __all__ = [
     "Evaluator",
     "EvaluatorConfig",
     "Example",
+    "ExpertIteration",
     "FinetuneConfig",
+    "Grpo",
     "JobNameTakenError",
     "LlmConfig",
+    "Malt",
     "ModelVersion",
+    "OfGradient",
     "OpenAiSharedModelGroup",
+    "Pair",
     "Reply",
     "RequestError",
     "Run",
+    "Sample",
     "SharedModelGroup",
     "Skipped",
+    "Supervised",
     "SyncEpisode",
     "ToolCall",
     "TrainedModel",
@@ -193,6 +223,7 @@ __all__ = [
     "TrajectoryBuilder",
     "TrajectoryBuilderConfig",
     "TrajectoryCollection",
+    "Turn",
     "WorkflowConfig",
     "__version__",
     "evaluate",

@@ -4,12 +4,10 @@ Installed packages do the same: they name such a module under the entry-point gr
 None of these modules needs torch before a component is built.
 """
 
-# ruff: noqa: F401 - the imports are what this module is for
+import importlib
+import pkgutil
 
-import etude.algorithms.dpo
-import etude.algorithms.expert_iteration
-import etude.algorithms.grpo
-import etude.algorithms.malt
+import etude.algorithms
 import etude.backends.lm_server
 import etude.backends.local
 import etude.backends.openai_adapter
@@ -25,3 +23,6 @@ import etude.rewards.judge
 import etude.rollout.datasets
 import etude.rollout.workflow
 import etude.scenarios.components
+
+for module in pkgutil.iter_modules(etude.algorithms.__path__, "etude.algorithms."):
+    importlib.import_module(module.name)

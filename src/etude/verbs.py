@@ -27,8 +27,8 @@ from etude.loop.lifecycle import config_to_resume, new_run, note_changes, retry_
 from etude.loop.live import with_live
 from etude.loop.model import model_overrides
 from etude.loop.targets import assemble_trainer
+from etude.report.files import RunReport
 from etude.report.progress import progress_for
-from etude.report.run_report import RunReport
 from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
 from etude.store.facts import find_run
@@ -188,7 +188,9 @@ async def train_in(
     if not config.finetuning.enabled:
         raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
     async with _shown(progress) as display:
-        opened = open_runtime(config, run, progress=display, report=report or RunReport(), engines=engines)
+        opened = open_runtime(
+            config, run, progress=display, report=report or RunReport(tell=display.message), engines=engines
+        )
         async with opened as runtime:
             trainer = await assemble_trainer(runtime)
             try:
@@ -202,7 +204,7 @@ async def train_in(
 
 def request_of(
     source: Any,
-    overrides: Iterable[str],
+    overrides: Iterable[Override],
     model: Any,
     root: Path,
     *,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.branches import branches_of
-from etude.algorithms.plays import by_agent, without_retries
-from etude.algorithms.scored import ScoredEpisode
+from etude.algorithms.episodes import ScoredEpisode, by_agent, without_retries
+from etude.algorithms.samples import branches_of
 from etude.core.episode import EpisodeRecord
 from etude.protocols import EpisodeTree, Node, Protocol
 from etude.store.journal import Journal
@@ -33,7 +32,7 @@ def scored(record: EpisodeRecord, reward: float = 0.0) -> ScoredEpisode:
 
 def part_of(agent: str, *records: EpisodeRecord) -> list[ScoredEpisode]:
     """One agent's part of the episodes."""
-    groups = by_agent([scored(record) for record in records], EVERY, "policy")
+    groups = by_agent([scored(record) for record in records])
     return next((group for group in groups if group[0].agent == agent), [])
 
 

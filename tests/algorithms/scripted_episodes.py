@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from etude.algorithms.branches import branches_of
-from etude.algorithms.scored import ScoredEpisode
+from etude.algorithms.episodes import ScoredEpisode
+from etude.algorithms.samples import branches_of
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event
 from etude.core.example import Example

@@ -5,30 +5,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from etude.algorithms import dpo, grpo, imitation
-from etude.algorithms.branches import branches_of
-from etude.algorithms.dpo import DpoBuilderConfig, dpo_trajectories
-from etude.algorithms.grpo import grpo_trajectories
-from etude.algorithms.imitation import best_episodes
-from etude.algorithms.scored import ScoredEpisode, Tally
+from etude.algorithms import dpo, expert_iteration, grpo
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.episodes import ScoredEpisode, Tally
+from etude.algorithms.expert_iteration import best_episodes
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.samples import branches_of
+from etude.core.edge import trajectory_of
 from etude.core.episode import WORKFLOW, Event
 from tests.algorithms.scripted_episodes import conversation, episode, group, scored
 
 
+def dpo_trajectories(siblings, config, tally):
+    return [*map(trajectory_of, config.samples(siblings, tally))]
+
+
+def grpo_trajectories(siblings, drop_flat_groups, tally):
+    return [*map(trajectory_of, Grpo(drop_flat_groups=drop_flat_groups).samples(siblings, tally))]
+
+
 def pairs(siblings, tally=None, **config):
-    found = dpo_trajectories(siblings, DpoBuilderConfig(**config), tally or Tally())
+    found = dpo_trajectories(siblings, Dpo(**config), tally or Tally())
     return [(one.metadata["chosen_reward"], one.metadata["rejected_reward"]) for one in found]
 
 
 def test_grpo_takes_every_episode_of_a_group():
-    found = grpo_trajectories(group((1.0, "a"), (0.0, "b"), (0.0, "c")), 1.0, True, Tally())
+    found = grpo_trajectories(group((1.0, "a"), (0.0, "b"), (0.0, "c")), True, Tally())
     assert [(one.reward, one.metadata["generation"]) for one in found] == [(1.0, 0), (0.0, 1), (0.0, 2)]
 
 
 def test_grpo_takes_every_branch_of_an_episode():
     record = episode(conversation("a", "b") + conversation("x", "y", start=1))
     two = ScoredEpisode(record, 1.0, tuple(branches_of(record, {WORKFLOW}, None)))
-    found = grpo_trajectories([two, scored(0.0, "a", "c", generation=1)], 1.0, True, Tally())
+    found = grpo_trajectories([two, scored(0.0, "a", "c", generation=1)], True, Tally())
     assert [(one.metadata["generation"], one.metadata["branch"]) for one in found] == [(0, 0), (0, 1), (1, 0)]
 
 
@@ -38,9 +47,9 @@ def test_grpo_takes_every_branch_of_an_episode():
 )
 def test_grpo_leaves_out_groups_without_an_advantage_and_counts_them(siblings, reason):
     tally = Tally()
-    assert grpo_trajectories(siblings, 1.0, True, tally) == []
+    assert grpo_trajectories(siblings, True, tally) == []
     assert tally.left_out == {reason: 1}
-    assert len(grpo_trajectories(siblings, 1.0, False, Tally())) == len(siblings)
+    assert len(grpo_trajectories(siblings, False, Tally())) == len(siblings)
 
 
 def test_grpo_keeps_a_group_whose_step_rewards_differ():
@@ -51,7 +60,7 @@ def test_grpo_keeps_a_group_whose_step_rewards_differ():
             calls, generation=generation, events=[Event("step_reward", after_call=0, value=step)]
         )
         siblings.append(ScoredEpisode(record, 0.0, tuple(branches_of(record, {WORKFLOW}, None))))
-    assert [one.shaped_rewards for one in grpo_trajectories(siblings, 1.0, True, Tally())] == [[0.1], [0.9]]
+    assert [one.shaped_rewards for one in grpo_trajectories(siblings, True, Tally())] == [[0.1], [0.9]]
 
 
 def test_dpo_pairs_every_two_episodes_clearest_first():
@@ -88,7 +97,7 @@ def test_dpo_never_pairs_episodes_that_began_with_different_prompts():
 
 
 def test_a_dpo_trajectory_holds_one_pair_and_its_difference():
-    (one,) = dpo_trajectories(group((0.9, "good"), (0.4, "bad")), DpoBuilderConfig(), Tally())
+    (one,) = dpo_trajectories(group((0.9, "good"), (0.4, "bad")), Dpo(), Tally())
     assert one.reward == pytest.approx(0.5)
     assert (one.episode[0].chosen_response, one.episode[0].rejected_response) == ("good", "bad")
     assert (one.metadata["chosen_episode"], one.metadata["rejected_episode"]) == (
@@ -99,12 +108,12 @@ def test_a_dpo_trajectory_holds_one_pair_and_its_difference():
 
 def test_dpo_refuses_a_difference_of_zero_because_ties_say_nothing():
     with pytest.raises(ValidationError, match="min_reward_diff"):
-        DpoBuilderConfig(min_reward_diff=0)
+        Dpo(min_reward_diff=0)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from("abc")), max_size=6))
 def test_dpo_pairs_always_prefer_the_better_of_two_different_responses(siblings):
-    for one in dpo_trajectories(group(*siblings), DpoBuilderConfig(), Tally()):
+    for one in dpo_trajectories(group(*siblings), Dpo(), Tally()):
         item = one.episode[0]
         assert one.metadata["chosen_reward"] > one.metadata["rejected_reward"]
         assert item.chosen_ids != item.rejected_ids
@@ -122,20 +131,20 @@ def test_expert_iteration_keeps_what_reaches_the_threshold_best_first():
         (1.0, 1),
         (0.5, 0),
     ]
-    assert tally.left_out == {imitation.BELOW: 1}
+    assert tally.left_out == {expert_iteration.BELOW: 1}
 
 
 def test_expert_iteration_keeps_the_best_k_and_earlier_generations_win_ties():
     tally = Tally()
     assert kept(group((0.5, "a"), (1.0, "b"), (1.0, "c")), best_k=1, tally=tally) == [(1.0, 1)]
-    assert tally.left_out == {imitation.NOT_BEST: 2}
+    assert tally.left_out == {expert_iteration.NOT_BEST: 2}
 
 
 def test_expert_iteration_keeps_the_best_one_by_default_and_nothing_of_a_group_of_equals():
     tally = Tally()
     assert kept(group((0.0, "a"), (0.5, "b"))) == [(0.5, 1)]
     assert kept(group((0.0, "a"), (0.0, "b")), tally=tally) == []
-    assert tally.left_out == {imitation.NO_BEST: 1}
+    assert tally.left_out == {expert_iteration.NO_BEST: 1}
 
 
 def test_expert_iteration_takes_threshold_and_best_k_together():

@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.branches import branches_of
+from etude.algorithms.samples import branches_of
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import WORKFLOW
 from etude.core.message import message_key

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig
+from etude.algorithms.collecting import CollectingBuilder
+from etude.algorithms.grpo import Grpo
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
@@ -32,8 +33,8 @@ def siblings(*scores, example="e", function="<workflow>"):
     ]
 
 
-def make_builder(kind=GrpoBuilder, **settings):
-    builder = kind(GrpoBuilderConfig(**settings))
+def make_builder(kind=CollectingBuilder, **settings):
+    builder = kind(Grpo(**settings))
     builder.run_config = FinetuneConfig(
         reward_function=RewardFunctionConfig(name="correct"), target_model="policy"
     )
@@ -59,7 +60,7 @@ async def test_groups_are_by_example_in_the_order_of_the_examples():
 
 async def test_every_trajectory_knows_the_rewards_of_its_whole_group():
     collection = await finish(make_builder(), evaluated(*siblings(1.0, 0.5, None)))
-    assert [one.metadata["group_rewards"] for one in collection.trajectories[0]] == [[1.0, 0.5]] * 2
+    assert [one.group_rewards for one in collection.trajectories[0]] == [[1.0, 0.5]] * 2
 
 
 async def test_what_has_no_reward_is_left_out_and_counted():
@@ -79,7 +80,7 @@ async def test_episodes_without_a_targeted_call_are_left_out_and_counted():
 
 
 async def test_a_reward_that_an_override_makes_infinite_is_left_out():
-    class Broken(GrpoBuilder):
+    class Broken(CollectingBuilder):
         async def compute_reward(self, output_item, meta=None):
             return float("inf") if output_item.generation == 0 else output_item.generation / 2
 
@@ -102,11 +103,11 @@ async def test_a_reward_function_that_did_not_run_is_named_with_those_that_did()
 
 async def test_a_builder_needs_a_reward_function():
     with pytest.raises(RequestError, match=r"finetuning\.reward_function\.name"):
-        await GrpoBuilder(GrpoBuilderConfig()).initialize(FinetuneConfig())
+        await CollectingBuilder(Grpo()).initialize(FinetuneConfig())
 
 
 async def test_a_builder_without_a_runtime_says_so():
-    with pytest.raises(EtudeError, match="GrpoBuilder has no runtime"):
+    with pytest.raises(EtudeError, match="CollectingBuilder has no runtime"):
         await make_builder().run_eval()
 
 

@@ -8,19 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms import imitation
-from etude.algorithms.expert_iteration import SelectionConfig, imitations
-from etude.algorithms.imitation import GuessReplacementConfig, WeightingConfig, draw, guess_of
-from etude.algorithms.scored import Tally
+from etude.algorithms import expert_iteration
+from etude.algorithms.collecting import Collected
+from etude.algorithms.episodes import Tally
+from etude.algorithms.expert_iteration import (
+    GuessReplacementConfig,
+    SelectionConfig,
+    WeightingConfig,
+    draw,
+    guess_of,
+)
+from etude.core.edge import Encoder, sample_of, trajectory_of
 from etude.core.errors import RequestError
 from etude.core.keys import generator
-from etude.core.trajectory import TrajectoryCollection
-from etude.learner.collate import supervised_batch
 from etude.protocols import SCALES, Act, adp, nip, parse_answer
 from tests.algorithms.plays import part_of, played, scored
 from tests.algorithms.scripted_episodes import group
 from tests.protocols.games import Labelled, example
 from tests.support import END
+
+
+def imitations(groups, config, discount, epoch, seed, tally):
+    made = expert_iteration.imitations(groups, config, discount, Collected(epoch, seed, tally))
+    return [[*map(trajectory_of, group.units)] for group in made]
+
 
 rewards = st.lists(st.floats(-2, 2), max_size=12)
 
@@ -113,16 +124,16 @@ async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled)
     sampled, replaced = row.episode[2], row.episode[4]
     assert sampled.token_ids == fooled.calls[0].completion.completion_ids
     assert (replaced.token_ids, replaced.logprobs) == (None, ())
-    assert replaced.metadata["replaced"]
+    assert replaced.replaced
 
 
 async def test_the_backend_makes_the_tokens_of_what_was_not_sampled(fooled):
-    rows = verifier_rows(fooled, proportion=1.0)
-    collection = TrajectoryCollection(trajectories=[rows], run_id="job", method="supervised")
-    ((sequence,),) = supervised_batch(collection, lambda text: (*text.encode(), END)).units
+    (row,) = verifier_rows(fooled, proportion=1.0)
+    encoder = Encoder(lambda prompt: (), lambda text: (*text.encode(), END))
+    sample = sample_of(row, encoder, needs_logprobs=False)
     prompt = fooled.calls[2].completion.prompt_ids
-    assert sequence.ids == (*prompt, *RIGHT.encode(), END)
-    trained = bytes(token for token, weight in zip(sequence.ids, sequence.weights, strict=True) if weight)
+    assert sample.ids == (*prompt, *RIGHT.encode(), END)
+    trained = bytes(token for token, weight in zip(sample.ids, sample.mask, strict=True) if weight)
     assert trained == ASK.encode() + bytes([END]) + RIGHT.encode() + bytes([END])
 
 
@@ -241,7 +252,9 @@ def test_a_draw_is_from_all_groups_together_and_counts_what_was_left():
     first, second = imitations(groups, config, 1.0, 0, 0, tally)
     assert first == []
     assert len(second) == 2
-    assert tally.left_out[imitation.NOT_DRAWN] == 4 - len({row.metadata["generation"] for row in second})
+    assert tally.left_out[expert_iteration.NOT_DRAWN] == 4 - len(
+        {row.metadata["generation"] for row in second}
+    )
 
 
 def test_a_share_is_never_more_than_there_is():

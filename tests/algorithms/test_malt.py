@@ -5,11 +5,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etude.algorithms import malt
-from etude.algorithms.candidates import turns_of
-from etude.algorithms.malt import MaltBuilder, MaltBuilderConfig, malt_trajectories
-from etude.algorithms.plays import tree_of
-from etude.algorithms.scored import Tally
-from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
+from etude.algorithms.collecting import Collected, CollectingBuilder
+from etude.algorithms.episodes import Tally, choices_of, tree_of
+from etude.algorithms.malt import Malt
+from etude.core.edge import trajectory_of
 from etude.protocols import adp, mnip, nip
 from tests.algorithms.plays import expected_value, part_of, played, scored
 from tests.algorithms.scripted_episodes import episode
@@ -20,9 +19,13 @@ GOOD, BAD = "a proof", "no proof"
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
 
 
+def malt_trajectories(part, config, tally):
+    return [*map(trajectory_of, config.samples(part, tally))]
+
+
 def rows(part, tally=None, **config):
     """The pairs as (turn, chosen, rejected, difference)."""
-    made = malt_trajectories(part, MaltBuilderConfig(**config), tally or Tally())
+    made = malt_trajectories(part, Malt(**config), tally or Tally())
     return [
         (one.metadata["turn"], one.episode[0].chosen_response, one.episode[0].rejected_response, one.reward)
         for one in made
@@ -56,7 +59,7 @@ async def test_an_interval_is_a_share_of_what_can_be_earned(one_sided):
 
 
 async def test_a_row_has_the_tokens_and_the_logprobs_that_were_sampled(one_sided):
-    (row,) = malt_trajectories(part_of("prover", one_sided), MaltBuilderConfig(), Tally())
+    (row,) = malt_trajectories(part_of("prover", one_sided), Malt(), Tally())
     item, first, second = row.episode[0], *one_sided.calls[:2]
     assert [message.role for message in item.prompt] == ["system", "user"]
     assert item.prompt[0].content == "You are prover. e"
@@ -74,7 +77,6 @@ async def test_a_row_has_the_tokens_and_the_logprobs_that_were_sampled(one_sided
         "agent": "prover",
         "chosen_reward": 0.5,
         "rejected_reward": 0.0,
-        "temperature": 1.0,
     }
 
 
@@ -106,7 +108,7 @@ async def test_early_answers_count_as_much_as_late_ones(tmp_path):
 
     first = iter([True, False])
     record = await played(tmp_path, nip(max_message_rounds=3), answer, widths=2)
-    (pair,) = malt_trajectories(part_of("verifier", record), MaltBuilderConfig(), Tally())
+    (pair,) = malt_trajectories(part_of("verifier", record), Malt(), Tally())
     assert (pair.metadata["chosen_reward"], pair.metadata["rejected_reward"]) == (1.0, -1.0)
     assert tree_of(record).value(None, "verifier") == 0.0
 
@@ -122,7 +124,7 @@ async def test_values_are_those_of_listing_every_way_to_the_end(tmp_path_factory
     tree = tree_of(record)
     for agent in tree.agents:
         for part in part_of(agent, record):
-            for turn in turns_of(part):
+            for turn in choices_of(part):
                 for candidate in turn.candidates:
                     places = [node for node in tree.nodes if node.call == candidate.call.index]
                     values = [expected_value(tree, node, agent) for node in places]
@@ -136,7 +138,7 @@ async def test_pairs_share_a_prompt_and_the_better_answer_is_chosen(tmp_path_fac
     record = await played(folder, mnip(max_message_rounds=3), ChanceEngine(), widths=2, seed=seed)
     calls = {call.completion.prompt_ids for call in record.calls}
     for agent in ("prover0", "prover1", "verifier"):
-        config = MaltBuilderConfig(pairs=rule, interval=0.1, per_turn="all")
+        config = Malt(pairs=rule, interval=0.1, per_turn="all")
         for one in malt_trajectories(part_of(agent, record), config, Tally()):
             item = one.episode[0]
             assert one.metadata["chosen_reward"] > one.metadata["rejected_reward"]
@@ -145,30 +147,25 @@ async def test_pairs_share_a_prompt_and_the_better_answer_is_chosen(tmp_path_fac
 
 
 def test_only_plays_have_turns_with_several_answers():
-    assert list(turns_of(scored(episode([])))) == []
-
-
-def make(**settings):
-    builder = MaltBuilder(MaltBuilderConfig(**settings))
-    builder.run_config = FinetuneConfig(
-        reward_function=RewardFunctionConfig(name="correct"), target_model="policy", target_functions=["*"]
-    )
-    return builder
+    assert list(choices_of(scored(episode([])))) == []
 
 
 async def test_the_first_epochs_can_be_expert_iteration_on_plays_that_do_not_branch(tmp_path):
-    builder = make(initial_expert_iterations=2, num_responses=3)
+    algorithm = Malt(initial_expert_iterations=2, num_responses=3, beta=0.3)
+    builder = CollectingBuilder(algorithm)
     assert builder.methods == ("supervised", "dpo")
-    assert [builder.method_of(epoch) for epoch in range(4)] == ["supervised", "supervised", "dpo", "dpo"]
-    assert [builder.widths_of(epoch) for epoch in range(4)] == [1, 1, 3, 3]
+    methods = [algorithm.method_at(epoch)[0] for epoch in range(4)]
+    assert methods == ["supervised", "supervised", "dpo", "dpo"]
+    assert algorithm.method_at(2)[1]["beta"] == 0.3
+    assert [algorithm.widths(epoch) for epoch in range(4)] == [1, 1, 3, 3]
     assert [builder.label_of(epoch) for epoch in range(4)] == ["k1", "k1", "k3", "k3"]
     won = await played(tmp_path, adp(), [GOOD, ACCEPT])
     lost = await played(tmp_path, adp(), [GOOD, REJECT], generation=1, id="train/1/e/1")
-    made = builder.build_all([[scored(won), scored(lost)]], Tally(), 0)
-    assert [[one.metadata["generation"] for one in group] for group in made] == [[0], [0]]
+    made = algorithm.groups([[scored(won), scored(lost)]], Collected(0, 0, Tally()))
+    assert [[one.generation for one in group.units] for group in made] == [[0], [0]]
 
 
 def test_methods_and_widths_without_them():
-    builder = make()
-    assert (builder.methods, builder.widths_of(0), builder.label_of(0)) == (("dpo",), 2, "k2")
-    assert make(num_responses=None).label_of(0) == ""
+    builder = CollectingBuilder(Malt())
+    assert (builder.methods, Malt().widths(0), builder.label_of(0)) == (("dpo",), 2, "k2")
+    assert CollectingBuilder(Malt(num_responses=None)).label_of(0) == ""

@@ -3,16 +3,13 @@
 import pytest
 
 from etude.algorithms import dpo, grpo
-from etude.algorithms.branches import branches_of
-from etude.algorithms.dpo import DpoBuilder, DpoBuilderConfig, turn_preferences
-from etude.algorithms.grpo import GrpoBuilder, GrpoBuilderConfig, turn_trajectories
-from etude.algorithms.plays import by_agent, tree_of, turn_returns, without_retries
-from etude.algorithms.scored import ScoredEpisode, Tally
-from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
+from etude.algorithms.collecting import Collected
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.episodes import ScoredEpisode, Tally, by_agent, tree_of, turn_returns, without_retries
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.samples import branches_of
 from etude.core.episode import Event
 from etude.core.errors import RequestError
-from etude.core.trajectory import TrajectoryCollection
-from etude.learner.collate import grpo_batch
 from etude.protocols import adp, debate, nip
 from tests.algorithms.plays import EVERY, part_of, played, scored
 from tests.algorithms.scripted_episodes import call, conversation, episode
@@ -21,11 +18,8 @@ from tests.support import ScriptedEngine
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
 
 
-def run_config(builder):
-    builder.run_config = FinetuneConfig(
-        reward_function=RewardFunctionConfig(name="correct"), target_model="policy", target_functions=["*"]
-    )
-    return builder
+def made(algorithm, episodes, tally=None):
+    return algorithm.groups(episodes, Collected(0, 0, tally or Tally()))
 
 
 def argument(request):
@@ -37,7 +31,7 @@ async def test_each_agent_has_its_own_part_and_its_own_reward(tmp_path):
     record = await played(
         tmp_path, debate(max_message_rounds=2, verifier_first=False), ScriptedEngine(argument)
     )
-    parts = {part[0].agent: part[0] for part in by_agent([scored(record, 0.3)], EVERY, "policy")}
+    parts = {part[0].agent: part[0] for part in by_agent([scored(record, 0.3)])}
     assert {agent: part.reward for agent, part in parts.items()} == {
         "prover0": 0.0,
         "prover1": 1.0,
@@ -49,8 +43,13 @@ async def test_only_agents_of_the_model_and_functions_count(tmp_path):
     engines = {"p": ScriptedEngine(["proof"]), "v": ScriptedEngine([ACCEPT])}
     policies = {"prover": "p", "verifier": "v"}
     record = await played_by(tmp_path, engines, policies)
-    assert [group[0].agent for group in by_agent([scored(record)], EVERY, "v")] == ["verifier"]
-    assert by_agent([scored(record)], ["prover"], "v") == []
+
+    def agents(functions, model):
+        branches = tuple(branches_of(record, functions, model))
+        return [group[0].agent for group in by_agent([ScoredEpisode(record, 0.0, branches)])]
+
+    assert agents(EVERY, "v") == ["verifier"]
+    assert agents(["prover"], "v") == []
 
 
 async def played_by(folder, engines, policies):
@@ -72,7 +71,7 @@ def test_other_episodes_stay_as_they_are():
     record = episode(conversation("a", "b"))
     assert without_retries(record) is record
     with pytest.raises(RequestError, match=r"episode 'train/1/e/0': .*not an episode tree"):
-        by_agent([scored(record)], EVERY, "policy")
+        by_agent([scored(record)])
 
 
 async def test_an_answer_earns_what_came_after_it(tmp_path):
@@ -93,17 +92,16 @@ async def test_grpo_compares_an_agent_with_itself_in_the_other_plays(tmp_path):
         await played(tmp_path, adp(), ["proof", decision], generation=n, id=f"train/1/e/{n}")
         for n, decision in enumerate((ACCEPT, REJECT))
     ]
-    builder = run_config(GrpoBuilder(GrpoBuilderConfig(credit="agent")))
-    groups = builder.build_all([[scored(record, 0.5) for record in records]], Tally(), 0)
-    assert [[(one.reward, one.metadata["generation"]) for one in group] for group in groups] == [
+    groups = made(Grpo(credit="agent"), [[scored(record, 0.5) for record in records]])
+    assert [[(one.reward, one.generation) for one in group.units] for group in groups] == [
         [(1.0, 0), (0.0, 1)],
         [(1.0, 0), (-1.0, 1)],
     ]
-    assert [group[0].metadata["group_rewards"] for group in groups] == [[1.0, 0.0], [1.0, -1.0]]
+    assert [group.rewards for group in groups] == [[1.0, 0.0], [1.0, -1.0]]
     # With the episode's reward there is nothing to compare.
-    plain = run_config(GrpoBuilder(GrpoBuilderConfig()))
     tally = Tally()
-    assert plain.build_all([[scored(record, 0.5) for record in records]], tally, 0) == [[]]
+    (none,) = made(Grpo(), [[scored(record, 0.5) for record in records]], tally)
+    assert none.units == []
     assert tally.left_out == {grpo.EQUAL_REWARDS: 1}
 
 
@@ -113,11 +111,10 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
     late = await played(
         tmp_path, protocol, ["one?", "so", "two?", "so", REJECT], generation=1, id="train/1/e/1"
     )
-    (group,) = turn_trajectories(part_of("verifier", early, late), 1.0, True, Tally())
-    assert group[0].shaped_rewards == pytest.approx([0.9, 1.0])
-    assert group[1].shaped_rewards == pytest.approx([-1.2, -1.1, -1.0])
-    batch = grpo_batch(TrajectoryCollection(trajectories=[group], run_id="job"), "none")
-    ((first,), (second,)) = batch.units
+    (group,) = Grpo().turn_groups(part_of("verifier", early, late), Tally())
+    assert group[0].returns == pytest.approx([0.9, 1.0])
+    assert group[1].returns == pytest.approx([-1.2, -1.1, -1.0])
+    ((first,), (second,)) = _units(group)
     assert sorted(set(first.advantages)) == pytest.approx([0.0, 1.05])
     assert sorted(set(second.advantages)) == pytest.approx([-1.05, 0.0])
 
@@ -125,10 +122,10 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
 async def test_where_a_play_branches_the_answers_to_one_prompt_are_compared(tmp_path):
     answers = ["good", "bad", ACCEPT, REJECT, REJECT, REJECT]
     record = await played(tmp_path, adp(), answers, widths=2)
-    (group,) = turn_trajectories(part_of("prover", record), 1.0, True, Tally())
-    assert [(one.reward, one.episode[-1].content) for one in group] == [(0.5, "good"), (0.0, "bad")]
+    (group,) = Grpo().turn_groups(part_of("prover", record), Tally())
+    assert [(one.reward, one.messages[-1]["content"]) for one in group] == [(0.5, "good"), (0.0, "bad")]
     tally = Tally()
-    (accepted,) = turn_trajectories(part_of("verifier", record), 1.0, True, tally)
+    (accepted,) = Grpo().turn_groups(part_of("verifier", record), tally)
     assert [one.reward for one in accepted] == [1.0, -1.0]
     assert tally.left_out == {grpo.EQUAL_REWARDS: 1}
     advantages = [set(unit[0].advantages) - {0.0} for unit in _units(group)]
@@ -136,12 +133,12 @@ async def test_where_a_play_branches_the_answers_to_one_prompt_are_compared(tmp_
 
 
 def _units(group):
-    return grpo_batch(TrajectoryCollection(trajectories=[group], run_id="job"), "none").units
+    return Grpo(advantage_scale="none").units([group])[0]
 
 
 def preferences(part, tally=None, **config):
-    made = turn_preferences(part, DpoBuilderConfig(compare="turns", **config), tally or Tally())
-    return [(one.episode[0].chosen_response, one.episode[0].rejected_response) for one in made]
+    pairs = Dpo(compare="turns", **config).samples(part, tally or Tally())
+    return [tuple(one.messages[-1]["content"] for one in pair.samples) for pair in pairs]
 
 
 async def test_dpo_pairs_the_answers_to_one_prompt(tmp_path):
@@ -193,13 +190,12 @@ def test_candidates_for_different_prompts_are_not_compared():
 
 async def test_the_dpo_builder_splits_plays_by_agent_when_it_compares_turns(tmp_path):
     record = await played(tmp_path, adp(), ["a", "b", ACCEPT, REJECT], widths={"prover": 2})
-    builder = run_config(DpoBuilder(DpoBuilderConfig(compare="turns")))
-    groups = builder.build_all([[scored(record)]], Tally(), 0)
-    assert [len(group) for group in groups] == [1, 0]
-    assert groups[0][0].metadata["agent"] == "prover"
+    groups = made(Dpo(compare="turns"), [[scored(record)]])
+    assert [len(group.units) for group in groups] == [1, 0]
+    assert groups[0].units[0].chosen.agent == "prover"
 
 
-async def test_turn_credit_needs_no_second_episode_because_plays_branch():
-    await run_config(GrpoBuilder(GrpoBuilderConfig(num_generations=1, credit="turn"))).initialize(
-        FinetuneConfig(reward_function=RewardFunctionConfig(name="correct"))
-    )
+def test_turn_credit_needs_no_second_episode_because_plays_branch():
+    Grpo(num_generations=1, credit="turn").check()
+    with pytest.raises(RequestError, match="no advantage"):
+        Grpo(num_generations=1).check()

@@ -1,5 +1,5 @@
-from etude.algorithms.branches import branches_of
-from etude.algorithms.preferences import preference, same_prompt
+from etude.algorithms.samples import branches_of, pair_of, same_prompt, sample_of
+from etude.core.edge import trajectory_of
 from etude.core.episode import WORKFLOW
 from tests.algorithms.scripted_episodes import call, conversation, episode, ids
 
@@ -8,7 +8,12 @@ SHARED = [{"role": "user", "content": "q"}]
 
 def branch(calls):
     (found,) = branches_of(episode(calls), (WORKFLOW,), "policy")
-    return found
+    return sample_of(found, episode(calls), 0.0)
+
+
+def preference(chosen, rejected):
+    pair = pair_of(chosen, rejected)
+    return None if pair is None else trajectory_of(pair).episode[0]
 
 
 def test_a_pair_parts_where_the_tokens_part():

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.branches import branches_of
-from etude.algorithms.transcript import items_of, require_tokens, shaped_rewards, trajectory_of
+from etude.algorithms.samples import branches_of, require_tokens, sample_of, step_returns
 from etude.core.call import Call, ChatRequest, Completion
+from etude.core.edge import trajectory_of
 from etude.core.episode import WORKFLOW, Event
 from etude.core.errors import TrainingError
 from etude.core.trajectory import EpisodeItemRole
@@ -14,6 +14,10 @@ from tests.algorithms.scripted_episodes import call, conversation, episode, ids
 def branch_of(calls):
     (branch,) = branches_of(episode(calls), (WORKFLOW,), "policy")
     return branch
+
+
+def items_of(branch):
+    return trajectory_of(sample_of(branch, episode(branch.calls), 0.0)).episode
 
 
 def test_context_and_sampled_tokens_in_turn_are_the_sequence():
@@ -78,7 +82,7 @@ def test_assistant_messages_that_the_agent_wrote_itself_are_marked_as_given():
         {"role": "user", "content": "2"},
     ]
     items = items_of(branch_of([call(0, shots, {"role": "assistant", "content": "two"}, "<shots>", "two.")]))
-    assert items[1].metadata["given"]
+    assert items[1].given and not items[1].is_sampled
     assert items[1].token_ids is None
     assert items[3].token_ids == ids("two.")
 
@@ -101,8 +105,9 @@ def test_content_in_parts_is_read_as_its_text_and_kept():
 def test_a_trajectory_says_where_it_comes_from():
     calls = conversation("a", "b")
     trajectory = trajectory_of(
-        branch_of(calls), episode(calls, generation=3), 0.5, 1.0, {"reasoning": "fine"}
+        sample_of(branch_of(calls), episode(calls, generation=3), 0.5, reasoning="fine")
     )
+    assert (trajectory.example_id, trajectory.episode_id) == ("e", "train/1/e/3")
     assert trajectory.reward == 0.5
     assert trajectory.shaped_rewards is None
     assert trajectory.metadata == {
@@ -131,7 +136,7 @@ def test_shaped_rewards_are_discounted_returns_of_step_rewards_and_the_final_rew
     steps, reward, discount, shaped
 ):
     events = [Event("step_reward", after_call=after, value=value) for after, value in steps]
-    found = shaped_rewards(conversation("a", "b", "c", "d", "e", "f"), events, reward, discount)
+    found = step_returns(conversation("a", "b", "c", "d", "e", "f"), events, reward, discount)
     assert found == (None if shaped is None else pytest.approx(shaped))
 
 
@@ -139,7 +144,7 @@ def test_a_step_reward_after_another_agents_call_belongs_to_the_branchs_last_cal
     events = [Event("step_reward", after_call=1, value=1.0), Event("note", after_call=0, text="unrelated")]
     first, second = conversation("a", "b", "c", "d")
     calls = [first, Call(2, WORKFLOW, "policy", second.request, second.completion)]
-    assert shaped_rewards(calls, events, 0.0, 0.0) == [1.0, 0.0]
+    assert step_returns(calls, events, 0.0, 0.0) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

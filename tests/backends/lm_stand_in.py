@@ -52,10 +52,14 @@ class LmStandIn(StandIn):
     def method_types(self) -> set[str]:
         return {"supervised", "dpo", "grpo"}
 
+    def _algorithms(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"object": "list", "data": sorted(self.method_types())})
+
     def routes(self) -> Any:
         return [
             ("GET", r"/health", lambda request: httpx.Response(200, json={"status": "ok"})),
             ("GET", r"/version", lambda request: httpx.Response(200, json={"version": self.version})),
+            ("GET", r"/fine_tuning/algorithms", self._algorithms),
             ("GET", r"/engine/status", self._engine_status),
             ("POST", r"/engine/start", self._start_engine),
             ("POST", r"/engine/stop", self._stop_engine),

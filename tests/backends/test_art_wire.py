@@ -1,13 +1,14 @@
 """Trajectories as OpenPipe ART's JSON."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.branches import branches_of
-from etude.algorithms.transcript import trajectory_of as built
+from etude.algorithms.samples import branches_of, sample_of
+from etude.core.edge import trajectory_of as built
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
 from etude.integrations.art.config import ArtAdapterConfig
@@ -35,7 +36,7 @@ def ordered(*roles, reward=1.0):
 def said(*turns, reward=1.0):
     record = episode(conversation(*turns))
     (branch,) = branches_of(record, ["*"], None)
-    return built(branch, record, reward, 1.0, {"reasoning": None})
+    return built(sample_of(branch, record, reward, reasoning=None))
 
 
 def collection(*groups):
@@ -131,9 +132,8 @@ def test_tool_calls_and_results_stay_what_they_are_and_given_answers_are_not_tra
         [call(0, messages, {"role": "assistant", "content": None, "tool_calls": [wire]}, "<", "ok.")]
     )
     (branch,) = branches_of(record, ["*"], None)
-    made = trajectory_of(
-        built(branch, record, 1.0, 1.0, {"tools": [{"type": "function", "function": {"name": "look"}}]})
-    )
+    tools = ({"type": "function", "function": {"name": "look"}},)
+    made = trajectory_of(built(replace(sample_of(branch, record, 1.0), tools=tools)))
     *context, answer = made["messages_and_choices"]
     assert context == messages
     assert answer["message"]["tool_calls"] == [wire]
@@ -164,7 +164,7 @@ def test_an_answer_without_tokens_is_left_out_with_the_reason():
     )
     (branch,) = branches_of(record, ["*"], None)
     with pytest.raises(TrainingError, match="1 × an answer has no token ids"):
-        groups_of(collection([built(branch, record, 1.0, 1.0, {})]))
+        groups_of(collection([built(sample_of(branch, record, 1.0))]))
 
 
 def test_step_rewards_have_no_place_in_art():

@@ -21,7 +21,7 @@ async def test_openai_takes_epochs_and_beta_and_names_what_it_does_not():
     server = StandIn()
     adapter = backend(server, n_epochs=2)
     with pytest.raises(
-        CapabilityError, match=r"'openai' cannot be told rl_learning_rate \(0.0003\), lora_rank"
+        CapabilityError, match=r"'openai' cannot be given rl_learning_rate \(0.0003\), lora_rank"
     ):
         adapter.use_hyperparameters(ALL)
     adapter.use_hyperparameters(JobHyperparameters(num_epochs=7, dpo_beta=0.9))
@@ -82,5 +82,5 @@ async def test_what_the_config_says_already_is_nothing_new(tmp_path):
 def test_an_adapter_that_does_not_say_takes_none(tmp_path):
     adapter = FakeAdapter(tmp_path / "jobs")
     adapter.use_hyperparameters(JobHyperparameters())
-    with pytest.raises(CapabilityError, match=r"'fake' cannot be told num_epochs \(7\), rl_learning_rate"):
+    with pytest.raises(CapabilityError, match=r"'fake' cannot be given num_epochs \(7\), rl_learning_rate"):
         adapter.use_hyperparameters(ALL)

@@ -4,6 +4,7 @@ import pytest
 
 from etude.backends.lm_client import ClientTimeoutError, EngineClientError
 from etude.config.finetuning import FinetuneConfig
+from etude.core.edge import sample_of
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import TrainingJobRef, TrainingStatusEnum
 from etude.core.skipped import Skipped
@@ -41,7 +42,7 @@ async def test_a_grpo_row_is_a_group_as_it_was_sampled():
     data = compared()
     await server.adapter().submit(data)
     rows = [GrpoRow.model_validate(row) for row in server.rows("ftjob-0")]
-    assert rows == [GrpoRow.of_group(group) for group in data.trajectories]
+    assert rows == [GrpoRow.of_group([*map(sample_of, group)]) for group in data.trajectories]
     assert [one.reward for one in rows[0].trajectories] == [0.0, 1.0]
 
 

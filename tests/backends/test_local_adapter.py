@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from etude.backends.local_adapter import LocalAdapter
-from etude.backends.local_config import DpoConfig, GrpoConfig, LocalAdapterConfig, LoraConfig
+from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import EngineError, RequestError, StoreError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
@@ -28,10 +28,10 @@ CONFIG = {"learning_rate": 1e-2, "batch_size": 3, "passes": 2, "warmup_steps": 3
 def trajectory(sequence, reward):
     """A sequence of two turns as the episode that it came from."""
     items, start = [], 0
-    for at, weight in enumerate(sequence.weights):
-        following = sequence.weights[at + 1] if at + 1 < len(sequence.weights) else 0.0
+    for at, weight in enumerate(sequence.loss_weights):
+        following = sequence.loss_weights[at + 1] if at + 1 < len(sequence.loss_weights) else 0.0
         if weight and not following:
-            sampled = [place for place in range(start, at + 1) if sequence.weights[place]]
+            sampled = [place for place in range(start, at + 1) if sequence.loss_weights[place]]
             first, end = sampled[0], at + 1
             items.append(
                 EpisodeItem(
@@ -46,12 +46,12 @@ def trajectory(sequence, reward):
     return Trajectory(episode=items, reward=reward)
 
 
-def collection(name, *, seed=0, method="grpo", rewards=(0.0, 1.0, 2.0, 5.0)):
+def collection(name, *, seed=0, method="grpo", rewards=(0.0, 1.0, 2.0, 5.0), **options):
     group = [
         trajectory(one, reward)
         for one, reward in zip(sequences(policy(), len(rewards), seed=seed), rewards, strict=True)
     ]
-    return TrajectoryCollection(trajectories=[group], run_id=name, method=method)
+    return TrajectoryCollection(trajectories=[group], run_id=name, method=method, options=options)
 
 
 async def adapter_on(folder, of=None, **config):
@@ -369,7 +369,7 @@ async def test_lora_modules_that_the_model_does_not_have_are_a_wrong_request(tmp
 
 @pytest.mark.parametrize("reference", ["sampler", "base"])
 async def test_preferences_are_trained_on(tmp_path, reference):
-    adapter = await adapter_on(tmp_path, dpo=DpoConfig(reference=reference))
+    adapter = await adapter_on(tmp_path)
     pair = DPOItem(
         prompt="a",
         chosen_response="b",
@@ -381,7 +381,10 @@ async def test_preferences_are_trained_on(tmp_path, reference):
         rejected_logprobs=(-1.0,),
     )
     job = TrajectoryCollection(
-        trajectories=[[Trajectory(episode=[pair], reward=1.0)]], run_id="one", method="dpo"
+        trajectories=[[Trajectory(episode=[pair], reward=1.0)]],
+        run_id="one",
+        method="dpo",
+        options={"reference": reference},
     )
     assert (await done(adapter, job)).number == 1
 
@@ -393,13 +396,13 @@ async def test_preferences_in_words_need_the_base_for_reference(tmp_path):
     )
     with pytest.raises(TrainingError, match="reference: base"):
         await (await adapter_on(tmp_path)).submit(job)
-    adapter = await adapter_on(tmp_path, dpo=DpoConfig(reference="base"))
-    assert (await done(adapter, job)).number == 1
+    against_the_base = job.model_copy(update={"options": {"reference": "base"}})
+    assert (await done(await adapter_on(tmp_path), against_the_base)).number == 1
 
 
 async def test_grpo_with_a_pull_to_the_base_and_supervised_training_work_too(tmp_path):
-    adapter = await adapter_on(tmp_path, grpo=GrpoConfig(beta=0.1, aggregation="sequence"))
-    assert (await done(adapter, collection("one"))).number == 1
+    adapter = await adapter_on(tmp_path)
+    assert (await done(adapter, collection("one", beta=0.1, aggregation="sequence"))).number == 1
     assert (await done(adapter, collection("two", method="supervised"))).number == 2
 
 
@@ -419,8 +422,8 @@ async def test_nothing_is_trained_before_initialize(tmp_path):
 
 
 async def test_what_an_episode_is_off_the_base_model_can_be_a_part_of_its_reward(tmp_path):
-    adapter = await adapter_on(tmp_path, grpo=GrpoConfig(reward_kl=0.1))
-    status = await adapter.wait_until_complete(await adapter.submit(collection("one", rewards=(1.0,) * 4)))
+    adapter, job = await adapter_on(tmp_path), collection("one", rewards=(1.0,) * 4, reward_kl=0.1)
+    status = await adapter.wait_until_complete(await adapter.submit(job))
     # Their rewards are equal, so that all there is to learn is to stay with the base model.
     assert status.status is TrainingStatusEnum.COMPLETED
     assert status.metadata["metrics"]["kl_in_reward"] != 0.0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from etude.algorithms.algorithm import changed_options
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
 from etude.backends.local_adapter import learner_options
 from etude.backends.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
-from etude.jobs.units import objective_of
 from etude.learner.schedule import Schedule
-from etude.server.hyperparameters import DpoHyperparameters, GrpoHyperparameters, resolved
+from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolved
 
 
 @pytest.mark.parametrize(
@@ -29,18 +31,26 @@ def test_the_learning_rate_falls_over_the_epochs(adapter, run, trainings):
 
 
 def test_ipo_has_no_labels_to_smooth():
+    asked = {"loss_type": "ipo", "label_smoothing": 0.1}
     with pytest.raises(ValidationError, match="label_smoothing is for the sigmoid losses"):
-        LocalAdapterConfig(dpo={"loss": "ipo", "label_smoothing": 0.1})
+        Dpo(**asked)
     with pytest.raises(ValidationError, match="label_smoothing is for the sigmoid losses"):
-        DpoHyperparameters(loss="ipo", label_smoothing=0.1)
+        hyperparameters_for("dpo", **asked)
 
 
-def test_a_job_of_the_server_has_the_same_objectives():
-    for asked in ({}, {"loss": "ipo", "beta": 0.3}, {"loss": "sigmoid_norm", "label_smoothing": 0.1}):
-        values = resolved("dpo", DpoHyperparameters(**asked), 4, None, fine_tuned=False)
-        config = LocalAdapterConfig(dpo={**asked, "reference": "base"})
-        assert objective_of("dpo", values) == objective_of("dpo", config.options_of("dpo"))
-    for asked in ({"variant": "gspo"}, {"correction": "mask", "entropy_bonus": 0.1, "off_policy_limit": 1.0}):
-        values = resolved("grpo", GrpoHyperparameters(**asked), 4, None, fine_tuned=False)
-        config = LocalAdapterConfig(grpo=asked)
-        assert objective_of("grpo", values) == objective_of("grpo", config.options_of("grpo"))
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Dpo(reference="base"),
+        Dpo(reference="base", loss_type="ipo", beta=0.3),
+        Dpo(reference="base", loss_type="sigmoid_norm", label_smoothing=0.1),
+        Grpo(variant="gspo"),
+        Grpo(correction="mask", entropy_bonus=0.1, off_policy_limit=1.0),
+    ],
+    ids=range(5),
+)
+def test_a_job_of_the_server_has_the_same_loss(algorithm):
+    method = algorithm.type_name
+    options = {name: value for name, value in changed_options(algorithm).items() if name != "reference"}
+    values = resolved(method, hyperparameters_for(method, **options), 4, None, fine_tuned=False)
+    assert job_algorithm(method, values) == algorithm

@@ -8,14 +8,14 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from etude.algorithms.branches import branches_of
-from etude.algorithms.transcript import trajectory_of
+from etude.algorithms.samples import branches_of, sample_of
 from etude.backends.openai_adapter import OpenAiAdapter, price_of
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_config import OpenAiAdapterConfig
 from etude.backends.openai_rows import dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
+from etude.core.edge import trajectory_of
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
 from etude.core.example import Example
 from etude.core.job import TrainingJobRef, TrainingStatusEnum
@@ -29,7 +29,7 @@ from tests.backends.openai_stand_in import BASE, StandIn, error_response
 def imitated(*turns):
     record = episode(conversation(*turns))
     (branch,) = branches_of(record, ["*"], None)
-    return trajectory_of(branch, record, 1.0, 1.0, {})
+    return trajectory_of(sample_of(branch, record, 1.0))
 
 
 def supervised(job="run-epoch-1", rows=10):
@@ -37,11 +37,10 @@ def supervised(job="run-epoch-1", rows=10):
     return TrajectoryCollection(trajectories=made, run_id=job, method="supervised")
 
 
-def preference(**facts):
-    item = DPOItem(
-        prompt=[OpenAIMessage(role="user", content="q")], chosen_response="good", rejected_response="bad"
-    )
-    return Trajectory(episode=[item], reward=1.0, metadata=facts)
+def preference(**fields):
+    prompt = [OpenAIMessage(role="user", content="q")]
+    item = DPOItem(prompt=prompt, chosen_response="good", rejected_response="bad", **fields)
+    return Trajectory(episode=[item], reward=1.0)
 
 
 def dpo(job="pairs", rows=10):
@@ -126,7 +125,7 @@ def test_what_the_model_did_not_say_has_no_weight_and_tool_calls_stay_what_they_
     reply = {"role": "assistant", "content": None, "tool_calls": [wire]}
     record = episode([call(0, messages, reply, "<hi>", "look.")])
     (branch,) = branches_of(record, ["*"], None)
-    assert supervised_row(trajectory_of(branch, record, 1.0, 1.0, {}))["messages"] == [
+    assert supervised_row(trajectory_of(sample_of(branch, record, 1.0)))["messages"] == [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "an example", "weight": 0},
         {"role": "tool", "content": "seen", "tool_call_id": "call_0"},
@@ -136,12 +135,12 @@ def test_what_the_model_did_not_say_has_no_weight_and_tool_calls_stay_what_they_
 
 def test_a_prompt_that_is_a_text_is_said_by_the_user():
     item = DPOItem(prompt="q", chosen_response="a", rejected_response="b")
-    assert dpo_row(item, {})["input"] == {"messages": [{"role": "user", "content": "q"}]}
+    assert dpo_row(item)["input"] == {"messages": [{"role": "user", "content": "q"}]}
 
 
 def test_pairs_of_several_turns_are_refused_with_a_way_out():
     with pytest.raises(CapabilityError, match="compare: turns"):
-        dpo_row(preference().episode[0], {"turns": 3})
+        dpo_row(preference(turns=3).episode[0])
 
 
 async def test_a_job_that_is_submitted_twice_is_made_once():

@@ -117,7 +117,7 @@ def etude(*arguments: Any) -> Any:
 
 def process(*arguments: Any, folder: Path, environment: Mapping[str, str] | None = None) -> Forked:
     """A command in a process of its own, with pipes; forked, so that it starts at once."""
-    return Forked(["-m", "etude", *map(str, arguments)], folder, {**os.environ, **(environment or {})})
+    return Forked([*map(str, arguments)], folder, {**os.environ, **(environment or {})})
 
 
 def finished(*arguments: Any, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ from tests.cli.projects import ROOT, change, etude, local_project, rows, scripte
 from tests.cli.test_dataset import apps, buggify, endpoint  # noqa: F401
 from tests.cli.test_demo import small_example  # noqa: F401
 from tests.cli.test_several_models import AGENT as TWO_MODELS
-from tests.forked import programs
+from tests.forked import program
 
 EQUAL = """
 import etude
@@ -64,7 +64,7 @@ def last_line(shown: Any) -> str:
 
 def pasted(line: str, folder: Path | None = None) -> str:
     """The output of a line that is pasted into a shell. It must succeed."""
-    environment = {**os.environ, "PATH": os.pathsep.join([str(programs()), os.environ["PATH"]])}
+    environment = {**os.environ, "PATH": os.pathsep.join([str(program()), os.environ["PATH"]])}
     shell = ["bash", "--norc", "-c", line]
     done = subprocess.run(
         shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False

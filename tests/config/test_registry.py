@@ -36,8 +36,8 @@ def test_a_decorated_generator_is_found_by_kind_and_name(empty_registry: None):
     assert (found.config_type, found.factory, found.module) == (config_type, build, __name__)
     assert registry.names("trainers") == ["mine"]
     assert registry.names("llms") == []
-    assert registry.of_factory("trainers", build) is found
-    assert registry.of_factory("llms", build) is None
+    assert registry.of_object("trainers", build) is found
+    assert registry.of_object("llms", build) is None
 
 
 def test_one_name_may_stand_for_components_of_different_kinds(empty_registry: None):
@@ -86,7 +86,7 @@ def test_a_class_without_a_name_is_refused_when_it_is_used(empty_registry: None)
         """It has no `name=`."""
 
     register_trainer(config_type=Nameless)(build)
-    found = registry.of_factory("trainers", build)
+    found = registry.of_object("trainers", build)
     assert found is not None
     with pytest.raises(RequestError, match=r'class Nameless\(TrainerConfig, name="…"\)'):
         registry.lookup("trainers", found.name)

@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from etude.core.errors import TrainingError
-from etude.core.training_rows import ROWS, GrpoRow, GrpoTrajectory, GrpoTurn, grpo_jsonl, method_of
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.learner.batch import TrainingBatch
-from etude.learner.collate import grpo_batch
+from etude.core.edge import sample_of
+from etude.core.training_rows import ROWS, GrpoRow, GrpoTrajectory, GrpoTurn, method_of
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 
 ids = st.lists(st.integers(0, 10**6), min_size=1, max_size=4)
 numbers = st.floats(-10, 10)
@@ -21,7 +19,13 @@ numbers = st.floats(-10, 10)
 def turns(draw: st.DrawFn) -> GrpoTurn:
     sampled = draw(ids)
     logprobs = [draw(numbers) for _ in sampled]
-    return GrpoTurn(context_ids=tuple(draw(ids)), token_ids=tuple(sampled), logprobs=tuple(logprobs))
+    cut_off = draw(st.sampled_from([None, "length"]))
+    return GrpoTurn(
+        context_ids=tuple(draw(ids)),
+        token_ids=tuple(sampled),
+        logprobs=tuple(logprobs),
+        finish_reason=cut_off,
+    )
 
 
 @st.composite
@@ -34,40 +38,26 @@ def trajectories(draw: st.DrawFn) -> GrpoTrajectory:
 @given(st.lists(trajectories(), min_size=1, max_size=3))
 def test_a_group_survives_the_file(rows: list[GrpoTrajectory]) -> None:
     row = GrpoRow(trajectories=tuple(rows))
-    (line,) = grpo_jsonl([row.group()]).splitlines()
+    line = GrpoRow.of_group(row.group()).model_dump_json(exclude_none=True)
     assert GrpoRow.model_validate_json(line) == row
 
 
-def test_the_learner_gets_the_same_batch_from_the_file_as_from_the_trajectories() -> None:
-    def trajectory(reward: float, episode: str, token: int) -> Trajectory:
-        asked = EpisodeItem(role=EpisodeItemRole.USER, content="?")
-        given = EpisodeItem(
-            role=EpisodeItemRole.ASSISTANT, content="as an example", logprobs=[], metadata={"given": True}
-        )
-        said = EpisodeItem(
-            role=EpisodeItemRole.ASSISTANT,
-            content="!",
-            logprobs=[-0.5, -0.25],
-            token_ids=(token, 2),
-            context_ids=(7, 8),
-            metadata={"temperature": 0.7},
-        )
-        return Trajectory(episode=[asked, given, said], reward=reward, metadata={"episode": episode})
-
-    groups = [[trajectory(1.0, "a", 3), trajectory(0.0, "b", 4), trajectory(0.0, "b", 5)]]
-    lines = grpo_jsonl(groups).splitlines()
-    read = [GrpoRow.model_validate_json(line).group() for line in lines]
-
-    def batch(trajectories: list[list[Trajectory]]) -> TrainingBatch:
-        return grpo_batch(TrajectoryCollection(trajectories=trajectories, run_id="r"))
-
-    assert batch(read) == batch(groups)
-
-
-def test_what_was_sampled_without_token_ids_is_refused() -> None:
-    item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="!", logprobs=[])
-    with pytest.raises(TrainingError, match="no token ids"):
-        GrpoRow.of_group([Trajectory(episode=[item], reward=1.0, metadata={"episode": "e7"})])
+def test_a_sample_is_the_same_from_the_file_as_from_the_trajectory() -> None:
+    asked = EpisodeItem(role=EpisodeItemRole.USER, content="?")
+    given = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="as an example", logprobs=[], given=True)
+    said = EpisodeItem(
+        role=EpisodeItemRole.ASSISTANT,
+        content="!",
+        logprobs=[-0.5, -0.25],
+        token_ids=(3, 2),
+        context_ids=(7, 8),
+        advantages=(0.5, 1.5),
+        weights=(1.0, 0.0),
+        temperature=0.7,
+    )
+    sample = sample_of(Trajectory(episode=[asked, given, said], reward=1.0, episode_id="a"))
+    line = GrpoRow.of_group([sample]).model_dump_json(exclude_none=True)
+    assert GrpoRow.model_validate_json(line).group() == [sample]
 
 
 ASKED = {"role": "user", "content": "?"}

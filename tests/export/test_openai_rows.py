@@ -18,8 +18,10 @@ def given(role, content, **metadata):
     return EpisodeItem(role=role, content=content, metadata=metadata or None)
 
 
-def said(content, **metadata):
-    return EpisodeItem(role=EpisodeItemRole.ASSISTANT, content=content, logprobs=(), metadata=metadata)
+def said(content, *, given=False, **metadata):
+    return EpisodeItem(
+        role=EpisodeItemRole.ASSISTANT, content=content, logprobs=(), given=given, metadata=metadata
+    )
 
 
 def test_a_conversation_with_a_tool():
@@ -32,7 +34,7 @@ def test_a_conversation_with_a_tool():
             said("3", call=1),
         ],
         reward=1.0,
-        metadata={"tools": [TOOL]},
+        tools=[TOOL],
     )
     assert supervised_row(trajectory) == {
         "messages": [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from etude.learner.batch import TokenSequence, TrainingBatch
+from etude.core.sample import Sample, Turn
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.objective import Objective
+from etude.learner.objective import Objective, Unit
 from etude.models.policy import Policy
 from tests.models.tiny_models import true_logprobs
 
@@ -17,7 +18,7 @@ Gradient = dict[str, torch.Tensor]
 
 
 def gradient_of(
-    of: Policy, batch: TrainingBatch, objective: Objective, **options: Any
+    of: Policy, batch: Sequence[Unit], objective: Objective, **options: Any
 ) -> tuple[float, Gradient]:
     """Loss and gradient of one step of the learner, before clipping. The weights stay as they are."""
     found: Gradient = {}
@@ -65,7 +66,7 @@ def token_logprob(of: Policy, ids: tuple[int, ...], at: int, temperature: float 
 
 def sequences(
     of: Policy, count: int, *, seed: int = 0, temperature: float = 1.0, shift: float = 0.3
-) -> list[TokenSequence]:
+) -> list[Sample]:
     """Sequences of two turns; their sampled logprobs are off by up to `shift`, as after a few steps."""
     choose = random.Random(seed)
     return [_sequence(of, choose, temperature, shift, choose.uniform(-2, 2)) for _ in range(count)]
@@ -73,24 +74,24 @@ def sequences(
 
 def _sequence(
     of: Policy, choose: random.Random, temperature: float, shift: float, advantage: float
-) -> TokenSequence:
+) -> Sample:
     ids: list[int] = []
-    weights: list[float] = []
+    mask: list[bool] = []
     for turn in range(2):
         given, sampled = choose.randint(1 + (turn == 0), 5), choose.randint(1, 6)
         ids += [choose.randrange(7, 300) for _ in range(given + sampled)]
-        weights += [0.0] * given + [1.0] * sampled
+        mask += [False] * given + [True] * sampled
     true = [0.0, *true_logprobs(of, ids[:1], ids[1:], temperature)]
-    logprobs = [w * (value + choose.uniform(-shift, shift)) for w, value in zip(weights, true, strict=True)]
-    return TokenSequence(
+    logprobs = [w * (value + choose.uniform(-shift, shift)) for w, value in zip(mask, true, strict=True)]
+    return Sample(
         tuple(ids),
-        tuple(weights),
-        tuple(w * advantage for w in weights),
+        tuple(mask),
         tuple(logprobs),
-        (temperature,) * len(ids),
+        tuple(w * advantage for w in mask),
+        turns=(Turn(0, len(ids), temperature=temperature),),
     )
 
 
-def batch_of(units: Any) -> TrainingBatch:
-    """Sequences, or pairs of them, as a batch."""
-    return TrainingBatch(tuple((one,) if isinstance(one, TokenSequence) else tuple(one) for one in units))
+def batch_of(units: Any) -> list[Unit]:
+    """Samples, or pairs of them, as the learner takes them."""
+    return [(one,) if isinstance(one, Sample) else tuple(one) for one in units]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from etude.learner.dpo import Dpo
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.learner.flex import block_mask
-from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.sft import Sft
 from etude.learner.tree import TreeLayout, token_tree
 from tests.learner.gradients import batch_of
 from tests.learner.trees import forest
@@ -26,7 +26,7 @@ OBJECTIVES = {
     "grpo": Grpo(beta=0.1, entropy_bonus=0.1),
     "grpo by sequence": Grpo(aggregation="sequence", correction="truncate"),
     "dpo": Dpo(beta=0.5, reference="base"),
-    "sft": Sft(),
+    "sft": Supervised(),
 }
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from etude.learner.dpo import Dpo
-from etude.learner.grpo import Grpo
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.sft import Sft
 from etude.learner.team import PeerLost, ShardingTeam, Team, joined
 from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy
 from etude.models.weights import load_tensors, save_tensors
@@ -22,7 +22,7 @@ from tests.learner.trees import forest
 from tests.models.tiny_models import fresh_policy
 
 OBJECTIVES = {
-    "sft": Sft(),
+    "sft": Supervised(),
     "grpo": Grpo(),
     "grpo by sequence": Grpo(aggregation="sequence", beta=0.1, entropy_bonus=0.01),
     "dpo": Dpo(beta=0.5, reference="base"),

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
+from etude.algorithms.grpo import Grpo
 from etude.core.errors import RequestError
-from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, batch_of, gradient_of

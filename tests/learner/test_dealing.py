@@ -30,7 +30,7 @@ def units_of(sequences):
         replace(plain, ids=tuple(ids), temperatures=(), **{name: (1.0,) * len(ids) for name in fields})
         for ids in sequences
     ]
-    return batch_of(made).units
+    return batch_of(made)
 
 
 def cost(alone, after, start, stop):
@@ -95,7 +95,7 @@ def test_the_parts_add_up_to_the_gradient_of_one_process(packing, objective, see
     for rank in range(size):
         options = LearnerOptions(packing=packing, token_budget=50)
         learner = Learner(of, options, 0, Pretended(rank, size))
-        metrics, _ = learner.add_gradient(job.units, OBJECTIVES[objective])
+        metrics, _ = learner.add_gradient(job, OBJECTIVES[objective])
         loss += metrics["loss"]
         for name, parameter in of.trainable().items():
             if parameter.grad is not None:

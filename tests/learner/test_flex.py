@@ -12,8 +12,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import create_block_mask
 
+from etude.algorithms.grpo import Grpo
 from etude.learner import flex
-from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_attention import _attend

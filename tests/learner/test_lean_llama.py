@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from etude.algorithms.grpo import Grpo
 from etude.learner.checkpointing import checkpointed
-from etude.learner.grpo import Grpo
 from etude.learner.tree_model import is_lean
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, batch_of, gradient_of

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.core.errors import StoreError, TrainingError
-from etude.learner.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.schedule import Schedule
-from etude.learner.sft import Sft
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import batch_of, sequences
 from tests.models.tiny_models import fresh_policy, policy
@@ -85,7 +85,7 @@ def test_the_schedule_runs_over_all_trainings_however_many_steps_each_takes():
     learner = Learner(fresh_policy(), options, seed=0)
     reports = []
     for job in (batch_of(sequences(policy(), 9)), batch_of(sequences(policy(), 3))):
-        learner.train(job, Sft(), reports.append)
+        learner.train(job, Supervised(), reports.append)
     rates = [one.metrics["learning_rate"] / 1e-3 for one in reports]
     assert rates == pytest.approx([1, 5 / 6, 4 / 6, 1 / 2])
 
@@ -103,12 +103,12 @@ def test_the_mismatch_is_what_the_learner_differed_by_before_its_first_step():
     on_policy = batch_of(sequences(policy(), 9, shift=0.0))
     found = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule()), seed=0).train(on_policy, Grpo())
     assert found["mismatch_kl"] < 1e-9 < 1e-6 < found["sampled_kl"]
-    assert "mismatch_kl" not in Learner(fresh_policy(), OPTIONS, seed=0).train(on_policy, Sft())
+    assert "mismatch_kl" not in Learner(fresh_policy(), OPTIONS, seed=0).train(on_policy, Supervised())
 
 
 def test_without_a_batch_size_a_pass_is_one_step():
     learner = Learner(fresh_policy(), LearnerOptions(passes=3), seed=0)
-    assert set(learner.train(jobs(1)[0], Sft())) >= {"loss", "nll", "grad_norm", "tokens_per_s"}
+    assert set(learner.train(jobs(1)[0], Supervised())) >= {"loss", "nll", "grad_norm", "tokens_per_s"}
     assert learner.step == 3
 
 
@@ -116,7 +116,7 @@ def test_training_on_something_makes_it_likelier():
     of = fresh_policy()
     learner = Learner(of, LearnerOptions(learning_rate=1e-2, passes=30), seed=0)
     losses = []
-    learner.train(jobs(1)[0], Sft(), lambda report: losses.append(report.metrics["loss"]))
+    learner.train(jobs(1)[0], Supervised(), lambda report: losses.append(report.metrics["loss"]))
     assert losses[-1] < losses[0] / 2
 
 
@@ -135,17 +135,17 @@ def test_a_job_with_nothing_to_learn_from_is_an_error(field):
     with pytest.raises(TrainingError, match="nothing to learn from"):
         learner.train(batch_of(idle), Grpo())
     with pytest.raises(TrainingError, match="nothing to learn from"):
-        learner.train(batch_of([]), Sft())
+        learner.train(batch_of([]), Supervised())
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
     of = fresh_policy()
     one = sequences(of, 1)[0]
-    wild = replace(one, advantages=tuple(weight * 1e38 for weight in one.weights))
+    wild = replace(one, advantages=tuple(weight * 1e38 for weight in one.loss_weights))
     learner = Learner(of, LearnerOptions(), seed=0)
     weights = of.digest()
     with pytest.raises(TrainingError, match=r"gradient of step 1 is not finite; lower learning_rate"):
-        learner.train(batch_of([wild, replace(wild, logprobs=tuple(-100 * w for w in one.weights))]), Grpo())
+        learner.train(batch_of([wild, replace(wild, logprobs=tuple(-100.0 * w for w in one.mask))]), Grpo())
     of.mark_changed(0)
     assert of.digest() == weights
     assert all(parameter.grad is None for parameter in of.trainable().values())
@@ -165,7 +165,7 @@ def test_gradients_are_clipped_to_their_norm():
     plain, clipped = (
         Learner(fresh_policy(), LearnerOptions(max_grad_norm=norm), seed=0) for norm in (1e9, 1e-3)
     )
-    norms = [learner.train(jobs(1)[0], Sft())["grad_norm"] for learner in (plain, clipped)]
+    norms = [learner.train(jobs(1)[0], Supervised())["grad_norm"] for learner in (plain, clipped)]
     assert norms[0] == pytest.approx(norms[1])
     moments = [
         torch.cat([state["exp_avg"].flatten() for state in learner.optimiser.adam.state.values()]).norm()

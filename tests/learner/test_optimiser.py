@@ -7,10 +7,10 @@ from collections import defaultdict
 import pytest
 import torch
 
-from etude.learner.grpo import Grpo
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.schedule import Schedule
-from etude.learner.sft import Sft
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import batch_of
 from tests.learner.trees import forest
@@ -42,7 +42,7 @@ def test_steps_far_below_the_resolution_move_the_model_as_in_float32():
     start = full.copy_tensors()
     options = LearnerOptions(learning_rate=1e-5, passes=300)
     learners = [Learner(of, options, seed=0) for of in (half, full)]
-    losses = [learner.train(job(units=6), Sft())["loss"] for learner in learners]
+    losses = [learner.train(job(units=6), Supervised())["loss"] for learner in learners]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
     masters, wanted = learners[0].optimiser.masters, full.trainable()
     ways = [
@@ -90,7 +90,7 @@ def test_gradients_of_many_passes_are_summed_up_in_float32(packing):
     learner = Learner(of, LearnerOptions(packing=packing, token_budget=60), seed=0)
     for name, weight in of.trainable().items():
         weight.register_post_accumulate_grad_hook(lambda weight, name=name: parts[name].append(weight.grad))
-    learner.add_gradient(job(units=40).units, Grpo())
+    learner.add_gradient(job(units=40), Grpo())
     for name, master in learner.optimiser.masters.items():
         assert len(parts[name]) > 3
         assert {part.dtype for part in parts[name]} == {torch.bfloat16}
@@ -103,7 +103,7 @@ def test_lora_weights_on_a_bfloat16_model_are_their_own_masters():
     learner = Learner(of, OPTIONS, seed=0)
     assert all(weight.dtype == torch.float32 for weight in of.trainable().values())
     assert all(learner.optimiser.masters[name] is weight for name, weight in of.trainable().items())
-    learner.train(job(), Sft())
+    learner.train(job(), Supervised())
     assert {value.dtype for name, value in of.model.named_parameters() if "lora_" not in name} == {
         torch.bfloat16
     }
@@ -111,7 +111,7 @@ def test_lora_weights_on_a_bfloat16_model_are_their_own_masters():
 
 def test_in_float32_there_is_nothing_beside_the_weights():
     learner = Learner(fresh_policy(), OPTIONS, seed=0)
-    learner.train(job(), Sft())
+    learner.train(job(), Supervised())
     assert learner.optimiser.copies() == {}
     assert {name.rpartition("/")[2] for name in learner.optimiser.tensors()} == {
         "step",
@@ -123,12 +123,12 @@ def test_in_float32_there_is_nothing_beside_the_weights():
 def test_weights_that_others_load_are_trained_from():
     of = half_policy()
     learner = Learner(of, OPTIONS, seed=0)
-    learner.train(job(), Sft())
+    learner.train(job(), Supervised())
     learner.reset()
     of.load_tensors(of.base_tensors())
-    learner.train(job(1), Sft())
+    learner.train(job(1), Supervised())
     fresh = Learner(half_policy(), OPTIONS, seed=0)
-    fresh.train(job(1), Sft())
+    fresh.train(job(1), Supervised())
     assert all(
         torch.equal(mine, fresh.optimiser.masters[name]) for name, mine in learner.optimiser.masters.items()
     )
@@ -138,21 +138,21 @@ def test_a_training_in_one_precision_is_gone_on_with_in_another(tmp_path):
     full, half = Learner(fresh_policy(), OPTIONS, seed=0), Learner(half_policy(), OPTIONS, seed=0)
     for learner, other, name in ((full, half, "full"), (half, full, "half")):
         learner.reset()
-        learner.train(job(), Sft())
+        learner.train(job(), Supervised())
         version = learner.policy.save_version(tmp_path / name, 1)
         learner.save(tmp_path / name)
         other.policy.adopt(version)
         other.restore(tmp_path / name)
         assert other.step == learner.step
         assert {value.dtype for value in other.optimiser.tensors().values()} == {torch.float32}
-        other.train(job(1), Sft())
+        other.train(job(1), Supervised())
 
 
 def test_what_training_holds_is_eighteen_bytes_a_weight():
     of = half_policy()
     learner = Learner(of, OPTIONS, seed=0)
     count = sum(weight.numel() for weight in of.trainable().values())
-    learner.add_gradient(job().units, Sft())
+    learner.add_gradient(job(), Supervised())
     masters = learner.optimiser.masters.values()
     learner.optimiser.adam.step()
     moments = [

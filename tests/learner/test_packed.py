@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from etude.learner.dpo import Dpo
-from etude.learner.grpo import Grpo
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep
-from etude.learner.sft import Sft
 from etude.learner.tree_model import why_not_trees
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, batch_of, gradient_of
@@ -31,10 +31,10 @@ OBJECTIVES = {
     "grpo masked by sequence": Grpo(correction="mask", correction_level="sequence", correction_cap=30.0),
     "grpo without what strayed": Grpo(off_policy_limit=0.05),
     "dpo": Dpo(beta=0.5),
-    "dpo by length": Dpo(loss_kind="sigmoid_norm", label_smoothing=0.2),
-    "ipo": Dpo(loss_kind="ipo"),
+    "dpo by length": Dpo(loss_type="sigmoid_norm", label_smoothing=0.2),
+    "ipo": Dpo(loss_type="ipo"),
     "dpo against the base": Dpo(beta=0.5, label_smoothing=0.1, reference="base"),
-    "sft": Sft(),
+    "sft": Supervised(),
 }
 
 FAMILIES = {
@@ -59,7 +59,7 @@ def units_for(objective, sequences):
 
 def both(of, batch, objective, **options):
     """Loss and gradient of the packed step, and of the padded one."""
-    assert PackedStep(batch.units).pays
+    assert PackedStep(batch).pays
     assert why_not_trees(of.model) is None
     return (
         gradient_of(of, batch, objective, packing=packing, **(options if packing == "tree" else {}))
@@ -90,7 +90,7 @@ def test_every_family_has_the_gradient_of_padding(name):
     config, changes = FAMILIES[name]
     of = family(config, **changes)
     batch = batch_of(forest(7, 40))
-    assert max(len(unit[0].ids) for unit in batch.units) > 20
+    assert max(len(unit[0].ids) for unit in batch) > 20
     assert_same(*both(of, batch, Grpo()))
 
 
@@ -108,10 +108,10 @@ def test_long_prompts_are_looked_back_at_over_many_tiles():
         replace(
             one,
             ids=prompt + one.ids,
-            weights=(0.0,) * 300 + one.weights,
+            mask=(False,) * 300 + one.mask,
             advantages=(0.0,) * 300 + one.advantages,
             logprobs=(0.0,) * 300 + one.logprobs,
-            temperatures=(),
+            turns=(),
         )
         for one in forest(1, 30)
     ]
@@ -167,10 +167,10 @@ def test_logits_are_never_there_for_all_positions(monkeypatch, name, packing):
     monkeypatch.setattr("etude.learner.head._LOGITS", most)
     with Largest() as largest:
         gradient_of(of, batch, objective, packing=packing)
-    trained = sum(weight != 0 for unit in batch.units for one in unit for weight in one.weights)
+    trained = sum(weight != 0 for unit in batch for one in unit for weight in one.loss_weights)
     assert largest.numbers <= max(most, 60 * 60 * 48) < trained * vocabulary
 
 
 def test_sequences_that_have_little_in_common_are_padded():
     one, other = forest(1, 40)[:1], forest(2, 40)[:1]
-    assert not PackedStep(batch_of([*one, *other]).units).pays
+    assert not PackedStep(batch_of([*one, *other])).pays

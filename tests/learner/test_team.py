@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from etude.learner.grpo import Grpo
+from etude.algorithms.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.team import Team, launch_command
 from etude.models.weights import load_tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etude.learner.grpo import Grpo
+from etude.algorithms.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.tree_model import why_not_trees
 from tests.learner.gradients import assert_same, batch_of, gradient_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from etude.learner.batch import TokenSequence
+from etude.core.sample import Sample, Turn
 
 VOCABULARY = 300
 
 
-def forest(seed: int, count: int, *, temperatures: tuple[float, ...] = (1.0,)) -> list[TokenSequence]:
+def forest(seed: int, count: int, *, temperatures: tuple[float, ...] = (1.0,)) -> list[Sample]:
     """`count` sequences; each goes on from a random place of an earlier one, or starts anew.
 
     All fields are random, also those of tokens that sequences share.
@@ -23,15 +23,15 @@ def forest(seed: int, count: int, *, temperatures: tuple[float, ...] = (1.0,)) -
     return [_filled(tuple(ids), choose, temperatures) for ids in grown]
 
 
-def _filled(ids: tuple[int, ...], choose: random.Random, temperatures: tuple[float, ...]) -> TokenSequence:
+def _filled(ids: tuple[int, ...], choose: random.Random, temperatures: tuple[float, ...]) -> Sample:
     weights = [0.0, *(choose.choice([0.0, 1.0, 1.0]) for _ in ids[1:])]
     weights[choose.randrange(1, len(ids))] = 1.0
     advantage = choose.uniform(-2, 2)
-    return TokenSequence(
+    return Sample(
         ids,
-        tuple(weights),
-        tuple(weight * advantage * choose.choice([1.0, 0.5]) for weight in weights),
+        tuple(map(bool, weights)),
+        advantages=tuple(weight * advantage * choose.choice([1.0, 0.5]) for weight in weights),
         # About what a model with a vocabulary of that size says, so that some ratios are clipped.
-        tuple(weight * choose.uniform(-7, -5) for weight in weights),
-        tuple([choose.choice(temperatures)] * len(ids)),
+        logprobs=tuple(weight * choose.uniform(-7, -5) for weight in weights),
+        turns=(Turn(0, len(ids), temperature=choose.choice(temperatures)),),
     )

@@ -8,9 +8,9 @@ from etude.store.summary import summary_of
 from tests.report.histories import history
 
 
-def trajectory(reward, **metadata):
+def trajectory(reward, **fields):
     item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=())
-    return Trajectory(episode=[item], reward=reward, metadata=metadata)
+    return Trajectory(episode=[item], reward=reward, **fields)
 
 
 def collection(*groups):

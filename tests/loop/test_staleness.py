@@ -16,11 +16,11 @@ def sampled_from(*versions):
             role=EpisodeItemRole.ASSISTANT,
             content=str(version),
             logprobs=[],
-            metadata={} if version is None else {"model_version": version},
+            model_version=version,
         )
         for version in versions
     ]
-    given = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=[], metadata={"given": True})
+    given = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=[], given=True)
     return Trajectory(episode=[given, *items], reward=0.0)
 
 

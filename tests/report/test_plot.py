@@ -7,8 +7,8 @@ import pytest
 
 from etude.core.errors import StoreError
 from etude.core.history import History
+from etude.report.files import RunReport
 from etude.report.plot import render_reward_plot, write_reward_plot
-from etude.report.run_report import RunReport
 from tests.report.histories import epoch, history, validation
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -63,7 +63,7 @@ def test_the_report_draws_now_and_then_and_at_the_end(tmp_path):
 
 
 def test_importing_the_report_does_not_load_matplotlib():
-    code = "import sys, etude.report.run_report, etude.report.progress; print('matplotlib' in sys.modules)"
+    code = "import sys, etude.report.files, etude.report.progress; print('matplotlib' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
@@ -104,3 +104,17 @@ def test_names_in_any_script_are_drawn_without_a_warning(name, caplog):
         warnings.simplefilter("error")
         assert render_reward_plot(past).startswith(PNG)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("etude.report.plot.find_spec", lambda name: None)
+    messages = []
+    report = RunReport(tell=messages.append)
+    report(history([0.1]), tmp_path)
+    report(history([0.1, 0.2]), tmp_path, final=True)
+    assert (tmp_path / "training_metrics.jsonl").read_text().count("\n") == 2
+    assert not (tmp_path / "reward_plot.png").exists()
+    assert messages == [
+        "there is no reward_plot.png: drawing the plot of the rewards needs the extra 'plots'. "
+        "Install it: pip install 'etude[plots]'"
+    ]

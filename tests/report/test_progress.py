@@ -9,11 +9,9 @@ from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.evaluation import EvalOutputItem
 from etude.core.example import Example
-from etude.report.json_lines import JsonProgress
-from etude.report.lines import LineProgress
+from etude.report.lines import JsonProgress, LineProgress, shown_time, sparkline
 from etude.report.live import LiveProgress
 from etude.report.progress import progress_for
-from etude.report.state import shown_time, sparkline
 
 
 def episode(tokens=10, failure=None):

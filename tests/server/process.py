@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import coverage
 import httpx
 import openai
+
+from tests.forked import Forked
 
 _HERE = Path(__file__).parent
 
@@ -23,9 +23,8 @@ class ServerProcess:
     def __init__(self, model: Path, data_dir: Path, *options: str, key: str | None = None) -> None:
         self.data_dir = data_dir
         self.key = key
-        self._command = [sys.executable, *_measured(), "-m", "etude", "serve", str(model), "--port", "0"]
-        self._command += ["--data-dir", str(data_dir), *options]
-        self._process: subprocess.Popen[str] | None = None
+        self._command = ["serve", str(model), "--port", "0", "--data-dir", str(data_dir), *options]
+        self._process: Forked | None = None
         self.address = ""
 
     def __enter__(self) -> ServerProcess:
@@ -37,14 +36,11 @@ class ServerProcess:
 
     def start(self) -> None:
         """Returns when requests are answered."""
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | _measured()
         if self.key is not None:
             environment["SERVER_TEST_KEY"] = self.key
             self._command += ["--api-key-env", "SERVER_TEST_KEY"]
-        self._process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=self.log.open("a"), text=True, env=environment
-        )
-        assert self._process.stdout is not None
+        self._process = Forked(self._command, Path.cwd(), environment, errors=self.log)
         line = self._process.stdout.readline()
         assert " at http://" in line, self.log.read_text()
         self.address = line.split(" at ")[1].split("/v1")[0]
@@ -76,11 +72,10 @@ class ServerProcess:
         process, self._process = self._process, None
         process.send_signal(number)
         code = process.wait(timeout=60)
-        assert process.stdout is not None
         process.stdout.close()
         return code
 
-    def terminate(self) -> subprocess.Popen[str]:
+    def terminate(self) -> Forked:
         """SIGTERM, without waiting."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
@@ -108,9 +103,9 @@ class ServerProcess:
         return httpx.Client(base_url=self.address, headers=headers | options.pop("headers", {}), **options)
 
 
-def _measured() -> list[str]:
-    """Python's options for measuring the server's coverage, where that of the tests is measured."""
+def _measured() -> dict[str, str]:
+    """The environment for measuring the server's coverage, where that of the tests is measured."""
     if coverage.Coverage.current() is None:
-        return []
-    data = _HERE.parents[1] / ".coverage"
-    return ["-m", "coverage", "run", f"--rcfile={_HERE / 'coverage.ini'}", f"--data-file={data}"]
+        return {}
+    data = str(_HERE.parents[1] / ".coverage")
+    return {"COVERAGE_PROCESS_START": str(_HERE / "coverage.ini"), "COVERAGE_FILE": data}

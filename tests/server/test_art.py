@@ -24,8 +24,6 @@ from tests.server.art_client import (
 )
 from tests.server.process import ServerProcess
 
-KEY = "secret-key"
-
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -192,16 +190,3 @@ def test_logged_trajectories_are_kept_and_tell_the_best_step(
     assert names(http, "logger") == ["logger", "logger@1", "logger@3"]
     refused(http.post("/_log", json={"model": model, "trajectory_groups": [], "split": "../x"}), 400)
     assert http.post("/close").json() is None
-
-
-def test_a_key_can_be_part_of_the_address(model: Path, tmp_path: Path) -> None:
-    with ServerProcess(model, tmp_path, key=KEY) as server:
-        address = server.address.replace("http://", f"http://art:{KEY}@")
-        with httpx.Client(base_url=address, timeout=60) as http:
-            assert http.get("/healthcheck").status_code == 200
-            art = registered(http, "agent")
-            prepared = http.post("/_prepare_backend_for_training", json={"model": art, "config": None})
-            assert prepared.json() == [f"{server.address}/v1", KEY]
-        wrong = httpx.post(f"{address.replace(KEY, 'other')}/register", json=art)
-        assert "key" in refused(wrong, 401)
-        assert "key" in refused(httpx.post(f"{server.address}/register", json=art), 401)

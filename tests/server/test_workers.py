@@ -1,4 +1,4 @@
-"""The worker that is kept ready."""
+"""The nursery, from which workers are forked."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ def eventually(holds: Callable[[], bool]) -> None:
     raise AssertionError("it never came to that")
 
 
-def spare_after_a_job(server: ServerProcess) -> int:
+def nursery_after_a_job(server: ServerProcess) -> int:
     client = server.client()
     assert wait(client, create(client, upload(client, supervised(8)), **SHORT).id).status == "succeeded"
-    eventually(lambda: len(children(server)) == 1)  # The job's own process takes a moment to end.
-    (spare,) = children(server)
-    return spare
+    (nursery,) = children(server)
+    return nursery
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_the_workers_log_from_the_level_that_the_server_was_given(model: Path, tmp_path: Path) -> None:
@@ -52,30 +55,43 @@ def test_the_workers_log_from_the_level_that_the_server_was_given(model: Path, t
         assert " DEBUG etude.server.worker: order: " in lines
 
 
-def test_the_next_job_gets_the_process_that_is_ready(model: Path, tmp_path: Path) -> None:
+def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path) as server:
-        client, spare = server.client(), spare_after_a_job(server)
+        client, nursery = server.client(), nursery_after_a_job(server)
         job = create(client, upload(client, supervised(8)), **LONG).id
-        assert worker_of(server, job) == spare
-        (other,) = {*children(server)} - {spare}
-        output = Path(f"/proc/{spare}/fd/1")
+        worker = worker_of(server, job)
+        assert parent_of(worker) == nursery
+        output = Path(f"/proc/{worker}/fd/1")
         assert not output.exists() or output.resolve() == (tmp_path / "jobs" / job / "worker.log").resolve()
-        assert wait(client, job).status == "succeeded"
+        assert children(server) == [nursery]
 
-        # One that was killed costs its job nothing.
-        os.kill(other, signal.SIGKILL)
-        eventually(lambda: other not in children(server))
-        last = spare_after_a_job(server)
+        # One that is killed costs nothing: its worker goes on, and the next job gets another.
+        os.kill(nursery, signal.SIGKILL)
+        eventually(lambda: nursery not in children(server))
+        os.kill(worker, 0)
+        assert wait(client, job).status == "succeeded"
+        last = nursery_after_a_job(server)
         told = [text for one in client.fine_tuning.jobs.list() for text in messages(client, one.id)]
         assert not any("ended early" in text for text in told)
-    assert is_gone(last)
+    eventually(lambda: is_gone(last))
 
 
 def test_the_process_that_is_ready_ends_with_a_server_that_is_killed(model: Path, tmp_path: Path) -> None:
     server = ServerProcess(model, tmp_path)
     server.start()
     try:
-        spare = spare_after_a_job(server)
+        nursery = nursery_after_a_job(server)
     finally:
         server.kill()
-    eventually(lambda: is_gone(spare))
+    eventually(lambda: is_gone(nursery))
+
+
+def test_a_server_that_stops_before_its_worker_is_there_leaves_none(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path) as server:
+        client = server.client()
+        job = create(client, upload(client, supervised(8)), **LONG).id
+        eventually(lambda: bool(children(server)))
+        (nursery,) = children(server)
+    eventually(lambda: is_gone(nursery))
+    with ServerProcess(model, tmp_path) as server:
+        assert wait(server.client(), job).status == "succeeded"

@@ -1,43 +1,70 @@
-"""What the shipped builders share: run the workflow, score, group by example, and count the rest."""
+"""Collecting: run the workflow, score, group by example, let an algorithm make samples, count the rest."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
-from etude.algorithms.branches import branches_of
-from etude.algorithms.plays import by_agent, without_retries
-from etude.algorithms.scored import Group, ScoredEpisode, Tally, reward_groups, rewards_of
-from etude.algorithms.selection import examples_for_epoch
+from etude.algorithms.episodes import (
+    Group,
+    ScoredEpisode,
+    Tally,
+    UnitGroup,
+    by_agent,
+    reward_groups,
+    rewards_of,
+    without_retries,
+)
+from etude.algorithms.samples import branches_of, require_tokens
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.algorithms.transcript import require_tokens
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
+from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
-from etude.core.keys import content_hash
-from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.core.example import Example
+from etude.core.keys import content_hash, generator
+from etude.core.sample import Unit
+from etude.core.trajectory import Method, TrajectoryCollection
 from etude.protocols.growing import branching
 from etude.rewards.collections import numbered, phase_name, worked_on
 from etude.rewards.scorer import read_score
 from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
 
-class CollectingConfig(TrajectoryBuilderConfig):
-    """Keys that the shipped builders share."""
 
-    num_generations: int = Field(default=8, ge=1, description="Episodes for each example of an epoch.")
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """One epoch's collection, as an algorithm makes samples of it."""
+
+    epoch: int
+    """From 0."""
+    seed: int
+    tally: Tally
+
+
+class Collecting(TrajectoryBuilderConfig):
+    """What an algorithm collects, and which samples it makes of it: the first half of an `Algorithm`."""
+
+    num_generations: int = Field(
+        default=8,
+        ge=1,
+        validation_alias=AliasChoices("num_generations", "group"),
+        description="Episodes for each example of an epoch.",
+    )
     examples_per_epoch: int | None = Field(
         default=None,
         ge=1,
@@ -52,61 +79,78 @@ class CollectingConfig(TrajectoryBuilderConfig):
         "episodes, by what it earned. `episode`: all have the reward of the episode.",
     )
 
+    def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
+        """The algorithm whose loss learns from an epoch's data, and the options of its gradient."""
+        raise NotImplementedError
 
-class CollectingBuilder(TrajectoryBuilder):
-    """Collects several episodes for each example; subclasses turn a group of them into trajectories."""
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """All algorithms whose losses learn from its data, in one epoch or another."""
+        return (self.method_at(0)[0],)
 
-    def __init__(self, trajectory_builder_config: CollectingConfig) -> None:
-        """Keep the config. Nothing is started here."""
-        super().__init__(trajectory_builder_config)
-        self.config = trajectory_builder_config
-        self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
-        self._facts: dict[str, dict[str, Any]] = {}
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether its samples must have the logprobs that they were sampled with."""
+        return True
 
-    @abstractmethod
-    def build(self, group: Group, tally: Tally) -> list[Trajectory]:
-        """The trajectories of one example's scored episodes, or of one agent's part of them.
+    def check(self) -> None:
+        """Raise RequestError for options under which nothing could ever be learned."""
 
-        What is left out goes into `tally.left_out`.
-        """
+    async def check_protocol(self, builder: Builder) -> None:
+        """The same, of what the config's workflow plays."""
 
-    def build_all(self, groups: Sequence[Group], tally: Tally, epoch: int) -> list[list[Trajectory]]:
-        """The groups of trajectories of a whole collection; each knows the rewards of its episodes."""
-        parts = [part for group in groups for part in self.parts_of(group)]
-        built = [(part, self.build(part, tally)) for part in parts]
-        return [with_group_rewards(made, self.rewards_of_group(part, made)) for part, made in built]
-
-    def rewards_of_group(self, group: Group, trajectories: Sequence[Trajectory]) -> list[float]:
-        """The rewards by which the curriculum judges a group: those of all its episodes."""
-        return rewards_of(group)
-
-    def parts_of(self, group: Group) -> list[Group]:
-        """The group itself or, where the config says so, a group for each agent."""
-        if self.config.credit == "episode":
-            return [group]
-        return [*by_agent(group, self.run_config.target_functions, self.target_model)]
-
-    def method_of(self, epoch: int) -> Method:
-        """The method that an epoch's data are for."""
-        return self.method
-
-    def widths_of(self, epoch: int) -> Any:
+    def widths(self, epoch: int) -> Any:
         """How many answers an epoch's plays have for each turn; None leaves it to the workflow."""
         return None
 
-    async def earlier_groups(self, epoch: int, meta: dict[str, Any]) -> list[list[ScoredEpisode]]:
-        """Scored episodes of earlier epochs that are built from again."""
-        return []
+    def earlier_epochs(self, epoch: int) -> Sequence[int]:
+        """Epochs whose stored episodes are used again in this one."""
+        return ()
+
+    def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
+        """The samples of a whole collection, of which `episodes` has the scored episodes by example."""
+        parts = [part for group in episodes for part in self.parts(group)]
+        return [UnitGroup(self.samples(part, collected.tally), rewards_of(part)) for part in parts]
+
+    def parts(self, group: Group) -> list[Group]:
+        """The group itself or, where `credit` says so, a group for each agent."""
+        return [group] if self.credit == "episode" else [*by_agent(group)]
+
+    def samples(self, group: Group, tally: Tally) -> Sequence[Unit]:
+        """The samples, or pairs, of a group of episodes: here every branch of every episode.
+
+        What is left out goes into `tally.left_out`.
+        """
+        return [sample for scored in group for sample in scored.samples(self.discount)]
+
+
+class CollectingBuilder(TrajectoryBuilder):
+    """Collects several episodes for each example, and has an algorithm make samples of them."""
+
+    def __init__(self, trajectory_builder_config: Collecting) -> None:
+        """Keep the algorithm. Nothing is started here."""
+        super().__init__(trajectory_builder_config)
+        self.algorithm = trajectory_builder_config
+        self.method = self.algorithm.methods[-1]
+        self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """Those of the algorithm."""
+        return self.algorithm.methods
 
     def label_of(self, epoch: int) -> str:
         """What tells an epoch's episodes apart: the same for all targets that collect alike."""
-        widths = self.widths_of(epoch)
+        widths = self.algorithm.widths(epoch)
         return "" if widths is None else f"k{_label(widths)}"
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Take the `finetuning` block. Raises RequestError when no evaluator is named as the reward."""
+        """Take the `finetuning` block. Raises RequestError when no evaluator is named as the reward, and for
+        options under which nothing could be learned."""
         await super().initialize(run_config)
         self._reward_name()
+        self.algorithm.check()
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         """Start the episodes of the epoch `meta["epoch"]`."""
@@ -116,7 +160,7 @@ class CollectingBuilder(TrajectoryBuilder):
             # Used by itself, without a trainer that initializes it: the defaults of the block.
             self.run_config = FinetuneConfig()
         epoch = self.epoch_of(meta)
-        widths = self.widths_of(epoch)
+        widths = self.algorithm.widths(epoch)
         # The task takes the widths with it; they hold for nothing else.
         with nullcontext() if widths is None else branching(widths):
             self.evaluation_runs[run_id] = asyncio.create_task(self.collect(epoch), name=f"collect {run_id}")
@@ -132,13 +176,13 @@ class CollectingBuilder(TrajectoryBuilder):
         if self._runtime is None:
             return await self.run_eval()
         examples = examples_for_epoch(
-            self.runtime.examples, self.config.examples_per_epoch, epoch, self.run_config.seed
+            self.runtime.examples, self.algorithm.examples_per_epoch, epoch, self.run_config.seed
         )
-        self.runtime.progress.phase("collecting", len(examples) * self.config.num_generations)
+        self.runtime.progress.phase("collecting", len(examples) * self.algorithm.num_generations)
         return await self.runtime.evaluation.run(
             examples,
             phase=self.label_of(epoch),
-            generations=self.config.num_generations,
+            generations=self.algorithm.num_generations,
             on_episode=self._episode_finished,
             on_score=self._score_made,
         )
@@ -152,14 +196,23 @@ class CollectingBuilder(TrajectoryBuilder):
         finally:
             self.evaluation_runs.pop(run_id, None)
         tally, epoch = Tally(failures=dict(output.failures)), self.epoch_of(meta)
-        told = {"run_id": run_id, **(meta or {})}
-        groups: list[Group] = [*await self._scored_groups(output, tally, told)]
-        tally.reward_groups = reward_groups(map(rewards_of, groups))
-        groups += await self.earlier_groups(epoch, told)
-        built = self.build_all(groups, tally, epoch)
+        about = {"run_id": run_id, **(meta or {})}
+        episodes: list[Group] = [*await self._scored_groups(output, tally, about)]
+        tally.reward_groups = reward_groups(map(rewards_of, episodes))
+        for earlier in self.algorithm.earlier_epochs(epoch):
+            episodes += await self.stored_groups(earlier, about)
+        groups = self.algorithm.groups(episodes, Collected(epoch, self.run_config.seed, tally))
         self._facts = {run_id: tally.facts()}
+        method, options = self.algorithm.method_at(epoch)
         return TrajectoryCollection(
-            trajectories=[group for group in built if group], run_id=run_id, method=self.method_of(epoch)
+            trajectories=[
+                [trajectory_of(unit, group.rewards) for unit in group.units]
+                for group in groups
+                if group.units
+            ],
+            run_id=run_id,
+            method=method,
+            options=options,
         )
 
     def facts(self, run_id: str) -> dict[str, Any]:
@@ -234,9 +287,9 @@ class CollectingBuilder(TrajectoryBuilder):
             if score is None or reward is None:
                 continue
             episode = replace(stored, example=examples.get(stored.example.id, stored.example))
-            found = self.scored(episode, reward, score.reasoning, unseen)
-            if found is not None:
-                groups.setdefault(episode.example.id, []).append(found)
+            scored = self.scored(episode, reward, score.reasoning, unseen)
+            if scored is not None:
+                groups.setdefault(episode.example.id, []).append(scored)
         return list(groups.values())
 
     async def reward_of(self, item: EvalOutputItem, meta: dict[str, Any]) -> float | None:
@@ -250,7 +303,7 @@ class CollectingBuilder(TrajectoryBuilder):
         self.runtime.progress.episode_finished(episode)
         if self.token_ids_required:
             # Checked while the first episodes come in, so that a wrong engine does not cost an epoch.
-            logprobs = set(self.methods) != {"supervised"}
+            logprobs = self.algorithm.needs_logprobs
             for branch in branches_of(episode, self.run_config.target_functions, self.target_model):
                 require_tokens(episode, branch, logprobs=logprobs)
 
@@ -284,12 +337,6 @@ class CollectingBuilder(TrajectoryBuilder):
         return self.run_config.reward_function.name
 
 
-def with_group_rewards(trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> list[Trajectory]:
-    """The trajectories with what the curriculum judges their group by, also what is not trained on."""
-    facts = {"group_rewards": list(rewards)}
-    return [one.model_copy(update={"metadata": (one.metadata or {}) | facts}) for one in trajectories]
-
-
 def iter_collections(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:
     """The stored episodes of all collections of one kind that an epoch has."""
     for call in count(1):
@@ -303,3 +350,41 @@ def iter_collections(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:
 def _label(widths: Any) -> str:
     """Widths as a part of a phase's name."""
     return str(widths) if isinstance(widths, int) else content_hash(widths)[:8]
+
+
+def examples_for_epoch(
+    examples: Sequence[Example], count: int | None, epoch: int, seed: int
+) -> list[Example]:
+    """`count` examples for an epoch, from a seeded shuffle that cycles through the dataset.
+
+    Each pass uses every example once, in an order of its own, and no epoch has an example twice. All
+    examples in their own order when `count` is None or covers them.
+    """
+    if count is None or count >= len(examples):
+        return list(examples)
+    chosen: list[int] = []
+    waiting: list[int] = []
+    passes = 0
+    for _ in range(epoch + 1):
+        if len(waiting) < count:
+            waiting += _next_pass(len(examples), waiting, count - len(waiting), seed, passes)
+            passes += 1
+        chosen, waiting = waiting[:count], waiting[count:]
+    return [examples[index] for index in chosen]
+
+
+def _next_pass(size: int, left: Sequence[int], needed: int, seed: int, number: int) -> list[int]:
+    """A shuffle of all indices whose first `needed` are none of those left over from the pass before."""
+    order = _shuffled(size, seed, number)
+    skipped = set(left)
+    head = [index for index in order if index not in skipped][:needed]
+    taken = set(head)
+    return head + [index for index in order if index not in taken]
+
+
+@lru_cache(maxsize=4)
+def _shuffled(size: int, seed: int, number: int) -> tuple[int, ...]:
+    """Kept, because every epoch starts from the first pass."""
+    order = list(range(size))
+    generator(seed, "examples", number).shuffle(order)
+    return tuple(order)

@@ -1,27 +1,36 @@
-"""DPO data: pairs of episodes of one example, or of answers to one prompt, the better one chosen."""
+"""DPO: pairs of episodes of one example, or of answers to one prompt, the better one preferred."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.branches import Branch
-from etude.algorithms.candidates import pair_of, pair_rewards, turns_of
-from etude.algorithms.collecting import CollectingBuilder, CollectingConfig
-from etude.algorithms.plays import by_agent, is_play
-from etude.algorithms.preferences import preference, same_prompt
+from etude.algorithms.algorithm import Algorithm, Need, OfGradient
+from etude.algorithms.collecting import Collected
+from etude.algorithms.episodes import (
+    Group,
+    ScoredEpisode,
+    Tally,
+    UnitGroup,
+    by_agent,
+    choices_of,
+    is_play,
+    pair_rewards,
+    rewards_of,
+)
 from etude.algorithms.protocol_checks import require_branching
-from etude.algorithms.scored import Group, ScoredEpisode, Tally
-from etude.config.finetuning import FinetuneConfig
-from etude.config.registry import register_trajectory_builder
+from etude.algorithms.samples import pair_of, same_prompt
 from etude.core.errors import RequestError
-from etude.core.trajectory import DPOItem, Method, Trajectory
+from etude.core.sample import Kind, Pair, Sample
 
 if TYPE_CHECKING:
+    import torch
+
     from etude.config.builder import Builder
+    from etude.learner.objective import MicroBatch
 
 TIE = "pair with equal rewards"
 TOO_CLOSE = "pair whose rewards differ by less than min_reward_diff"
@@ -35,7 +44,72 @@ _TOLERANCE = 1e-9
 T = TypeVar("T")
 
 
-class DpoBuilderConfig(CollectingConfig, name="dpo"):
+class Preferences(Algorithm, name=""):
+    """Learning from pairs: the options of the loss, and the loss.
+
+    DPO (Rafailov et al., 2023): L = -log σ(β·m), or of IPO (Azar et al., 2023) (m - 1/2β)², with
+    m = Σ(log π - log π_ref) of the chosen minus that of the rejected. Where the loss is on means per token,
+    each sum is divided by its number of tokens. Label smoothing is that of cDPO (Mitchell, 2023):
+    -(1-ε)·log σ(β·m) - ε·log σ(-β·m).
+    """
+
+    kind: ClassVar[Kind] = "pairs"
+    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "pair_loss")
+
+    beta: OfGradient[FiniteFloat] = Field(
+        0.1, gt=0, description="How hard preferences pull away from the reference."
+    )
+    label_smoothing: OfGradient[float] = Field(
+        0.0, ge=0, lt=0.5, description="Share of pairs that may be the wrong way round (cDPO)."
+    )
+    loss_type: OfGradient[Literal["sigmoid", "sigmoid_norm", "ipo"]] = Field(
+        "sigmoid", description="DPO's, the same on means per token, or IPO's (on means per token)."
+    )
+    reference: OfGradient[Literal["sampler", "base"]] = Field(
+        "sampler", description="The policy that sampled the pairs, or the base model."
+    )
+
+    @model_validator(mode="after")
+    def _smoothed_where_there_are_labels(self) -> Preferences:
+        if self.loss_type == "ipo" and self.label_smoothing:
+            raise ValueError("label_smoothing is for the sigmoid losses; leave it out with `loss_type: ipo`")
+        return self
+
+    def needs(self) -> set[Need]:
+        """The sampler's logprobs come with the data; those of the base model must be computed."""
+        return {"logprobs"} if self.reference == "sampler" else {"reference"}
+
+    def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
+        """Weights stay masks: a response counts by its sum."""
+        return [[1.0] * len(unit) for unit in units]
+
+    def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """The mean of `pair_loss` over pairs, whose rows are neighbours."""
+        import torch
+
+        reference_BT = batch.sampled_BT if batch.reference_BT is None else batch.reference_BT
+        gain_B = ((logprobs_BT - reference_BT) * batch.weights_BT).sum(dim=1)
+        if self.loss_type != "sigmoid":
+            gain_B = gain_B / batch.weights_BT.sum(dim=1).clamp(min=1)
+        margin_P = gain_B[0::2] - gain_B[1::2]
+        with torch.no_grad():
+            metrics = {
+                "preferred": float((margin_P > 0).float().sum()) * batch.unit_share,
+                "margin": float(self.beta * margin_P.sum()) * batch.unit_share,
+            }
+        return self.pair_loss(margin_P).sum() * batch.unit_share, metrics
+
+    def pair_loss(self, margin_P: torch.Tensor) -> torch.Tensor:
+        """The loss of each of P pairs, by how much more the policy has come to prefer the chosen one."""
+        from torch.nn.functional import logsigmoid
+
+        if self.loss_type == "ipo":
+            return (margin_P - 1 / (2 * self.beta)) ** 2
+        smoothing, scaled_P = self.label_smoothing, self.beta * margin_P
+        return -logsigmoid(scaled_P) * (1 - smoothing) - logsigmoid(-scaled_P) * smoothing
+
+
+class Dpo(Preferences, name="dpo"):
     """Pairs of episodes, or of answers to one prompt, for DPO."""
 
     compare: Literal["episodes", "turns"] = Field(
@@ -56,134 +130,94 @@ class DpoBuilderConfig(CollectingConfig, name="dpo"):
         "clearest.",
     )
 
-
-def dpo_trajectories(group: Group, config: DpoBuilderConfig, tally: Tally) -> list[Trajectory]:
-    """The pairs of a group, by falling reward difference, one trajectory each."""
-    trajectories = [
-        _trajectory(better, worse, branch, item)
-        for better, worse in _ranked(group, lambda scored: scored.reward, config, tally)
-        for branch, item in _preferences(better, worse, tally)
-    ]
-    return _limited(trajectories, config, tally)
-
-
-def turn_preferences(group: Group, config: DpoBuilderConfig, tally: Tally) -> list[Trajectory]:
-    """The pairs of answers to one prompt in the episodes of a group, by turn and falling difference."""
-    trajectories: list[Trajectory] = []
-    for scored in group:
-        for turn in turns_of(scored):
-            pairs = _ranked(turn.candidates, lambda candidate: candidate.value, config, tally)
-            made = [pair_of(turn, better, worse) for better, worse in pairs]
-            if None in made:
-                tally.left_out[SAME_RESPONSE] += made.count(None)
-            trajectories += _limited([one for one in made if one is not None], config, tally)
-    return trajectories
-
-
-def _ranked(
-    items: Sequence[T], value: Callable[[T], float], config: DpoBuilderConfig, tally: Tally
-) -> list[tuple[T, T]]:
-    """Pairs with the better one first, whose values differ enough, the clearest before the others."""
-    order = sorted(items, key=lambda item: -value(item))
-    if config.pairs == "best_vs_worst":
-        order = [order[0], order[-1]] if len(order) > 1 else []
-    kept: list[tuple[T, T]] = []
-    for better, worse in combinations(order, 2):
-        if value(better) == value(worse):
-            tally.left_out[TIE] += 1
-        elif value(better) - value(worse) < config.min_reward_diff - _TOLERANCE:
-            tally.left_out[TOO_CLOSE] += 1
-        else:
-            kept.append((better, worse))
-    return sorted(kept, key=lambda pair: value(pair[1]) - value(pair[0]))
-
-
-def _limited(trajectories: list[Trajectory], config: DpoBuilderConfig, tally: Tally) -> list[Trajectory]:
-    kept = trajectories[: config.max_pairs_per_group]
-    if len(kept) < len(trajectories):
-        tally.left_out[OVER_LIMIT] += len(trajectories) - len(kept)
-    return kept
-
-
-def _preferences(
-    better: ScoredEpisode, worse: ScoredEpisode, tally: Tally
-) -> Iterator[tuple[Branch, DPOItem]]:
-    """A preference for each branch that both episodes have and began alike."""
-    for good, bad in zip(better.branches, worse.branches, strict=False):
-        if not same_prompt(good, bad):
-            tally.left_out[OTHER_PROMPT] += 1
-            continue
-        item = preference(good, bad)
-        if item is None:
-            tally.left_out[SAME_RESPONSE] += 1
-            continue
-        yield good, item
-
-
-def _trajectory(better: ScoredEpisode, worse: ScoredEpisode, branch: Branch, item: DPOItem) -> Trajectory:
-    """The pair as a trajectory; its reward is the difference of the two rewards."""
-    return Trajectory(
-        episode=[item],
-        reward=better.reward - worse.reward,
-        metadata={
-            "id": better.episode.example.id,
-            "branch": branch.index,
-            "chosen_episode": better.episode.id,
-            "rejected_episode": worse.episode.id,
-            "chosen_reward": better.reward,
-            "rejected_reward": worse.reward,
-            "turns": len(branch.calls),
-            "temperature": branch.calls[0].request.sampling.temperature,
-        },
-    )
-
-
-class DpoBuilder(CollectingBuilder):
-    """Builds pairs of sibling episodes, or of sibling answers."""
-
-    method: ClassVar[Method] = "dpo"
-
-    def __init__(self, trajectory_builder_config: DpoBuilderConfig) -> None:
-        """Keep the config. Nothing is started here."""
-        super().__init__(trajectory_builder_config)
-        self.dpo = trajectory_builder_config
-
-    async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Take the `finetuning` block. Raises RequestError for groups in which there is never a pair."""
-        await super().initialize(run_config)
-        if self.dpo.compare == "episodes" and self.config.num_generations == 1:
+    def check(self) -> None:
+        """Raise RequestError for groups in which there is never a pair."""
+        if self.compare == "episodes" and self.num_generations == 1:
             raise RequestError(
                 "num_generations: 1 makes groups of one episode, in which there is no pair, so that DPO "
                 "would learn nothing. Ask for at least 2; 8 is usual."
             )
 
-    def build(self, group: Group, tally: Tally) -> list[Trajectory]:
-        """See `dpo_trajectories`; of answers, `turn_preferences`."""
-        if self.dpo.compare == "turns":
-            return turn_preferences(group, self.dpo, tally)
-        return dpo_trajectories(group, self.dpo, tally)
+    async def check_protocol(self, builder: Builder) -> None:
+        """Raise RequestError for answers of a protocol that are to be compared, and can never be."""
+        if self.compare == "turns":
+            remedy = "Set `workflow.widths: 2` or more, also by agent; or `compare: episodes`"
+            await require_branching(builder, None, "`compare: turns`", remedy)
 
-    def rewards_of_group(self, group: Group, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Those of the episodes, or the values of the answers."""
-        if self.dpo.compare == "turns":
-            return pair_rewards(trajectories)
-        return super().rewards_of_group(group, trajectories)
+    def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
+        """A group of pairs for each example, judged by the rewards of its episodes, or of its answers."""
+        made = []
+        for part in (part for group in episodes for part in self.parts(group)):
+            pairs = self.samples(part, collected.tally)
+            rewards = pair_rewards(pairs) if self.compare == "turns" else rewards_of(part)
+            made.append(UnitGroup(pairs, rewards))
+        return made
 
-    def parts_of(self, group: Group) -> list[Group]:
+    def parts(self, group: Group) -> list[Group]:
         """Answers in a play are worth what their agent earned; hence a group for each agent."""
         plays = [scored for scored in group if is_play(scored.episode)]
-        if self.dpo.compare != "turns" or not plays:
-            return super().parts_of(group)
-        return [*by_agent(plays, self.run_config.target_functions, self.target_model)]
+        return [*by_agent(plays)] if self.compare == "turns" and plays else super().parts(group)
+
+    def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
+        """The pairs of a group, by falling difference of their rewards; of answers, by turn."""
+        if self.compare == "turns":
+            return self.turn_pairs(group, tally)
+        pairs = [
+            pair
+            for better, worse in self._ranked(group, lambda scored: scored.reward, tally)
+            for pair in _pairs_of(better, worse, tally)
+        ]
+        return self._limited(pairs, tally)
+
+    def turn_pairs(self, group: Group, tally: Tally) -> list[Pair]:
+        """The pairs of answers to one prompt in the episodes of a group."""
+        pairs: list[Pair] = []
+        for choice in (choice for scored in group for choice in choices_of(scored)):
+            ranked = self._ranked(choice.candidates, lambda candidate: candidate.value, tally)
+            made = [choice.pair(better, worse) for better, worse in ranked]
+            if None in made:
+                tally.left_out[SAME_RESPONSE] += made.count(None)
+            pairs += self._limited([pair for pair in made if pair is not None], tally)
+        return pairs
+
+    def _ranked(self, items: Sequence[T], value: Callable[[T], float], tally: Tally) -> list[tuple[T, T]]:
+        """Pairs with the better one first, whose values differ enough, the clearest before the others."""
+        order = sorted(items, key=lambda item: -value(item))
+        if self.pairs == "best_vs_worst":
+            order = [order[0], order[-1]] if len(order) > 1 else []
+        kept: list[tuple[T, T]] = []
+        for better, worse in combinations(order, 2):
+            if value(better) == value(worse):
+                tally.left_out[TIE] += 1
+            elif value(better) - value(worse) < self.min_reward_diff - _TOLERANCE:
+                tally.left_out[TOO_CLOSE] += 1
+            else:
+                kept.append((better, worse))
+        return sorted(kept, key=lambda pair: value(pair[1]) - value(pair[0]))
+
+    def _limited(self, pairs: list[Pair], tally: Tally) -> list[Pair]:
+        kept = pairs[: self.max_pairs_per_group]
+        if len(kept) < len(pairs):
+            tally.left_out[OVER_LIMIT] += len(pairs) - len(kept)
+        return kept
 
 
-@register_trajectory_builder(config_type=DpoBuilderConfig)
-async def dpo(config: DpoBuilderConfig, builder: Builder) -> AsyncIterator[DpoBuilder]:
-    """The registered component `dpo`.
-
-    Raises RequestError for answers of a protocol that are to be compared, and can never be.
-    """
-    if config.compare == "turns":
-        remedy = "Set `workflow.widths: 2` or more, also by agent; or `compare: episodes`"
-        await require_branching(builder, None, "`compare: turns`", remedy)
-    yield DpoBuilder(config)
+def _pairs_of(better: ScoredEpisode, worse: ScoredEpisode, tally: Tally) -> Iterator[Pair]:
+    """A preference for each branch that both episodes have and began alike."""
+    for chosen, rejected in zip(better.samples(), worse.samples(), strict=False):
+        if not same_prompt(chosen, rejected):
+            tally.left_out[OTHER_PROMPT] += 1
+            continue
+        pair = pair_of(
+            chosen,
+            rejected,
+            branch=chosen.branch,
+            chosen_episode=chosen.episode,
+            rejected_episode=rejected.episode,
+            chosen_reward=chosen.reward,
+            rejected_reward=rejected.reward,
+        )
+        if pair is None:
+            tally.left_out[SAME_RESPONSE] += 1
+            continue
+        yield pair

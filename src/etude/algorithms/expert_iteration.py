@@ -1,34 +1,80 @@
-"""Expert iteration: keep the good episodes and imitate them.
+"""Expert iteration: keep the good episodes and imitate them, by threshold, by rank, or drawn by weight.
 
-Anthony et al. (2017); as rejection sampling on a model's own answers, Yuan et al. (2023).
+Anthony et al. (2017); as rejection sampling on a model's own answers, Yuan et al. (2023). In protocols,
+guesses can be put right before they are imitated.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.algorithms.collecting import CollectingBuilder, CollectingConfig, with_group_rewards
-from etude.algorithms.imitation import (
-    NOT_DRAWN,
-    GuessReplacementConfig,
-    WeightingConfig,
-    best_episodes,
-    draw,
-    guess_of,
-    with_truth,
-)
+from etude.algorithms.collecting import Collected
+from etude.algorithms.episodes import Group, ScoredEpisode, Tally, UnitGroup, is_play, rewards_of, tree_of
 from etude.algorithms.protocol_checks import require_guesses
-from etude.algorithms.scored import Group, ScoredEpisode, Tally, rewards_of
-from etude.algorithms.transcript import trajectory_of
-from etude.config.registry import register_trajectory_builder
+from etude.algorithms.samples import Branch, sample_of
+from etude.algorithms.supervised import Supervised
+from etude.core.edge import answered_as
+from etude.core.errors import RequestError
 from etude.core.keys import fold, generator
-from etude.core.trajectory import Method, Trajectory
+from etude.core.sample import Sample
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
+
+BELOW = "episode with a reward below min_reward"
+NOT_BEST = "episode that is not among its group's best"
+NO_BEST = "group with equal rewards: no episode is better than another"
+NOT_DRAWN = "episode that was not drawn"
+
+
+class WeightingConfig(BaseModel):
+    """Drawing episodes by weight. The weight is the reward above the least, and a little for everybody."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sample_size_factor: float = Field(
+        default=0.5, gt=0, description="How many are drawn, as a share of all episodes."
+    )
+    minimum: float | None = Field(
+        default=None, description="Reward that counts as the least; left out: the least that there is."
+    )
+    use_replacement: bool = Field(default=True, description="Whether an episode can be drawn twice.")
+    epsilon: float = Field(
+        default=0.01, ge=0, description="Added to the share of each episode, divided by their number."
+    )
+
+
+class GuessReplacementConfig(BaseModel):
+    """In a protocol: some episodes are imitated with the verifier's decision replaced by the truth."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    proportion: float = Field(default=0.0, ge=0, le=1, description="Share of the episodes, at first.")
+    annealing: Literal["none", "linear", "exponential"] = Field(
+        default="none", description="How the share falls from epoch to epoch."
+    )
+    annealing_rate: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="`linear`: what it falls by. `exponential`: the part of it that is lost.",
+    )
+
+    def share(self, epoch: int) -> float:
+        """The share in an epoch, from 0."""
+        match self.annealing:
+            case "none":
+                return self.proportion
+            case "linear":
+                return max(self.proportion - epoch * self.annealing_rate, 0.0)
+            case "exponential":
+                return self.proportion * (1 - self.annealing_rate) ** epoch
 
 
 class SelectionConfig(BaseModel):
@@ -50,114 +96,164 @@ class SelectionConfig(BaseModel):
     )
 
 
-class ExpertIterationBuilderConfig(CollectingConfig, SelectionConfig, name="expert_iteration"):
+class ExpertIteration(Supervised, SelectionConfig, name="expert_iteration"):
     """Good episodes for supervised training."""
 
     rollouts: Literal["this_epoch", "all"] = Field(
         default="this_epoch", description="`all`: select from the episodes of earlier epochs too."
     )
 
+    async def check_protocol(self, builder: Builder) -> None:
+        """Raise RequestError for guesses of a protocol that are to be replaced, and cannot be."""
+        if self.guess_replacement.proportion:
+            await require_guesses(builder)
+
+    def method_at(self, epoch: int) -> tuple[str, dict[str, object]]:
+        """The loss is that of `supervised`."""
+        return Supervised.type_name, {}
+
+    def earlier_epochs(self, epoch: int) -> Sequence[int]:
+        """All of them, where `rollouts` says so."""
+        return range(epoch) if self.rollouts == "all" else ()
+
+    def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
+        """The samples of the selected episodes."""
+        parts = [part for group in episodes for part in self.parts(group)]
+        return imitations(parts, self, self.discount, collected)
+
 
 def imitations(
-    groups: Sequence[Group], config: SelectionConfig, discount: float, epoch: int, seed: int, tally: Tally
-) -> list[list[Trajectory]]:
-    """The trajectories to imitate, by group. Each agent's episodes are selected from by themselves."""
-    made: list[list[Trajectory]] = [[] for _ in groups]
+    groups: Sequence[Group], config: SelectionConfig, discount: float, collected: Collected
+) -> list[UnitGroup]:
+    """The samples to imitate, by group. Each agent's episodes are selected from by themselves."""
+    made: list[list[Sample]] = [[] for _ in groups]
+    seed = fold(collected.seed, "expert iteration", collected.epoch)
     for agent in {scored.agent: None for group in groups for scored in group}:
         own = {
-            place: [scored for scored in group if scored.agent == agent] for place, group in enumerate(groups)
+            index: [scored for scored in group if scored.agent == agent] for index, group in enumerate(groups)
         }
-        guesses = _guesses(own, config.guess_replacement, epoch, fold(seed, str(agent), "guess"))
-        for place, scored in guesses:
+        share = config.guess_replacement.share(collected.epoch)
+        for index, scored in _guessing(own, share, fold(seed, str(agent), "guess")):
             guess = guess_of(scored)
             assert guess is not None
-            facts = {"reasoning": scored.reasoning}
-            trajectory = trajectory_of(guess.branch, scored.episode, scored.reward, discount, facts)
-            made[place].append(with_truth(trajectory, guess))
-            own[place].remove(scored)
-        for place, scored in _selected(own, config, fold(seed, str(agent), "draw"), tally):
-            made[place] += [
-                trajectory_of(
-                    branch, scored.episode, scored.reward, discount, {"reasoning": scored.reasoning}
-                )
-                for branch in scored.branches
-            ]
-    return [
-        with_group_rewards(trajectories, rewards_of(group))
-        for trajectories, group in zip(made, groups, strict=True)
-    ]
+            made[index].append(truth_of(scored, guess, discount))
+            own[index].remove(scored)
+        for index, scored in _selected(own, config, fold(seed, str(agent), "draw"), collected.tally):
+            made[index] += scored.samples(discount)
+    return [UnitGroup(samples, rewards_of(group)) for samples, group in zip(made, groups, strict=True)]
 
 
-Places = dict[int, list[ScoredEpisode]]
-"""Scored episodes by the place of their group."""
+ByGroup = dict[int, list[ScoredEpisode]]
+"""Scored episodes by the index of their group."""
 
 
-def _guesses(
-    own: Places, config: GuessReplacementConfig, epoch: int, seed: int
-) -> list[tuple[int, ScoredEpisode]]:
+def _guessing(own: ByGroup, share: float, seed: int) -> list[tuple[int, ScoredEpisode]]:
     """The episodes whose decision is replaced: a share of all, drawn from those that have one."""
-    count = int(config.share(epoch) * sum(map(len, own.values())))
+    count = int(share * sum(map(len, own.values())))
     if not count:
         return []
-    with_guess = [
-        (place, scored) for place, group in own.items() for scored in group if guess_of(scored) is not None
+    deciding = [
+        (index, scored) for index, group in own.items() for scored in group if guess_of(scored) is not None
     ]
-    generator(seed).shuffle(with_guess)
-    return with_guess[:count]
+    generator(seed).shuffle(deciding)
+    return deciding[:count]
 
 
 def _selected(
-    own: Places, config: SelectionConfig, seed: int, tally: Tally
+    own: ByGroup, config: SelectionConfig, seed: int, tally: Tally
 ) -> list[tuple[int, ScoredEpisode]]:
     if config.weighting is None:
         return [
-            (place, scored)
-            for place, group in own.items()
+            (index, scored)
+            for index, group in own.items()
             if group
             for scored in best_episodes(group, config.min_reward, config.best_k, tally)
         ]
-    pool = [(place, scored) for place, group in own.items() for scored in group]
+    pool = [(index, scored) for index, group in own.items() for scored in group]
     drawn = draw([scored.reward for _, scored in pool], config.weighting, generator(seed))
     if len(set(drawn)) < len(pool):
         tally.left_out[NOT_DRAWN] += len(pool) - len(set(drawn))
     return [pool[index] for index in drawn]
 
 
-class ExpertIterationBuilder(CollectingBuilder):
-    """Builds sets of episodes to imitate."""
+def best_episodes(
+    group: Group, min_reward: float | None, best_k: int | None, tally: Tally
+) -> list[ScoredEpisode]:
+    """The episodes of a group to imitate, best first.
 
-    method: ClassVar[Method] = "supervised"
-
-    def __init__(self, trajectory_builder_config: ExpertIterationBuilderConfig) -> None:
-        """Keep the config. Nothing is started here."""
-        super().__init__(trajectory_builder_config)
-        self.selection = trajectory_builder_config
-
-    def build(self, group: Group, tally: Tally) -> list[Trajectory]:
-        """What is imitated of one group by itself."""
-        return imitations([group], self.selection, self.config.discount, 0, self.run_config.seed, tally)[0]
-
-    def build_all(self, groups: Sequence[Group], tally: Tally, epoch: int) -> list[list[Trajectory]]:
-        """See `imitations`."""
-        parts = [part for group in groups for part in self.parts_of(group)]
-        seed = fold(self.run_config.seed, "expert iteration", epoch)
-        return imitations(parts, self.selection, self.config.discount, epoch, seed, tally)
-
-    async def earlier_groups(self, epoch: int, meta: dict[str, Any]) -> list[list[ScoredEpisode]]:
-        """The episodes of all earlier epochs, where the config asks for them."""
-        if self.selection.rollouts == "this_epoch":
-            return []
-        return [group for earlier in range(epoch) for group in await self.stored_groups(earlier, meta)]
-
-
-@register_trajectory_builder(config_type=ExpertIterationBuilderConfig)
-async def expert_iteration(
-    config: ExpertIterationBuilderConfig, builder: Builder
-) -> AsyncIterator[ExpertIterationBuilder]:
-    """The registered component `expert_iteration`.
-
-    Raises RequestError for guesses of a protocol that are to be replaced, and cannot be.
+    Without `min_reward` a group whose rewards are all equal is left out: its best is also its worst.
+    Equal rewards are told apart by generation.
     """
-    if config.guess_replacement.proportion:
-        await require_guesses(builder)
-    yield ExpertIterationBuilder(config)
+    if min_reward is None:
+        best_k = best_k or 1
+        if len({scored.reward for scored in group}) == 1:
+            tally.left_out[NO_BEST] += 1
+            return []
+    good = [scored for scored in group if min_reward is None or scored.reward >= min_reward]
+    kept = sorted(good, key=lambda scored: -scored.reward)[:best_k]
+    if len(good) < len(group):
+        tally.left_out[BELOW] += len(group) - len(good)
+    if len(kept) < len(good):
+        tally.left_out[NOT_BEST] += len(good) - len(kept)
+    return kept
+
+
+def draw(rewards: Sequence[float], config: WeightingConfig, rng: random.Random) -> list[int]:
+    """Indices of the rewards that are drawn, in order; with replacement one may be there twice.
+
+    Equal rewards have equal weights. None are drawn from none.
+    """
+    if not rewards:
+        return []
+    least = min(rewards) if config.minimum is None else config.minimum
+    above = [max(reward - least, 0.0) for reward in rewards]
+    total, count = math.fsum(above), len(rewards)
+    weights = [(one / total if total > 0 else 1 / count) + config.epsilon / count for one in above]
+    size = round(count * config.sample_size_factor)
+    if config.use_replacement:
+        return sorted(rng.choices(range(count), weights, k=size))
+    # Efraimidis and Spirakis (2006): the largest of u ** (1 / w) are a weighted draw without replacement.
+    keys = [math.log(1.0 - rng.random()) / weight if weight > 0 else -math.inf for weight in weights]
+    drawable = [index for index, weight in enumerate(weights) if weight > 0]
+    return sorted(sorted(drawable, key=lambda index: -keys[index])[: min(size, count)])
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """An agent's decision in a play, and what should have been said in its place."""
+
+    branch: Branch
+    """It ends with the decision."""
+    right: str
+    """The answer that gives the right verdict, as the play's scenario reads it."""
+
+
+def guess_of(scored: ScoredEpisode) -> Guess | None:
+    """The decision in a play that goes one way only; None where there is no play, or nobody decided.
+
+    Raises RequestError when the scenario reads no answer as the right verdict.
+    """
+    if not is_play(scored.episode):
+        return None
+    tree = tree_of(scored.episode)
+    if len(list(tree.leaves())) != 1:
+        return None
+    decided = {node.call: node for node in tree.nodes if node.decision is not None}
+    branch = next((branch for branch in scored.branches if branch.calls[-1].index in decided), None)
+    if branch is None:
+        return None
+    node = decided[branch.calls[-1].index]
+    if node.guess is None:
+        raise RequestError(
+            f"episode {scored.episode.id!r}: the scenario reads no answer of '{node.agent}' as the right "
+            "verdict, so that its guess cannot be replaced; give the scenario a `write_decision`"
+        )
+    return Guess(branch, node.guess)
+
+
+def truth_of(scored: ScoredEpisode, guess: Guess, discount: float = 1.0) -> Sample:
+    """The sample of a play that ends with the truth, which was not sampled and has no tokens yet."""
+    sample = sample_of(
+        guess.branch, scored.episode, scored.reward, discount, agent=scored.agent, reasoning=scored.reasoning
+    )
+    return answered_as(sample, guess.right)

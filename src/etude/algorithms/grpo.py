@@ -1,148 +1,289 @@
-"""GRPO data: every episode of an example, to be compared with its siblings.
+"""GRPO: every episode of an example against its siblings, by a clipped policy gradient.
 
 Shao et al. (2024), DeepSeekMath: the advantage of an episode is its reward against those of the other
-episodes of the same example. The learner computes it; here the groups are made.
+episodes of the same example. Its named variants are choices of the same few options.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.candidates import Candidate, Turn, turns_of
-from etude.algorithms.collecting import CollectingBuilder, CollectingConfig
-from etude.algorithms.plays import tree_of, turn_returns
+from etude.algorithms.algorithm import Algorithm, Gradient, Need, OfGradient
+from etude.algorithms.collecting import Collected
+from etude.algorithms.episodes import Group, Tally, UnitGroup, choices_of, turn_samples
+from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.protocol_checks import require_branching
-from etude.algorithms.scored import Group, Tally
-from etude.algorithms.transcript import trajectory_of
-from etude.config.finetuning import FinetuneConfig
-from etude.config.registry import register_trajectory_builder
 from etude.core.errors import RequestError
-from etude.core.trajectory import Method, Trajectory
+from etude.core.sample import Sample, Turn, Unit
 
 if TYPE_CHECKING:
+    import torch
+
     from etude.config.builder import Builder
+    from etude.learner.objective import MicroBatch
 
 GROUP_OF_ONE = "group of one episode: nothing to compare it with"
 EQUAL_REWARDS = "group with equal rewards: no advantage"
 
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "dapo": {},
+    "grpo": {"clip_high": 0.2, "beta": 0.04, "aggregation": "sequence"},
+    "dr_grpo": {"clip_high": 0.2, "aggregation": "constant", "advantage_scale": "none"},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence", "ratio": "sequence"},
+    # The bound that was found best by Khatri et al. (2025), which is on the ratio itself: 5.
+    "cispo": {"clip_high": 4.0, "surrogate": "cispo"},
+}
+"""What each differs in from the options' defaults: DAPO (Yu et al., 2025), GRPO (Shao et al., 2024),
+Dr. GRPO (Liu et al., 2025), GSPO (Zheng et al., 2025) and CISPO (MiniMax, 2025)."""
 
-class GrpoBuilderConfig(CollectingConfig, name="grpo"):
-    """Groups of episodes for GRPO."""
+
+class Grpo(OffPolicy, Algorithm, name="grpo"):
+    """Groups of episodes for GRPO.
+
+    L = -Σ w·v·min(r·A, clip(r, 1-ε_low, 1+ε_high)·A) + β·Σ w·(e^d - d - 1) - c·Σ w·H
+
+    with r = π/π_sampled, v = 1, d = log π_ref - log π, and the entropy H of each token's distribution. With
+    `cispo` the first sum is that of w·v·min(r, 1+ε_high)·A·log π, where r is a constant. With a correction,
+    v is the bounded π/π_sampled and r = π/π_now, with π_now that of the step's start. Samples of which the
+    policy has strayed by more than `off_policy_limit` have v = 0 where A < 0 (DeepSeek-V3.2, 2025).
+    """
+
+    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "surrogate_gain", "importance")
 
     credit: Literal["episode", "agent", "turn"] = Field(  # type: ignore[assignment]
-        default="episode",
+        "episode",
         description="`agent`: in a protocol, each agent of the model is compared with itself in the other "
-        "episodes, by what it earned. `turn`: and each of its answers by what it earned from there on; "
-        "where a play branches, with the other answers to the same prompt. `episode`: all have the "
-        "episode's reward.",
+        "episodes, by what it earned. `turn`: and each of its answers by what it earned from there on; where "
+        "a play branches, with the other answers to its prompt. `episode`: all have the episode's reward.",
     )
     drop_flat_groups: bool = Field(
-        default=True,
+        True,
         description="Leave out groups whose rewards are all equal: they have no advantage and teach nothing.",
     )
-
-
-def grpo_trajectories(group: Group, discount: float, drop_flat: bool, tally: Tally) -> list[Trajectory]:
-    """Every branch of every episode of a group; nothing when the group has no advantage."""
-    trajectories = [
-        trajectory_of(branch, scored.episode, scored.reward, discount, {"reasoning": scored.reasoning})
-        for scored in group
-        for branch in scored.branches
-    ]
-    if drop_flat and len(group) == 1:
-        tally.left_out[GROUP_OF_ONE] += 1
-        return []
-    if drop_flat and _is_flat(trajectories):
-        tally.left_out[EQUAL_REWARDS] += 1
-        return []
-    return trajectories
-
-
-def turn_trajectories(group: Group, discount: float, drop_flat: bool, tally: Tally) -> list[list[Trajectory]]:
-    """One agent's answers in the plays of a group, each with what was earned from it on.
-
-    Where a play branches, the answers to one prompt are a group. The others make one group, in which
-    an answer is compared with those of the same turn in the sibling plays.
-    """
-    groups: list[list[Trajectory]] = []
-    whole: list[Trajectory] = []
-    for scored in group:
-        tree, agent = tree_of(scored.episode), str(scored.agent)
-        for turn in turns_of(scored):
-            groups.append([_answer(turn, candidate) for candidate in turn.candidates])
-        for branch in scored.branches:
-            returns = turn_returns(branch, tree, agent, discount)
-            if returns is not None:
-                facts = {"reasoning": scored.reasoning, "agent": agent}
-                made = trajectory_of(branch, scored.episode, scored.reward, discount, facts)
-                whole.append(made.model_copy(update={"shaped_rewards": returns}))
-    kept = [one for one in [*groups, whole] if one]
-    flat = [one for one in kept if drop_flat and _is_flat(one)]
-    if flat:
-        tally.left_out[EQUAL_REWARDS] += len(flat)
-    return [one for one in kept if one not in flat]
-
-
-def _answer(turn: Turn, candidate: Candidate) -> Trajectory:
-    """One of several answers to a prompt; each counts as an episode of its own in the group."""
-    episode = turn.scored.episode
-    facts = {**turn.facts(), "episode": f"{episode.id}#{candidate.call.index}"}
-    return trajectory_of(candidate.branch, episode, candidate.value, 1.0, facts).model_copy(
-        update={"shaped_rewards": None}
+    variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = Field(
+        "dapo", description="A name for a choice of the options below; each can be changed."
+    )
+    clip_low: OfGradient[float] = Field(0.2, gt=0, lt=1, description="ε_low of the clipped ratio.")
+    clip_high: OfGradient[FiniteFloat] = Field(0.28, gt=0, description="ε_high (clip-higher, DAPO).")
+    beta: OfGradient[FiniteFloat] = Field(
+        0.0, ge=0, description="Weight of the KL to the base model in the loss."
+    )
+    reward_kl: Annotated[FiniteFloat, Gradient(everywhere=False)] = Field(
+        0.0,
+        ge=0,
+        description="Price in the reward of each nat that an episode is from the base model; `local` only.",
+    )
+    kl_estimator: OfGradient[Literal["k3", "unbiased"]] = Field(
+        "k3", description="How that KL is estimated (Schulman's, or times the ratio: DeepSeek-V3.2)."
+    )
+    entropy_bonus: OfGradient[FiniteFloat] = Field(
+        0.0, ge=0, description="Weight of the entropy that is rewarded at every sampled token."
+    )
+    aggregation: OfGradient[Literal["token", "sequence", "constant"]] = Field(
+        "token",
+        description="Averages over all tokens (DAPO), per sequence (GRPO), or by a constant (Dr. GRPO).",
+    )
+    constant_length: OfGradient[int] = Field(
+        256, ge=1, description="The constant of `aggregation: constant`, in tokens."
+    )
+    ratio: OfGradient[Literal["token", "sequence"]] = Field(
+        "token", description="Each token's own ratio, or one of the whole sequence (GSPO)."
+    )
+    surrogate: OfGradient[Literal["clip", "cispo"]] = Field(
+        "clip", description="Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO)."
+    )
+    advantage_scale: OfGradient[Literal["std", "none"]] = Field(
+        "std", description="Divide by the group's deviation (GRPO), or not (Dr. GRPO)."
+    )
+    overlong_limit: OfGradient[int | None] = Field(
+        None, ge=1, description="Tokens at which an answer is punished by 1; left out: none is (DAPO)."
+    )
+    overlong_buffer: OfGradient[int] = Field(
+        1, ge=1, description="Tokens below that limit over which the punishment rises from 0."
+    )
+    mask_truncated: OfGradient[bool] = Field(
+        False, description="Leave answers that were cut off out of the loss (DAPO)."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_variant_has_it(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or not isinstance(name := given.get("variant", "dapo"), str):
+            return given
+        return {**VARIANTS.get(name, {}), **given}
 
-def _is_flat(trajectories: list[Trajectory]) -> bool:
-    return len({(one.reward, tuple(one.shaped_rewards or ())) for one in trajectories}) == 1
-
-
-class GrpoBuilder(CollectingBuilder):
-    """Builds groups of sibling episodes."""
-
-    method: ClassVar[Method] = "grpo"
-
-    def __init__(self, trajectory_builder_config: GrpoBuilderConfig) -> None:
-        """Keep the config. Nothing is started here."""
-        super().__init__(trajectory_builder_config)
-        self.grpo = trajectory_builder_config
-        self.drop_flat_groups = trajectory_builder_config.drop_flat_groups
-
-    async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Take the `finetuning` block. Raises RequestError for groups that can never have an advantage."""
-        await super().initialize(run_config)
-        alone = self.config.num_generations == 1 and self.grpo.credit != "turn"
-        if alone and self.drop_flat_groups:
+    def check(self) -> None:
+        """Raise RequestError for groups that can never have an advantage."""
+        if self.num_generations == 1 and self.credit != "turn" and self.drop_flat_groups:
             raise RequestError(
-                "num_generations: 1 makes groups of one episode, which have no advantage, so that GRPO would "
-                "learn nothing. Ask for at least 2; 8 is usual."
+                "num_generations: 1 makes groups of one episode, which have no advantage, so that "
+                f"{self.type_name} would learn nothing. Ask for at least 2; 8 is usual."
             )
 
-    def build(self, group: Group, tally: Tally) -> list[Trajectory]:
-        """See `grpo_trajectories`."""
-        return grpo_trajectories(group, self.config.discount, self.drop_flat_groups, tally)
+    async def check_protocol(self, builder: Builder) -> None:
+        """Raise RequestError for answers of a protocol that are to be compared, and can never be."""
+        if self.credit == "turn" and self.num_generations == 1 and self.drop_flat_groups:
+            remedy = "Set `num_generations`, or `workflow.widths`, to 2 or more"
+            await require_branching(builder, None, "`credit: turn` with one play", remedy)
 
-    def build_all(self, groups: Sequence[Group], tally: Tally, epoch: int) -> list[list[Trajectory]]:
-        """The groups; with `credit: turn` those of `turn_trajectories`."""
-        if self.grpo.credit != "turn":
-            return super().build_all(groups, tally, epoch)
-        parts = [part for group in groups for part in self.parts_of(group)]
+    def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
+        """A group for each example, or for each of its agents, or with `credit: turn` for each prompt."""
+        if self.credit != "turn":
+            return super().groups(episodes, collected)
+        parts = [part for group in episodes for part in self.parts(group)]
+        return [UnitGroup(group) for part in parts for group in self.turn_groups(part, collected.tally)]
+
+    def samples(self, group: Group, tally: Tally) -> Sequence[Unit]:
+        """Every branch of every episode of a group; nothing when the group has no advantage."""
+        samples = [sample for scored in group for sample in scored.samples(self.discount)]
+        if self.drop_flat_groups and len(group) == 1:
+            tally.left_out[GROUP_OF_ONE] += 1
+            return []
+        if self.drop_flat_groups and _is_flat(samples):
+            tally.left_out[EQUAL_REWARDS] += 1
+            return []
+        return samples
+
+    def turn_groups(self, group: Group, tally: Tally) -> list[list[Sample]]:
+        """One agent's answers in the plays of a group, each with what was earned from it on.
+
+        Where a play branches, the answers to one prompt are a group. The others make one group, in which
+        an answer is compared with those of the same turn in the sibling plays.
+        """
+        made = [
+            [choice.sample(candidate, alone=True) for candidate in choice.candidates]
+            for scored in group
+            for choice in choices_of(scored)
+        ]
+        made.append([sample for scored in group for sample in turn_samples(scored, self.discount)])
+        kept = [samples for samples in made if samples]
+        flat = [samples for samples in kept if self.drop_flat_groups and _is_flat(samples)]
+        if flat:
+            tally.left_out[EQUAL_REWARDS] += len(flat)
+        return [samples for samples in kept if samples not in flat]
+
+    def compare(self, rewards: Sequence[float]) -> list[float]:
+        """The advantages of a group's rewards: minus their mean, scaled. Equal ones have none."""
+        mean = math.fsum(rewards) / max(len(rewards), 1)
+        centred = [reward - mean for reward in rewards]
+        if self.advantage_scale == "none":
+            return centred
+        deviation = math.sqrt(math.fsum(value * value for value in centred) / max(len(rewards), 1))
+        # Rounding can leave a whisper of deviation among equal rewards; it must not be blown up to 1.
+        flat = deviation <= 1e-9 * max(1.0, abs(mean))
+        return [0.0 if flat else value / deviation for value in centred]
+
+    def advantages(self, group: Sequence[Sample]) -> list[list[float]]:
+        """Of episodes, whose branches share one; with step rewards of turns, against siblings' same turn."""
+        prices = [[self._price(turn) for turn in sample.turns] for sample in group]
+        if not any(sample.returns for sample in group):
+            names = [
+                index if sample.episode is None else sample.episode for index, sample in enumerate(group)
+            ]
+            rewards: dict[Any, float] = {}
+            for name, sample, own in zip(names, group, prices, strict=True):
+                rewards[name] = rewards.get(name, sample.reward) - math.fsum(own)
+            by_name = dict(zip(rewards, self.compare([*rewards.values()]), strict=True))
+            return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
+        advantages: list[list[float]] = [[] for _ in group]
+        returns = [
+            [value - price for value, price in zip(values, [*accumulate(own[::-1])][::-1], strict=True)]
+            for values, own in zip((sample.turn_rewards for sample in group), prices, strict=True)
+        ]
+        for turn in range(max(map(len, returns))):
+            rows = [row for row, values in enumerate(returns) if len(values) > turn]
+            for row, value in zip(rows, self.compare([returns[row][turn] for row in rows]), strict=True):
+                advantages[row].append(value)
+        return advantages
+
+    def _price(self, turn: Turn) -> float:
+        """What an answer, and those before it, pay: for leaving the base model, and DAPO's for length."""
+        price = self.reward_kl * turn.divergence
+        if self.overlong_limit is not None:
+            over = turn.stop - turn.start - (self.overlong_limit - self.overlong_buffer)
+            price += min(max(over / self.overlong_buffer, 0.0), 1.0)
+        return price
+
+    def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """The samples with advantages, and with weights where answers that were cut off do not count."""
+        assigned = super().assigned(groups)
+        if not self.mask_truncated:
+            return assigned
         return [
-            made
-            for part in parts
-            for made in turn_trajectories(part, self.config.discount, self.drop_flat_groups, tally)
+            [sample.weighted(turn.finish_reason != "length" for turn in sample.turns) for sample in group]
+            for group in assigned
         ]
 
+    def needs(self) -> set[Need]:
+        """Only the KL term looks at the reference, the bonus at entropies, the price at divergences."""
+        wants: dict[Need, float] = {
+            "reference": self.beta,
+            "entropy": self.entropy_bonus,
+            "divergence": self.reward_kl,
+        }
+        return {"logprobs", *(need for need, weight in wants.items() if weight)}
 
-@register_trajectory_builder(config_type=GrpoBuilderConfig)
-async def grpo(config: GrpoBuilderConfig, builder: Builder) -> AsyncIterator[GrpoBuilder]:
-    """The registered component `grpo`.
+    def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
+        """Factors that make sums a mean over tokens, over samples of their token means, or Dr. GRPO's."""
+        masses = [[sum(sample.loss_weights) for sample in unit] for unit in units]
+        rows = sum(1 for unit in masses for mass in unit if mass)
+        if self.aggregation == "token":
+            return super().normalised(units)
+        if self.aggregation == "constant":
+            return [[1.0 / (rows * self.constant_length)] * len(unit) for unit in masses]
+        return [[1.0 / (rows * mass) if mass else 0.0 for mass in unit] for unit in masses]
 
-    Raises RequestError for answers of a protocol that are to be compared, and can never be.
-    """
-    if config.credit == "turn" and config.num_generations == 1 and config.drop_flat_groups:
-        remedy = "Set `num_generations`, or `workflow.widths`, to 2 or more"
-        await require_branching(builder, None, "`credit: turn` with one play", remedy)
-    yield GrpoBuilder(config)
+    def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """The class's formula. Metrics are means over the trained tokens."""
+        import torch
+
+        trained_BT, weights_BT = batch.weights_BT > 0, batch.weights_BT
+        lengths_B1 = trained_BT.sum(dim=1, keepdim=True).clamp(min=1)
+        log_ratio_BT = torch.where(trained_BT, logprobs_BT - batch.sampled_BT, 0.0)
+        now_BT = log_ratio_BT.detach()
+        importance_BT, metrics = self.importance(now_BT, batch.advantages_BT, lengths_B1)
+        metrics["sampled_kl"] = now_BT.exp() - 1 - now_BT
+        if importance_BT is not None:
+            weights_BT = weights_BT * importance_BT
+        from_BT = log_ratio_BT if self.correction == "none" else log_ratio_BT - now_BT
+        if self.ratio == "sequence":
+            from_BT = (from_BT.sum(dim=1, keepdim=True) / lengths_B1).expand_as(from_BT)
+        gain_BT, metrics["clip_fraction"] = self.surrogate_gain(
+            from_BT.exp(), logprobs_BT, batch.advantages_BT
+        )
+        loss = -(weights_BT * gain_BT).sum()
+        if batch.reference_BT is not None:
+            gap_BT = torch.where(trained_BT, batch.reference_BT - logprobs_BT, 0.0)
+            kl_BT = gap_BT.exp() - gap_BT - 1
+            kl_BT = kl_BT * log_ratio_BT.exp() if self.kl_estimator == "unbiased" else kl_BT
+            loss = loss + self.beta * (batch.weights_BT * kl_BT).sum()
+            metrics["reference_kl"] = kl_BT.detach()
+        if batch.entropy_BT is not None:
+            loss = loss - self.entropy_bonus * (batch.weights_BT * batch.entropy_BT).sum()
+            metrics["entropy"] = batch.entropy_BT.detach()
+        return loss, {
+            name: float((values_BT * trained_BT).sum()) * batch.token_share
+            for name, values_BT in metrics.items()
+        }
+
+    def surrogate_gain(
+        self, ratio_BT: torch.Tensor, logprobs_BT: torch.Tensor, advantages_BT: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is to grow for each token, and whether its ratio was cut."""
+        import torch
+
+        low, high = 1 - self.clip_low, 1 + self.clip_high
+        if self.surrogate == "cispo":
+            weight_BT = ratio_BT.detach().clamp(max=high)
+            return weight_BT * advantages_BT * logprobs_BT, ratio_BT > high
+        plain_BT, cut_BT = ratio_BT * advantages_BT, ratio_BT.clamp(low, high) * advantages_BT
+        return torch.minimum(plain_BT, cut_BT), plain_BT > cut_BT
+
+
+def _is_flat(samples: Sequence[Sample]) -> bool:
+    return len({(sample.reward, tuple(sample.returns or ())) for sample in samples}) == 1

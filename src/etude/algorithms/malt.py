@@ -6,22 +6,30 @@ followed: own reward plus the mean of the children's values, whatever the number
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
-from etude.algorithms.candidates import Candidate, Turn, pair_of, pair_rewards, turns_of
-from etude.algorithms.collecting import CollectingBuilder, CollectingConfig
+from etude.algorithms.collecting import Collected
+from etude.algorithms.dpo import Dpo, Preferences
+from etude.algorithms.episodes import (
+    Candidate,
+    Choice,
+    Group,
+    Tally,
+    UnitGroup,
+    by_agent,
+    choices_of,
+    pair_rewards,
+)
 from etude.algorithms.expert_iteration import SelectionConfig, imitations
-from etude.algorithms.plays import by_agent
 from etude.algorithms.protocol_checks import require_branching, require_calls, require_guesses
-from etude.algorithms.scored import Group, Tally
+from etude.algorithms.supervised import Supervised
 from etude.config.references import RefersToAgent
-from etude.config.registry import register_trajectory_builder
-from etude.core.keys import fold
-from etude.core.trajectory import Method, Trajectory
+from etude.core.sample import Pair
+from etude.core.trajectory import Method
 from etude.protocols.growing import Widths
 
 if TYPE_CHECKING:
@@ -30,16 +38,18 @@ if TYPE_CHECKING:
 NO_PAIR = "turn without answers on both sides of the threshold"
 SAME_ANSWER = "pair of equal answers"
 
-Pair = tuple[Candidate, Candidate]
-"""Better answer, worse answer."""
-
 _TOLERANCE = 1e-9
 
 
-class MaltBuilderConfig(CollectingConfig, name="malt"):
+class Malt(Preferences, name="malt"):
     """Pairs of answers to one prompt in a protocol, for DPO."""
 
-    num_generations: int = Field(default=1, ge=1, description="Plays for each example of an epoch.")
+    num_generations: int = Field(
+        default=1,
+        ge=1,
+        validation_alias=AliasChoices("num_generations", "group"),
+        description="Plays for each example of an epoch.",
+    )
     credit: Literal["episode", "agent"] = Field(
         default="agent", description="Always `agent`: answers are worth what their agent earned."
     )
@@ -66,103 +76,74 @@ class MaltBuilderConfig(CollectingConfig, name="malt"):
         default_factory=lambda: SelectionConfig(min_reward=0.9), description="What these epochs imitate."
     )
 
-
-def malt_trajectories(group: Group, config: MaltBuilderConfig, tally: Tally) -> list[Trajectory]:
-    """The pairs of one agent in the plays of a group, one trajectory each."""
-    return [
-        trajectory
-        for scored in group
-        for turn in turns_of(scored)
-        for trajectory in _pairs_of_turn(turn, config, tally)
-    ]
-
-
-def _pairs_of_turn(turn: Turn, config: MaltBuilderConfig, tally: Tally) -> Iterator[Trajectory]:
-    pairs = sorted(_ranked(turn, config), key=lambda pair: pair[1].value - pair[0].value)
-    if not pairs:
-        tally.left_out[NO_PAIR] += 1
-    for better, worse in pairs:
-        trajectory = pair_of(turn, better, worse)
-        if trajectory is None:
-            tally.left_out[SAME_ANSWER] += 1
-            continue
-        yield trajectory
-        if config.per_turn == "one":
-            return
-
-
-def _ranked(turn: Turn, config: MaltBuilderConfig) -> Iterator[Pair]:
-    """The pairs that the rule makes, the better answer first."""
-    low, high = turn.bounds or (0.0, 0.0)
-    for one, other in combinations(turn.candidates, 2):
-        better, worse = (one, other) if one.value >= other.value else (other, one)
-        if config.pairs == "sign":
-            middle = (low + high) / 2
-            is_pair = better.value >= middle - _TOLERANCE and worse.value < middle - _TOLERANCE
-        else:
-            is_pair = better.value - worse.value > config.interval * (high - low) + _TOLERANCE
-        if is_pair:
-            yield better, worse
-
-
-class MaltBuilder(CollectingBuilder):
-    """Builds pairs of answers, after first epochs of expert iteration where the config says so."""
-
-    method: ClassVar[Method] = "dpo"
-
-    def __init__(self, trajectory_builder_config: MaltBuilderConfig) -> None:
-        """Keep the config. Nothing is started here."""
-        super().__init__(trajectory_builder_config)
-        self.malt = trajectory_builder_config
+    def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
+        """The loss of `supervised` in the first epochs, then that of `dpo`."""
+        return (Supervised.type_name, {}) if self.imitates(epoch) else (Dpo.type_name, self.gradient())
 
     @property
     def methods(self) -> tuple[Method, ...]:
         """`supervised` too when there are epochs of expert iteration."""
-        return ("supervised", "dpo") if self.malt.initial_expert_iterations else ("dpo",)
+        first = (Supervised.type_name,) if self.initial_expert_iterations else ()
+        return (*first, Dpo.type_name)
 
-    def method_of(self, epoch: int) -> Method:
-        """`supervised` in the first epochs, then `dpo`."""
-        return "supervised" if self._imitates(epoch) else "dpo"
+    def widths(self, epoch: int) -> Any:
+        """One answer each in the first epochs, then as many as `num_responses` says."""
+        return 1 if self.imitates(epoch) else self.num_responses
 
-    def widths_of(self, epoch: int) -> Any:
-        """One answer each in the first epochs, then as many as the config says."""
-        return 1 if self._imitates(epoch) else self.malt.num_responses
+    def imitates(self, epoch: int) -> bool:
+        """Whether the epoch is one of expert iteration."""
+        return epoch < self.initial_expert_iterations
 
-    def parts_of(self, group: Group) -> list[Group]:
-        """A group for each agent."""
-        return [*by_agent(group, self.run_config.target_functions, self.target_model)]
+    async def check_protocol(self, builder: Builder) -> None:
+        """Raise RequestError for answers of a protocol that are to be compared, and can never be, and for
+        guesses that cannot be replaced."""
+        widths = None if self.num_responses is None else Widths.of(self.num_responses)
+        where = "num_responses" if widths else "workflow.widths"
+        remedy = f"Set `{where}` to 2 or more for one of them"
+        await require_branching(builder, widths, "`_type: malt`", remedy)
+        await require_calls(builder, widths)
+        if self.initial_expert_iterations and self.expert_iteration.guess_replacement.proportion:
+            await require_guesses(builder)
 
-    def build(self, group: Group, tally: Tally) -> list[Trajectory]:
-        """See `malt_trajectories`."""
-        return malt_trajectories(group, self.malt, tally)
+    def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
+        """For each agent and example its pairs, judged by their answers' values; or plays to imitate."""
+        parts = [part for group in episodes for part in by_agent(group)]
+        if self.imitates(collected.epoch):
+            return imitations(parts, self.expert_iteration, self.discount, collected)
+        made = [self.samples(part, collected.tally) for part in parts]
+        return [UnitGroup(pairs, pair_rewards(pairs)) for pairs in made]
 
-    def rewards_of_group(self, group: Group, trajectories: Sequence[Trajectory]) -> list[float]:
-        """The values of the answers: a single play has them too."""
-        return pair_rewards(trajectories)
+    def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
+        """The pairs of one agent in the plays of a group."""
+        return [
+            pair
+            for scored in group
+            for choice in choices_of(scored)
+            for pair in self._pairs_of(choice, tally)
+        ]
 
-    def build_all(self, groups: Sequence[Group], tally: Tally, epoch: int) -> list[list[Trajectory]]:
-        """Pairs, or in the first epochs plays to imitate."""
-        if not self._imitates(epoch):
-            return super().build_all(groups, tally, epoch)
-        parts = [part for group in groups for part in self.parts_of(group)]
-        seed = fold(self.run_config.seed, "expert iteration", epoch)
-        return imitations(parts, self.malt.expert_iteration, self.config.discount, epoch, seed, tally)
+    def _pairs_of(self, choice: Choice, tally: Tally) -> Iterator[Pair]:
+        ranked = sorted(self._ranked(choice), key=lambda pair: pair[1].value - pair[0].value)
+        if not ranked:
+            tally.left_out[NO_PAIR] += 1
+        for better, worse in ranked:
+            pair = choice.pair(better, worse)
+            if pair is None:
+                tally.left_out[SAME_ANSWER] += 1
+                continue
+            yield pair
+            if self.per_turn == "one":
+                return
 
-    def _imitates(self, epoch: int) -> bool:
-        return epoch < self.malt.initial_expert_iterations
-
-
-@register_trajectory_builder(config_type=MaltBuilderConfig)
-async def malt(config: MaltBuilderConfig, builder: Builder) -> AsyncIterator[MaltBuilder]:
-    """The registered component `malt`.
-
-    Raises RequestError for answers of a protocol that are to be compared, and can never be, and for
-    guesses that cannot be replaced.
-    """
-    widths = None if config.num_responses is None else Widths.of(config.num_responses)
-    where = "num_responses" if widths else "workflow.widths"
-    await require_branching(builder, widths, "`_type: malt`", f"Set `{where}` to 2 or more for one of them")
-    await require_calls(builder, widths)
-    if config.initial_expert_iterations and config.expert_iteration.guess_replacement.proportion:
-        await require_guesses(builder)
-    yield MaltBuilder(config)
+    def _ranked(self, choice: Choice) -> Iterator[tuple[Candidate, Candidate]]:
+        """The pairs that the rule makes, the better answer first."""
+        low, high = choice.bounds or (0.0, 0.0)
+        for one, other in combinations(choice.candidates, 2):
+            better, worse = (one, other) if one.value >= other.value else (other, one)
+            if self.pairs == "sign":
+                middle = (low + high) / 2
+                is_pair = better.value >= middle - _TOLERANCE and worse.value < middle - _TOLERANCE
+            else:
+                is_pair = better.value - worse.value > self.interval * (high - low) + _TOLERANCE
+            if is_pair:
+                yield better, worse

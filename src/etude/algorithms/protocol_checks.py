@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from etude.algorithms.branches import EVERY_FUNCTION
+from etude.algorithms.samples import EVERY_FUNCTION
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
 from etude.protocols.decision import VERDICTS, WORDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.around import wrap_implementations
@@ -23,12 +23,12 @@ Built = Callable[[TrajectoryCollection, dict[str, Any]], None]
 class TrajectoryBuilder(ABC):
     """Runs the workflow on examples and turns the episodes into trajectories."""
 
-    method: ClassVar[Method] = "grpo"
-    """The training method that the trajectories are made for; the adapter must be able to do it."""
+    method: Method = "grpo"
+    """The algorithm that the trajectories are made for; the adapter must be able to do it."""
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """All methods that it makes data for, in one epoch or another."""
+        """All algorithms that it makes data for, in one epoch or another."""
         return (self.method,)
 
     token_ids_required: bool = False

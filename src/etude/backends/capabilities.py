@@ -1,4 +1,4 @@
-"""What a training backend can do and can be given, and the checks that a run asks for nothing else."""
+"""The abilities of a training backend, the hyperparameters it can be given, and checks of both."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from etude.algorithms.algorithm import Algorithm, changed_options, gradient_fields, kind_of
 from etude.config.component import LlmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
 from etude.core.trajectory import Method
 from etude.inference.openai_config import OpenAiLlmConfig
+
+EVERY_KIND: frozenset[Method] = frozenset({"samples", "pairs", "imitation"})
+"""Stands for all algorithms, by the kind of data that they learn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class JobHyperparameters:
     num_epochs: int | None = None
     """Times that a job goes over its data."""
     rl_learning_rate: float | None = None
-    """The learning rate of `dpo` and `grpo`."""
+    """The learning rate of all that does not imitate."""
     dpo_beta: float | None = None
     """How hard preferences pull away from the reference, in `dpo`."""
     lora_rank: int | None = None
@@ -37,35 +41,38 @@ class JobHyperparameters:
         refused = [f"{name} ({value})" for name, value in self.given().items() if name not in known]
         if refused:
             raise CapabilityError(
-                f"the trainer adapter '{backend}' cannot be told {', '.join(refused)}: leave it out, or "
-                "choose another adapter" + (f". It can be told {', '.join(sorted(known))}" if known else "")
+                f"the trainer adapter '{backend}' cannot be given {', '.join(refused)}: leave it out, or "
+                "choose another adapter" + (f". It can be given {', '.join(sorted(known))}" if known else "")
             )
 
     def for_api(self, method: Method) -> dict[str, Any]:
         """As the fine-tuning API names them, for a job of the method."""
         named = {"n_epochs": self.num_epochs, "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
-        if method != "supervised":
+        if kind_of(method) != "imitation":
             named["learning_rate"] = self.rl_learning_rate
-        if method == "dpo":
+        if kind_of(method) == "pairs":
             named["beta"] = self.dpo_beta
         return {name: value for name, value in named.items() if value is not None}
 
 
-ALL_METHODS: frozenset[Method] = frozenset({"grpo", "dpo", "supervised"})
-
-
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do. The defaults forbid nothing: they suit an adapter that does not say."""
+    """The abilities of a backend. The defaults forbid nothing: they suit an adapter that does not say."""
 
-    methods: frozenset[Method] = ALL_METHODS
-    """Training methods: the `method` of the collections that `submit` takes."""
+    methods: frozenset[Method] = EVERY_KIND
+    """The algorithms whose losses it has, by name; or kinds (`samples`, `pairs`, `imitation`), which stand
+    for all algorithms that learn from such data, those of a user's file too."""
+    options: frozenset[str] | None = None
+    """Of the algorithm's options those that are about the gradient and that it can be given; None: all."""
+    measures: bool = True
+    """Can be given also those that a learner in this process must measure something for."""
     lora: bool = True
     """Can train LoRA weights."""
     full_weights: bool = True
     """Can train all weights."""
     token_ids_for: frozenset[Method] = frozenset()
-    """Methods that need the sampled token ids, `grpo` and `dpo` their logprobs too; text is not enough."""
+    """Algorithms or kinds that need the sampled token ids, and but for imitation their logprobs too; text is
+    not enough."""
     versions: bool = False
     """Says which weights a job produced (`model_version` in the status metadata), so that the engine
     can adopt them and the liveness check can be made. Without it neither happens."""
@@ -112,14 +119,32 @@ def check_ages(backend: str, capabilities: Capabilities, block: FinetuneConfig) 
 
 
 def check_method(backend: str, capabilities: Capabilities, method: Method, builder: str) -> None:
-    """Raise CapabilityError unless the backend can train with the builder's method."""
-    if method in capabilities.methods:
+    """Raise CapabilityError unless the backend can train with the builder's algorithm."""
+    if {method, kind_of(method)} & capabilities.methods:
         return
-    can = ", ".join(sorted(capabilities.methods)) or "nothing"
+    known = ", ".join(sorted(capabilities.methods)) or "nothing"
     raise CapabilityError(
         f"the trajectory builder {builder} makes data for the method '{method}', and the trainer adapter "
-        f"{backend} can do: {can}. Choose another builder or adapter under 'finetuning'."
+        f"{backend} can do: {known}. Choose another builder or adapter under 'finetuning'."
     )
+
+
+def check_options(backend: str, capabilities: Capabilities, config: object) -> None:
+    """Raise CapabilityError for options of an algorithm's config that the backend would take no notice of."""
+    if not isinstance(config, Algorithm):
+        return
+    shared = {*gradient_fields(type(config), at_server=True)}
+    refused = [
+        f"{name}: {value}"
+        for name, value in changed_options(config).items()
+        if (capabilities.options is not None and name not in capabilities.options)
+        or (not capabilities.measures and name not in shared)
+    ]
+    if refused:
+        raise CapabilityError(
+            f"the trainer adapter {backend} cannot be given {', '.join(refused)} of the trajectory builder "
+            f"'{config.type_name}': leave it out, or choose another adapter"
+        )
 
 
 def check_tokens(
@@ -129,7 +154,7 @@ def check_tokens(
 
     `methods` are those of the data, and `model` is the entry of `llms` that `llm` is.
     """
-    needed = sorted(capabilities.token_ids_for.intersection(methods))
+    needed = [name for name in sorted(methods) if {name, kind_of(name)} & capabilities.token_ids_for]
     if not needed or not isinstance(llm, OpenAiLlmConfig):
         return
     what = f"the trainer adapter {backend} needs token ids for the method '{needed[0]}'"
@@ -139,7 +164,7 @@ def check_tokens(
             "`etude serve`, say so: 'provider: vllm' or 'provider: etude'. Others tell text only: choose a "
             "builder for 'supervised' or 'dpo'"
         )
-    if set(needed) - {"supervised"} and not llm.asks_for_logprobs:
+    if any(kind_of(name) != "imitation" for name in needed) and not llm.asks_for_logprobs:
         raise CapabilityError(
             f"{what} and their logprobs, and llms.{model} does not ask for logprobs; set 'logprobs: true'"
         )

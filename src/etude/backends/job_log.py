@@ -1,4 +1,4 @@
-"""What the training jobs of a run were told to remember, in a file of the run."""
+"""The log of a run's training jobs, in a file of the run."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _append_line(path: Path, facts: Mapping[str, Any]) -> None:
 def _event_ids(path: Path) -> set[str]:
     if not path.exists():
         return set()
-    found: set[str] = set()
+    ids: set[str] = set()
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            found.add(json.loads(line).get("event"))
+            ids.add(json.loads(line).get("event"))
         except (ValueError, AttributeError):
             continue  # Half a line.
-    return found
+    return ids

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     import httpx
 
 
+VERSION_HEADER = "x-etude-version"
+"""In requests the version of the client, so that the server can refuse it too."""
+FREE_ENGINE = "etude_free_engine"
+"""In the metadata of a job: "true" has the server put its engine away while the job trains."""
+_LOG = logging.getLogger("etude.backends.lm_client")
+_POLL = 0.5
+Model = TypeVar("Model", bound=BaseModel)
+
+
 class LanguageModelClientError(BackendError):
     """The server gave no usable answer."""
 
@@ -53,36 +62,25 @@ class EngineClientError(LanguageModelClientError):
         self.status = status
 
 
-VERSION_HEADER = "x-etude-version"
-"""In requests the version of the client, so that the server can refuse it too."""
-
-FREE_ENGINE = "etude_free_engine"
-"""In the metadata of a job: "true" has the server put its engine away while the job trains."""
-
-_LOG = logging.getLogger("etude.backends.lm_client")
-_POLL = 0.5
-Model = TypeVar("Model", bound=BaseModel)
-
-
-class _Told(BaseModel):
-    """An answer of the server; a newer server may tell more."""
+class _Answer(BaseModel):
+    """An answer of the server; a newer server may add fields."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class ServerVersion(_Told):
+class ServerVersion(_Answer):
     """`GET /version`."""
 
     version: str
 
 
-class ServerHealth(_Told):
+class ServerHealth(_Answer):
     """`GET /health`."""
 
     status: str
 
 
-class EngineStatus(_Told):
+class EngineStatus(_Answer):
     """`GET /engine/status`."""
 
     status: Literal["running", "starting", "stopping", "stopped", "crashed"] | str
@@ -94,6 +92,12 @@ class EngineStatus(_Told):
     """Whether it was put away for jobs that train; it comes back by itself."""
     error: str | None = None
     """Why it does not run, where it should."""
+
+
+class Algorithms(_Answer):
+    """`GET /v1/fine_tuning/algorithms`."""
+
+    data: list[str]
 
 
 class LanguageModelClient:
@@ -131,8 +135,12 @@ class LanguageModelClient:
         """Whether the server is up."""
         return await self._ask("GET", "/health", ServerHealth)
 
+    async def algorithms(self) -> list[str]:
+        """The algorithms that jobs can name: those that ship, and what the server was started with."""
+        return (await self._ask("GET", "/v1/fine_tuning/algorithms", Algorithms)).data
+
     async def get_engine_status(self) -> EngineStatus:
-        """What the engine does."""
+        """Whether the engine runs, and with which models."""
         return await self._ask("GET", "/engine/status", EngineStatus)
 
     async def start_engine(self, *, timeout: float = 300.0) -> EngineStatus:  # noqa: ASYNC109
@@ -144,16 +152,16 @@ class LanguageModelClient:
         await self._send("POST", "/engine/start", timeout)
         deadline = time.monotonic() + timeout
         while True:
-            found = await self.get_engine_status()
-            if found.status == "running":
-                return found
-            if found.status not in ("starting", "stopping", "stopped"):
-                raise EngineClientError(found.status, found.error)
-            if found.away_for_jobs:
+            engine = await self.get_engine_status()
+            if engine.status == "running":
+                return engine
+            if engine.status not in ("starting", "stopping", "stopped"):
+                raise EngineClientError(engine.status, engine.error)
+            if engine.away_for_jobs:
                 deadline = time.monotonic() + timeout
             elif time.monotonic() >= deadline:
                 raise ClientTimeoutError(
-                    f"the engine at {self.base_url} is {found.status} after {timeout:g} s"
+                    f"the engine at {self.base_url} is {engine.status} after {timeout:g} s"
                 )
             await asyncio.sleep(min(_POLL, timeout))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities, JobHyperparameters
+from etude.algorithms.algorithm import algorithm_of, changed_options, groups_of, loss_of
+from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.backends.lm_client import FREE_ENGINE, LanguageModelClient
 from etude.backends.openai_api import connect, run_key, trained_model
 from etude.backends.openai_config import JobsConfig
@@ -16,8 +17,10 @@ from etude.backends.openai_jobs import OpenAiJobs
 from etude.config.changeable import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
+from etude.core.edge import trajectory_of
+from etude.core.errors import CapabilityError
 from etude.core.job import TrainingJobRef, TrainingJobStatus
-from etude.core.trajectory import Method
+from etude.core.trajectory import Method, TrajectoryCollection
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -57,9 +60,11 @@ class LmServerAdapter(OpenAiJobs):
         log: Path | None = None,
         run_key: str | None = None,
     ) -> None:
-        """See OpenAiJobs; `client` and `server` are of the same server."""
+        """As OpenAiJobs; `client` and `server` are of the same server."""
         super().__init__(adapter_config, client, model, log, run_key)
         self.server = server
+        self._algorithms: tuple[Method, ...] = ("grpo", "dpo", "supervised")
+        """Those that the server knows by name, once it was asked."""
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Wait for the server, and check its version and the key.
@@ -69,12 +74,13 @@ class LmServerAdapter(OpenAiJobs):
         await super().initialize(run_config)
         await self.server.wait_for_ready(self.adapter_config.ready_timeout)
         await self.check()
+        self._algorithms = tuple(await self.server.algorithms())
 
     def capabilities(self) -> Capabilities:
-        """All methods; GRPO on token ids, the others on text."""
+        """All algorithms that the server knows, or whose losses it has; samples on token ids."""
         return Capabilities(
-            methods=ALL_METHODS,
-            token_ids_for=frozenset({"grpo"}),
+            token_ids_for=frozenset({"samples"}),
+            measures=False,
             versions=True,
             from_base=True,
             samples_while_training=not self.adapter_config.free_engine,
@@ -85,13 +91,13 @@ class LmServerAdapter(OpenAiJobs):
         return await self.server.accepts_connections() and await super().is_healthy()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """See `TrainerAdapter.use_hyperparameters`: a server takes all."""
+        """Give these to the jobs from now on: a server takes all."""
         self._hyperparameters = hyperparameters
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """See OpenAiJobs. However the job ends, an engine that was away for it is back."""
+        """Ask until the job is over. However it ends, an engine that was away for it is back."""
         status = await super().wait_until_complete(ref, poll_interval)
         if self.adapter_config.free_engine:
             await self.bring_engine_back()
@@ -105,13 +111,34 @@ class LmServerAdapter(OpenAiJobs):
         """Have the engine sample again. Raises EngineClientError or ClientTimeoutError when it does not."""
         await self.server.start_engine(timeout=self.adapter_config.ready_timeout)
 
-    def hyperparameters(self, method: Method) -> dict[str, Any]:
-        """See OpenAiJobs; with the config's own."""
+    def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
+        """By name what the server knows; else the samples with their advantages, for a loss that it has.
+
+        Raises CapabilityError where it has none.
+        """
+        algorithm = algorithm_of(trajectories.method, trajectories.options)
+        same = loss_of(algorithm, self._algorithms)
+        if same is None:
+            name = algorithm.type_name
+            raise CapabilityError(
+                f"the server does not know the algorithm '{name}', and has no such loss. Start it with "
+                f"`etude serve --algorithms {name}`, where it can be imported, or use the adapter 'local'"
+            )
+        update: dict[str, Any] = {"method": same.type_name, "options": changed_options(algorithm, same)}
+        if same is not type(algorithm) and algorithm.kind == "samples":
+            groups = [[unit.samples[0] for unit in group] for group in groups_of(trajectories, algorithm)]
+            assigned = algorithm.assigned(groups)
+            update["trajectories"] = [[trajectory_of(sample) for sample in group] for group in assigned]
+        return trajectories.model_copy(update=update)
+
+    def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The common ones, the algorithm's, and the config's own."""
         given = self._hyperparameters.for_api(method)
-        return super().hyperparameters(method) | self.adapter_config.hyperparameters | given
+        common = super().hyperparameters(method, options)
+        return common | dict(options) | self.adapter_config.hyperparameters | given
 
     def metadata(self) -> dict[str, str]:
-        """See OpenAiJobs; for the server to know that a job and its engine do not fit on the device."""
+        """Has the server know where a job and its engine do not fit on the device together."""
         return {FREE_ENGINE: "true"} if self.adapter_config.free_engine else {}
 
 

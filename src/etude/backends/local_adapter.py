@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities, JobHyperparameters
+from etude.algorithms.algorithm import Algorithm, algorithm_of
+from etude.backends.capabilities import EVERY_KIND, Capabilities, JobHyperparameters
 from etude.backends.job_log import JobLog
 from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
@@ -17,14 +18,13 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
+from etude.core.sample import Unit
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import JobContent, data_hash
 from etude.jobs.folders import StateFolders
-from etude.jobs.training import JobData, JobTraining, is_trained
-from etude.jobs.units import objective_of, units_of_collection
-from etude.learner.batch import TrainingBatch
-from etude.learner.kl_reward import with_kl_in_rewards
-from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.jobs.training import JobData, JobListener, JobTraining
+from etude.jobs.units import units_of_collection
+from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled, is_trained
 from etude.learner.plan import Step
 from etude.learner.schedule import Schedule
 from etude.models.policy import LoraOptions, Policy
@@ -40,44 +40,26 @@ class FinishedJob:
     version: ModelVersion
     metrics: dict[str, float]
     content: JobContent
-    """What it was made of; its start is the number of a version."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """What a job is to train on, and how."""
-
-    trajectories: TrajectoryCollection
-    config: LocalAdapterConfig
-    batch: TrainingBatch
-    content: JobContent
-    """Without its start, which is known once it trains."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.config.options_of(self.trajectories.method)
+    """Its start is the number of a version."""
 
 
 @dataclass(slots=True)
-class _Job:
+class _Job(JobListener):
     """A job of this process, which listens to its training."""
 
-    order: _Order
+    name: str
+    algorithm: Algorithm
+    config: LocalAdapterConfig
+    groups: list[list[Unit]]
+    content: JobContent
+    """Without its start, which is known once it trains."""
     canceled: threading.Event = field(default_factory=threading.Event)
     progress: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     task: asyncio.Task[FinishedJob] | None = None
 
-    def started(self, done: int) -> None:
-        """It begins."""
-
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
         self.metrics, self.progress = dict(metrics), 100.0 * step.number / step.of
-
-    def checkpointed(
-        self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
-    ) -> Collection[int]:
-        return ()
 
 
 class LocalAdapter(TrainerAdapter):
@@ -122,11 +104,11 @@ class LocalAdapter(TrainerAdapter):
         self._learner = Learner(self._policy, options, self._seed)
 
     def capabilities(self) -> Capabilities:
-        """All methods, on token ids."""
-        return Capabilities(token_ids_for=ALL_METHODS, versions=True, from_base=True)
+        """All algorithms, a user's too, on token ids."""
+        return Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """See `TrainerAdapter.use_hyperparameters`. LoRA weights are put on the model by `initialize`."""
+        """Give these to the jobs from now on; those of LoRA weights only before `initialize` makes them."""
         before = self.adapter_config.lora_with(self._hyperparameters)
         after = self.adapter_config.lora_with(hyperparameters)
         if self._learner is not None and before != after:
@@ -142,23 +124,23 @@ class LocalAdapter(TrainerAdapter):
         return self._learner is not None
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Start training in a thread. See `TrainerAdapter.submit`."""
+        """Start training in a thread, unless there is a job of that name and content."""
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
-        learner, method = self._require_learner(), trajectories.method
-        config = self.adapter_config.for_job(method, self._hyperparameters)
-        facts = hyperparameters_of(config, learner.options.schedule, self._seed)
-        content = JobContent.of(data_hash(trajectories), method, facts)
+        learner, algorithm = self._require_learner(), algorithm_for(trajectories, self._hyperparameters)
+        config = self.adapter_config.for_job(algorithm.kind, self._hyperparameters)
+        facts = hyperparameters_of(algorithm, config, learner.options.schedule, self._seed)
+        content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
         if (running := self._jobs.get(name)) is not None:
-            running.order.content.require(name, content)
+            running.content.require(name, content)
         if (finished := self._finished(name)) is not None:
             number = str(finished.version.number)
             finished.content.require(name, replace(content, start=str(self._policy.version)), number)
         if running is not None or finished is not None:
             return ref
         # Made before the job starts, so that data which cannot be trained on is an error here.
-        batch = units_of_collection(trajectories, config.options_of(method), self._policy.template)
-        self._jobs[name] = job = _Job(_Order(trajectories, config, batch, content))
+        groups = units_of_collection(trajectories, algorithm, self._policy.template)
+        self._jobs[name] = job = _Job(name, algorithm, config, groups, content)
         job.task = asyncio.create_task(asyncio.to_thread(self._train, job))
         return ref
 
@@ -205,7 +187,7 @@ class LocalAdapter(TrainerAdapter):
         await asyncio.to_thread(self._restore, version)
 
     async def count_from(self, number: int) -> None:
-        """See `TrainerAdapter.count_from`."""
+        """Number the next version higher than `number`."""
         self._newest = max(self._newest, number)
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
@@ -239,23 +221,28 @@ class LocalAdapter(TrainerAdapter):
 
     def _train(self, job: _Job) -> FinishedJob:
         """In a thread: train, and save the new version. Everything is as it was after any error."""
-        learner, policy, order = self._require_learner(), self._policy, job.order
+        learner, policy = self._require_learner(), self._policy
+        groups, job.groups = job.groups, []  # They are no longer needed once the job is over.
         with policy.lock:
             start = policy.version
             if self._optimiser_of != start:
                 self._take_optimiser_of(start)
             number = max(self._newest, start, self._versions.newest()) + 1
             before = policy.copy_tensors()
-            learner.options = replace(learner.options, learning_rate=order.config.learning_rate)
+            learner.options = replace(learner.options, learning_rate=job.config.learning_rate)
             try:
-                data, facts = self._data(order, learner)
+                units, facts = job.algorithm.units(groups, learner.divergences)
+                data = JobData(
+                    job.algorithm,
+                    rows=[(unit,) for unit in units if is_trained(unit)],
+                    passes=job.config.passes,
+                    batch_size=job.config.batch_size,
+                    seed=self._seed,
+                    key=("pass", learner.step),
+                )
                 metrics = JobTraining(learner, data, job).run(job.canceled) | facts
-                content = replace(order.content, start=str(start))
-                written = {
-                    "job": order.trajectories.run_id,
-                    "metrics": metrics,
-                    "content": asdict(content),
-                }
+                content = replace(job.content, start=str(start))
+                written = {"job": job.name, "metrics": metrics, "content": asdict(content)}
                 version = self._versions.write(number, written, learner, learner.snapshot())
             except BaseException as error:
                 policy.load_tensors(before)
@@ -268,23 +255,6 @@ class LocalAdapter(TrainerAdapter):
             policy.mark_changed(number, version.digest)
             self._newest = self._optimiser_of = number
         return FinishedJob(version, metrics, content)
-
-    def _data(self, order: _Order, learner: Learner) -> tuple[JobData, dict[str, float]]:
-        """The job's data, and facts about them, seen from the weights as they are."""
-        method, options, batch = order.trajectories.method, order.options, order.batch
-        facts: dict[str, float] = {}
-        if options.get("reward_kl"):
-            priced, mean = with_kl_in_rewards(order.trajectories, options["reward_kl"], learner.divergences)
-            batch, facts = units_of_collection(priced, options, self._policy.template), {"kl_in_reward": mean}
-        data = JobData(
-            objective_of(method, options),
-            rows=[(unit,) for unit in batch.units if is_trained(unit)],
-            passes=order.config.passes,
-            batch_size=order.config.batch_size,
-            seed=self._seed,
-            key=("pass", learner.step),
-        )
-        return data, facts
 
     def _finished(self, name: str) -> FinishedJob | None:
         """The job of that name and its version, when its folder is still there. Raises StoreError."""
@@ -331,10 +301,21 @@ def _stored_status(
     return job_status(ref, TrainingStatusEnum.COMPLETED, 100.0, message=note, metadata=metadata)
 
 
-def hyperparameters_of(config: LocalAdapterConfig, schedule: Schedule, seed: int) -> dict[str, Any]:
+def algorithm_for(collection: TrajectoryCollection, given: JobHyperparameters) -> Algorithm:
+    """The algorithm that a collection names. Raises RequestError for an unknown one, and for its options."""
+    algorithm = algorithm_of(collection.method, collection.options)
+    if algorithm.kind == "pairs" and given.dpo_beta is not None:
+        return algorithm_of(collection.method, {**collection.options, "beta": given.dpo_beta})
+    return algorithm
+
+
+def hyperparameters_of(
+    algorithm: Algorithm, config: LocalAdapterConfig, schedule: Schedule, seed: int
+) -> dict[str, Any]:
     """All that decides what a job learns from its data, as JSON."""
     return {
         "config": config.model_dump(mode="json", exclude=_NO_MATTER),
+        "options": algorithm.gradient(),
         "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
         "seed": seed,
     }

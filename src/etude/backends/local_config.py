@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from etude.backends.capabilities import JobHyperparameters
 from etude.config.changeable import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
-from etude.core.trajectory import Method
-from etude.learner.variants import DEFAULT_VARIANT, Variant, with_variant
+from etude.core.sample import Kind
 
 
 class LoraConfig(BaseModel):
@@ -24,91 +22,6 @@ class LoraConfig(BaseModel):
     target_modules: list[str] | None = Field(
         default=None, description="Names of layers to put LoRA weights on; left out: all linear layers."
     )
-
-
-class GrpoConfig(BaseModel):
-    """Options of GRPO, named after their papers. Those that are left out are as the variant has them."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    variant: Variant = Field(
-        default=DEFAULT_VARIANT, description="A name for a choice of the options below; each can be changed."
-    )
-    clip_low: float = Field(default=0.2, gt=0, lt=1, description="ε_low of the clipped ratio.")
-    clip_high: float = Field(default=0.28, gt=0, description="ε_high (clip-higher, DAPO).")
-    beta: float = Field(default=0.0, ge=0, description="Weight of the KL to the base model in the loss.")
-    reward_kl: float = Field(
-        default=0.0,
-        ge=0,
-        description="Price in the reward of each nat that an episode is from the base model.",
-    )
-    kl_estimator: Literal["k3", "unbiased"] = Field(
-        default="k3", description="How that KL is estimated (Schulman's, or times the ratio: DeepSeek-V3.2)."
-    )
-    entropy_bonus: float = Field(
-        default=0.0, ge=0, description="Weight of the entropy that is rewarded at every sampled token."
-    )
-    aggregation: Literal["token", "sequence", "constant"] = Field(
-        default="token",
-        description="Averages over all tokens (DAPO), per sequence (GRPO), or by a constant (Dr. GRPO).",
-    )
-    constant_length: int = Field(
-        default=256, ge=1, description="The constant of `aggregation: constant`, in tokens."
-    )
-    ratio: Literal["token", "sequence"] = Field(
-        default="token", description="Each token's own ratio, or one of the whole sequence (GSPO)."
-    )
-    surrogate: Literal["clip", "cispo"] = Field(
-        default="clip",
-        description="Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO).",
-    )
-    correction: Literal["none", "truncate", "mask"] = Field(
-        default="none",
-        description="Importance weights for tokens that other weights, or another engine, sampled: bounded "
-        "(truncated importance sampling), or 0 out of bounds.",
-    )
-    correction_level: Literal["token", "sequence"] = Field(
-        default="token", description="Each token's own importance weight, or the product over the sequence."
-    )
-    correction_floor: float = Field(default=0.0, ge=0, le=1, description="Their lower bound.")
-    correction_cap: float = Field(default=2.0, ge=1, description="Their upper bound.")
-    off_policy_limit: float | None = Field(
-        default=None,
-        gt=0,
-        description="Leave out bad sequences that the policy has become this much less likely to sample, in "
-        "nats per token (DeepSeek-V3.2).",
-    )
-    advantage_scale: Literal["std", "none"] = Field(
-        default="std", description="Divide by the group's deviation (GRPO), or not (Dr. GRPO)."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_the_variant_has_it(cls, given: Any) -> Any:
-        return with_variant(given) if isinstance(given, Mapping) else given
-
-
-class DpoConfig(BaseModel):
-    """Options of DPO."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    beta: float = Field(default=0.1, gt=0, description="How hard preferences pull away from the reference.")
-    label_smoothing: float = Field(
-        default=0.0, ge=0, lt=0.5, description="Share of pairs that may be the wrong way round (cDPO)."
-    )
-    loss: Literal["sigmoid", "sigmoid_norm", "ipo"] = Field(
-        default="sigmoid", description="DPO's, the same on means per token, or IPO's (on means per token)."
-    )
-    reference: Literal["sampler", "base"] = Field(
-        default="sampler", description="The policy that sampled the pairs, or the base model."
-    )
-
-    @model_validator(mode="after")
-    def _smoothed_where_there_are_labels(self) -> DpoConfig:
-        if self.loss == "ipo" and self.label_smoothing:
-            raise ValueError("label_smoothing is for the sigmoid losses; leave it out with `loss: ipo`")
-        return self
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
@@ -152,8 +65,6 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
         "less memory, about a third more time.",
     )
     lora: LoraConfig | None = Field(default=None, description="Train LoRA weights; left out: all weights.")
-    grpo: GrpoConfig = Field(default_factory=GrpoConfig, description="Options of the method `grpo`.")
-    dpo: DpoConfig = Field(default_factory=DpoConfig, description="Options of the method `dpo`.")
 
     def lora_with(self, given: JobHyperparameters) -> LoraConfig | None:
         """The LoRA weights that are trained; None for all weights."""
@@ -165,17 +76,11 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
         changes = {"r": rank} if alpha is None else {"r": rank, "alpha": alpha}
         return (self.lora or LoraConfig()).model_copy(update=changes)
 
-    def for_job(self, method: Method, given: JobHyperparameters) -> LocalAdapterConfig:
-        """The config for a job of the method, with what its maker gave in place of its own."""
+    def for_job(self, kind: Kind, given: JobHyperparameters) -> LocalAdapterConfig:
+        """The config for a job that learns from that kind of data, with what its maker gave instead."""
         changes: dict[str, Any] = {"lora": self.lora_with(given)}
         if given.num_epochs is not None:
             changes["passes"] = given.num_epochs
-        if given.rl_learning_rate is not None and method != "supervised":
+        if given.rl_learning_rate is not None and kind != "imitation":
             changes["learning_rate"] = given.rl_learning_rate
-        if given.dpo_beta is not None:
-            changes["dpo"] = self.dpo.model_copy(update={"beta": given.dpo_beta})
         return self.model_copy(update=changes)
-
-    def options_of(self, method: Method) -> dict[str, Any]:
-        """The options of a method."""
-        return {"grpo": self.grpo.model_dump(), "dpo": self.dpo.model_dump(), "supervised": {}}[method]

@@ -38,11 +38,15 @@ USD_PER_MILLION_TOKENS = {
 """Prices of trained tokens as OpenAI listed them in 2025, without the models that it prices by the hour."""
 
 AUTO_EPOCHS = 3
-"""What `auto` is taken to be: OpenAI's own choice for data sets of a few hundred rows."""
+"""The epochs that `auto` is taken for: OpenAI's choice for data sets of a few hundred rows."""
 
 _CHARACTERS_PER_TOKEN = 4
 _FRAME_TOKENS = 4
 """Tokens around each message."""
+
+
+Examples = Callable[[], Awaitable[Mapping[str, Example]]]
+"""The examples of the run by id, read when they are needed."""
 
 
 def price_of(model: str) -> float | None:
@@ -65,10 +69,6 @@ def usd_for(tokens: float, usd_per_million: float | None, model: str) -> float |
     return None if price is None else tokens * price / 1e6
 
 
-Examples = Callable[[], Awaitable[Mapping[str, Example]]]
-"""The examples of the run by id, read when they are needed."""
-
-
 async def _no_examples() -> Mapping[str, Example]:
     return {}
 
@@ -87,7 +87,7 @@ class OpenAiAdapter(OpenAiJobs):
         examples: Examples = _no_examples,
         run_key: str | None = None,
     ) -> None:
-        """See OpenAiJobs; `examples` are what a grader compares answers with."""
+        """As OpenAiJobs; `examples` are for a grader to compare answers with."""
         super().__init__(adapter_config, client, model, log, run_key)
         self._base_model = model
         self._read_examples = examples
@@ -103,20 +103,20 @@ class OpenAiAdapter(OpenAiJobs):
         methods: frozenset[Method] = frozenset({"supervised", "dpo"})
         if self.adapter_config.reinforcement is not None:
             methods |= {"grpo"}
-        return Capabilities(methods=methods, versions=True, from_base=True)
+        return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """See `TrainerAdapter.submit`. Raises RequestError for a job that would cost more than `max_usd`."""
+        """Upload the rows and make a job. Raises RequestError where that would cost more than `max_usd`."""
         if trajectories.method == "grpo" and not self._examples:
             self._examples = await self._read_examples()
         return await super().submit(trajectories)
 
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
-        """See OpenAiJobs; of GRPO, the prompt of each group with what its grader needs."""
+        """The rows of the training file; of GRPO, the prompt of each group with what its grader needs."""
         if trajectories.method != "grpo":
             return super().rows(trajectories)
         groups = [group for group in trajectories.trajectories if group]
-        names = [str((group[0].metadata or {}).get("id")) for group in groups]
+        names = [str(group[0].example_id) for group in groups]
         return [
             reinforcement_row(group, self._examples.get(name))
             for group, name in zip(groups, names, strict=True)
@@ -134,12 +134,12 @@ class OpenAiAdapter(OpenAiJobs):
             )
         return {"estimated_tokens": tokens, "estimated_usd": usd}
 
-    def method_of(self, method: Method) -> dict[str, Any]:
-        """See OpenAiJobs; `grpo` is OpenAI's `reinforcement`."""
+    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The `method` of a job; `grpo` is OpenAI's `reinforcement`."""
         settings = self.adapter_config.reinforcement
         if method != "grpo" or settings is None:
-            return super().method_of(method)
-        parameters = self.hyperparameters(method) | {
+            return super().method_of(method, options)
+        parameters = self.hyperparameters(method, options) | {
             "reasoning_effort": settings.reasoning_effort,
             "compute_multiplier": settings.compute_multiplier,
         }

@@ -22,18 +22,28 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 
+_NO_KEY = "none"
+"""The SDK wants a key also for servers that want none."""
+_RUN_KEY = "run/key"
+"""The journal's step that keeps it."""
+_DAILY_LIMIT = "daily_rate_limit_exceeded"
+_MAX_SUFFIX = 64
+_WAIT, _MAX_WAIT = 0.5, 30.0
+_IDEMPOTENCY_HEADER = "Idempotency-Key"
+
+
 class TrainingJobNotFoundClientError(TrainingError):
     """There is no such job: none was created, or the backend does not know it."""
 
     def __init__(self, job_id: str | None) -> None:
-        told = "no job was created yet" if job_id is None else f"the backend knows no job {job_id}"
-        super().__init__(f"training job not found: {told}")
+        reason = "no job was created yet" if job_id is None else f"the backend knows no job {job_id}"
+        super().__init__(f"training job not found: {reason}")
         self.job_id = job_id
 
 
 @contextmanager
 def api_errors(where: str, key: str) -> Iterator[None]:
-    """What the SDK raises, as a BackendError that names `where`; `key` is never in it."""
+    """Raise a BackendError that names `where`, and never has `key` in it, for what the SDK raises."""
     from openai import APIError
 
     try:
@@ -60,15 +70,8 @@ def error_repr(job: FineTuningJob) -> str | None:
     error = job.error
     if error is None or not (error.code or error.message):
         return None
-    told = f"Code: {error.code}. Message: {error.message}."
-    return f"{told} Parameter: {error.param}." if error.param else told
-
-
-_NO_KEY = "none"
-"""The SDK wants a key also for servers that want none."""
-
-_RUN_KEY = "run/key"
-"""The journal's step that keeps it."""
+    text = f"Code: {error.code}. Message: {error.message}."
+    return f"{text} Parameter: {error.param}." if error.param else text
 
 
 def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
@@ -86,7 +89,7 @@ def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
 
 
 async def run_key(builder: Builder) -> str | None:
-    """What tells the run from others that are called alike; None where there is no run."""
+    """A key that tells the run from others of the same name; None where there is no run."""
 
     async def drawn() -> str:
         return secrets.token_hex(8)
@@ -117,12 +120,6 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
         timeout=config.request_timeout,
         max_retries=config.max_retries,
     )
-
-
-_DAILY_LIMIT = "daily_rate_limit_exceeded"
-_MAX_SUFFIX = 64
-_WAIT, _MAX_WAIT = 0.5, 30.0
-_IDEMPOTENCY_HEADER = "Idempotency-Key"
 
 
 async def create_once(

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
-__all__ = ["OpenAiJobs", "TrainingJobNotFoundClientError"]
-
 _STATES = {
     "validating_files": TrainingStatusEnum.PENDING,
     "queued": TrainingStatusEnum.PENDING,
@@ -62,7 +60,7 @@ class OpenAiJobs(TrainerAdapter):
     """
 
     backend: ClassVar[str] = "openai"
-    """What refs and errors call it."""
+    """Its name in refs and errors."""
     adapter_config: JobsConfig
 
     def __init__(
@@ -85,14 +83,14 @@ class OpenAiJobs(TrainerAdapter):
         self._newest = 0
         self._hyperparameters = JobHyperparameters()
         self._made: dict[str, ModelVersion] = {}
-        """What jobs made, by the API's id, from when it was first seen."""
+        """The versions that jobs made, by the API's ids of these."""
         self._log = JobLog(log)
         self._events: dict[str, list[FineTuningJobEvent]] = {}
 
     def capabilities(self) -> Capabilities:
-        """What the API can be given as text."""
+        """Data that are text: to imitate, or preferences."""
         methods: frozenset[Method] = frozenset({"supervised", "dpo"})
-        return Capabilities(methods=methods, versions=True, from_base=True)
+        return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
 
     async def is_healthy(self) -> bool:
         """Whether the API answers, and takes the key."""
@@ -108,16 +106,17 @@ class OpenAiJobs(TrainerAdapter):
             await self.client.fine_tuning.jobs.list(limit=1)
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """See `TrainerAdapter.use_hyperparameters`."""
+        """Give these to the jobs from now on: epochs, and the beta of DPO."""
         hyperparameters.refuse_all_but(("num_epochs", "dpo_beta"), self.backend)
         self._hyperparameters = hyperparameters
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Upload the rows and make a job of them. See `TrainerAdapter.submit`."""
+        """Upload the rows and make a job of them, unless there is one of that name and content."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method, "of this run")
+        trajectories = self.prepared(trajectories)
         name, rows = trajectories.run_id, self.rows(trajectories)
         content = jsonl(rows)
-        request = self._request(name, content, trajectories.method)
+        request = self._request(name, content, trajectories.method, trajectories.options)
         known = await self.find(name)
         if known is not None:
             _content_of(known.metadata).require(
@@ -131,6 +130,10 @@ class OpenAiJobs(TrainerAdapter):
         request["training_file"] = await self._upload(name, content)
         return self._ref(name, await self._create(name, request))
 
+    def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
+        """The collection as it is sent: for an algorithm that the API knows."""
+        return trajectories
+
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
         """The rows of the training file. Raises CapabilityError for data that the API has none for."""
         return list(rows_of(trajectories))
@@ -139,19 +142,19 @@ class OpenAiJobs(TrainerAdapter):
         """Look at the rows before they are uploaded; facts for the log. May raise to refuse them."""
         return {}
 
-    def method_of(self, method: Method) -> dict[str, Any]:
+    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """The `method` of a job: its type with the hyperparameters under it."""
-        return {"type": method, method: {"hyperparameters": self.hyperparameters(method)}}
+        return {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
 
-    def hyperparameters(self, method: Method) -> dict[str, Any]:
-        """What the config says of a method's training."""
+    def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The hyperparameters of a method's jobs, by the config and the algorithm's `options`."""
         config = self.adapter_config
         common = {
             "n_epochs": config.n_epochs,
             "batch_size": config.batch_size,
             "learning_rate_multiplier": config.learning_rate_multiplier,
         }
-        beta = {"beta": config.beta} if method == "dpo" else {}
+        beta = {"beta": options.get("beta", config.beta)} if method == "dpo" else {}
         return common | beta | self._hyperparameters.for_api(method)
 
     def metadata(self) -> dict[str, str]:
@@ -165,9 +168,9 @@ class OpenAiJobs(TrainerAdapter):
         except TrainingJobNotFoundClientError as error:
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
         state = _STATES.get(job.status, TrainingStatusEnum.RUNNING)
-        told = metrics_of(await self._follow(ref.run_id, job.id))
-        metadata: dict[str, Any] = {"metrics": {**told, "trained_tokens": job.trained_tokens}}
-        message, progress = error_repr(job), progress_of(told)
+        metrics = metrics_of(await self._follow(ref.run_id, job.id))
+        metadata: dict[str, Any] = {"metrics": {**metrics, "trained_tokens": job.trained_tokens}}
+        message, progress = error_repr(job), progress_of(metrics)
         if state is TrainingStatusEnum.COMPLETED:
             version, progress = self._version_of(job), 100.0
             if version is None:
@@ -186,7 +189,7 @@ class OpenAiJobs(TrainerAdapter):
         answered = time.monotonic()
         for pause in pauses(poll_interval, self.adapter_config.max_poll_interval):
             try:
-                found = await self.status(ref)
+                status = await self.status(ref)
             except BackendError as error:
                 silent = time.monotonic() - answered
                 if not error.temporary or silent >= self.adapter_config.outage_limit:
@@ -196,8 +199,8 @@ class OpenAiJobs(TrainerAdapter):
                     ) from error
             else:
                 answered = time.monotonic()
-                if found.status.is_final:
-                    return found
+                if status.status.is_final:
+                    return status
             await asyncio.sleep(pause)
         raise AssertionError("the pauses do not end")
 
@@ -217,7 +220,7 @@ class OpenAiJobs(TrainerAdapter):
         self._start, self._newest = version, max(self._newest, version.number)
 
     async def count_from(self, number: int) -> None:
-        """See `TrainerAdapter.count_from`."""
+        """Number the next version higher than `number`."""
         self._newest = max(self._newest, number)
 
     async def cancel(self, ref: TrainingJobRef) -> None:
@@ -231,7 +234,7 @@ class OpenAiJobs(TrainerAdapter):
                 await self.client.fine_tuning.jobs.cancel(job_id)
 
     async def job(self, ref: TrainingJobRef) -> FineTuningJob:
-        """The job as the API tells it. Raises TrainingJobNotFoundClientError, BackendError."""
+        """The job at the API. Raises TrainingJobNotFoundClientError, BackendError."""
         from openai import NotFoundError
 
         job_id = await self._id(ref)
@@ -245,13 +248,13 @@ class OpenAiJobs(TrainerAdapter):
         """The job that was submitted under a name, by this process or another; the latest of several."""
         with self._calling():
             async for job in self.client.fine_tuning.jobs.list(metadata={_JOB: name}):
-                told = job.metadata or {}
-                if (told.get(_JOB), told.get(_RUN)) == (name, self._run_key):
+                metadata = job.metadata or {}
+                if (metadata.get(_JOB), metadata.get(_RUN)) == (name, self._run_key):
                     return job
         return None
 
     async def events(self, ref: TrainingJobRef) -> list[FineTuningJobEvent]:
-        """What the API tells of the job's progress, oldest first. Raises TrainingJobNotFoundClientError."""
+        """The job's events at the API, oldest first. Raises TrainingJobNotFoundClientError."""
         return await self._all_events(await self._id(ref))
 
     async def _upload(self, name: str, content: bytes) -> str:
@@ -264,9 +267,11 @@ class OpenAiJobs(TrainerAdapter):
             made = await self.client.files.create(file=(filename, content), purpose="fine-tune")
         return made.id
 
-    def _request(self, name: str, content: bytes, method: Method) -> dict[str, Any]:
+    def _request(
+        self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The request for a job but for its file, with what it is made of in the metadata."""
-        how = self.method_of(method)
+        how = self.method_of(method, options)
         seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
         metadata = {
             _JOB: name,
@@ -321,12 +326,12 @@ class OpenAiJobs(TrainerAdapter):
         return job.id
 
     def _version_of(self, job: FineTuningJob) -> ModelVersion | None:
-        """What a job made, and what the next one starts from. That of a job made elsewhere gets a number."""
+        """The version that a job made, from which the next one starts. One made elsewhere gets a number."""
         if job.fine_tuned_model is None:
             return None
         if job.id not in self._made:
-            told = (job.metadata or {}).get(_VERSION, "")
-            number = int(told) if told.isdecimal() else self._newest + 1
+            text = (job.metadata or {}).get(_VERSION, "")
+            number = int(text) if text.isdecimal() else self._newest + 1
             version = hosted_version(number, job.id, job.fine_tuned_model)
             self._made[job.id] = version
             if number > self._start.number:
@@ -344,10 +349,9 @@ class OpenAiJobs(TrainerAdapter):
 
 def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
     """The version that is a model at an API, made by the job."""
-    # The API tells no hash of the weights; that of the job's model name is what can be known.
+    # The API gives no hash of the weights; the job and the model's name stand for them.
     return ModelVersion(number=number, location=model, digest=content_hash([job_id, model]))
 
 
 def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
-    told = metadata or {}
-    return JobContent(told.get(_DATA), told.get(_METHOD), told.get(_TRAINING), told.get(_START))
+    return JobContent(*((metadata or {}).get(key) for key in (_DATA, _METHOD, _TRAINING, _START)))

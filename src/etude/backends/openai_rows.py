@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from etude.algorithms.algorithm import kind_of
+from etude.core.edge import sample_of
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.example import Example
 from etude.core.message import Message
@@ -25,19 +27,21 @@ def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
 
     Raises CapabilityError for data that there are no rows for, TrainingError for malformed data.
     """
+    kind = kind_of(collection.method)
     for group in collection.trajectories:
-        if collection.method == "grpo" and group:
+        if kind == "samples" and group:
             yield grpo_row(group)
-        for trajectory in group if collection.method != "grpo" else ():
-            if collection.method == "supervised":
+        for trajectory in group if kind != "samples" else ():
+            if kind == "imitation":
                 yield supervised_row(trajectory)
             else:
-                yield from (dpo_row(item, trajectory.metadata or {}) for item in trajectory.episode)
+                yield from map(dpo_row, trajectory.episode)
 
 
 def grpo_row(group: Sequence[Trajectory]) -> dict[str, Any]:
     """`{"trajectories": […]}`: a group with the token ids and logprobs of what was sampled."""
-    return GrpoRow.of_group(group).model_dump(mode="json", exclude_none=True)
+    row = GrpoRow.of_group([sample_of(trajectory) for trajectory in group])
+    return row.model_dump(mode="json", exclude_none=True)
 
 
 def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> dict[str, Any]:
@@ -46,7 +50,7 @@ def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> d
     Raises CapabilityError where one answer to one prompt is not all that there is.
     """
     items = [item for item in group[0].episode if isinstance(item, EpisodeItem)]
-    sampled = [place for place, item in enumerate(items) if _is_sampled(item)]
+    sampled = [index for index, item in enumerate(items) if item.is_sampled]
     if len(sampled) != 1 or items[sampled[0] - 1].role is not EpisodeItemRole.USER:
         raise CapabilityError(
             "OpenAI's reinforcement fine-tuning answers a user's message once, and an episode has "
@@ -75,15 +79,14 @@ def supervised_row(trajectory: Trajectory) -> dict[str, Any]:
     """`{"messages": […]}`; what the agent wrote for the assistant itself has the weight 0."""
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
     row: dict[str, Any] = {"messages": [_message(item) for item in items]}
-    tools = (trajectory.metadata or {}).get("tools")
-    return row | {"tools": tools} if tools else row
+    return row | {"tools": trajectory.tools} if trajectory.tools else row
 
 
-def dpo_row(item: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+def dpo_row(item: Any) -> dict[str, Any]:
     """`{"input": …, "preferred_output": […], "non_preferred_output": […]}`. Raises as `rows_of`."""
     if not isinstance(item, DPOItem):
         raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
-    if facts.get("turns", 1) > 1:
+    if item.turns > 1:
         raise CapabilityError(
             "DPO over the fine-tuning API compares two answers to one prompt, and a pair has several turns; "
             "set 'compare: turns' in the builder 'dpo', or use 'malt'"
@@ -92,7 +95,7 @@ def dpo_row(item: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     messages = (
         [{"role": "user", "content": prompt}]
         if isinstance(prompt, str)
-        else [one.to_wire() for one in prompt]
+        else [message.to_wire() for message in prompt]
     )
     return {
         "input": {"messages": messages},
@@ -105,10 +108,6 @@ def _message(item: EpisodeItem) -> Message:
     facts = item.metadata or {}
     message: Message = {"role": item.role.value, "content": facts.get("content", item.content)}
     message |= {key: facts[key] for key in _KEPT if key in facts}
-    if item.role is EpisodeItemRole.ASSISTANT and facts.get("given"):
+    if item.given:
         message["weight"] = 0
     return message
-
-
-def _is_sampled(item: EpisodeItem) -> bool:
-    return item.role is EpisodeItemRole.ASSISTANT and not (item.metadata or {}).get("given")

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Protocol
 
-from etude.backends.capabilities import ALL_METHODS, Capabilities, JobHyperparameters, check_method
+from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.around import is_entered, wrap_implementations
 from etude.core.errors import TrainingError
@@ -15,14 +15,12 @@ from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, Trai
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 
-__all__ = ["ALL_METHODS", "Capabilities", "TrainerAdapter", "check_method", "poll_until_final"]
-
 _FIRST_PAUSE = 0.25
 _BACKOFF = 1.5
 
 
 class Jobs(Protocol):
-    """What a run makes of its jobs, whoever submits them; see `etude.loop.ledger`."""
+    """The jobs of a run, which are journalled and followed whoever submits them: `etude.loop.ledger`."""
 
     async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Check the collection and start its job, once."""
@@ -99,13 +97,13 @@ class TrainerAdapter(ABC):
         self.adapter_config.reward = run_config.reward_function
 
     def capabilities(self) -> Capabilities:
-        """What the backend can do. Known before `initialize`, so that a wrong config costs nothing."""
+        """The abilities of the backend, known before `initialize`, so that a wrong config costs nothing."""
         return Capabilities()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """Train from now on with these, where they say something, in place of the config's.
 
-        Raises CapabilityError that names those which the backend cannot be told.
+        Raises CapabilityError that names those which the backend cannot be given.
         """
         hyperparameters.refuse_all_but((), self.adapter_config.type_name)
 

@@ -15,6 +15,12 @@ def _option(help: str, **bounds: Any) -> Any:
     return typer.Option(help=help, **bounds)
 
 
+Algorithms = Annotated[
+    list[str] | None,
+    _option("An algorithm of your own that jobs may name, as module:Name; it is imported. Repeatable."),
+]
+
+
 def serve(
     model: Annotated[
         str, typer.Argument(help="A model folder, or a name on the Hugging Face hub.", show_default=False)
@@ -47,6 +53,7 @@ def serve(
     shard_training: Annotated[
         bool, typer.Option("--shard-training", help="Share weights and optimiser out among them.")
     ] = False,
+    algorithms: Algorithms = None,
     waiting_jobs: Annotated[int, _option("Training jobs in the queue.", min=1)] = 100,
     checkpoint_steps: Annotated[int, _option("Training steps between two checkpoints.", min=1)] = 10,
     body_timeout: Annotated[float, _option("Seconds to wait for more of a request.", min=1)] = 30.0,
@@ -65,6 +72,7 @@ def serve(
     from etude.server.settings import MEBIBYTE, require_safe, server_settings
 
     options |= {"name": name or _name_of(model), "api_key": _key(api_key_env)}
+    options["algorithms"] = tuple(algorithms or ())
     options |= {"vllm_args": tuple(vllm_arg or ()), "log_level": LOG_LEVEL.get()}
     settings = server_settings(**options, max_file=max_file_mb * MEBIBYTE)
     require_safe(settings)

@@ -77,7 +77,7 @@ def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
 
 
 def _tell(summary: dict[str, Any], run: RunFolder) -> None:
-    from etude.report.run_report import PLOT
+    from etude.report.files import PLOT
 
     say()
     for target, own in (summary.get("targets") or {None: summary}).items():

@@ -184,7 +184,7 @@ def _type_by_keys(kind: Kind, keys: dict[str, Any]) -> str | None:
 
 
 def _imported(kind: Kind, path: str, keys: dict[str, Any]) -> dict[str, Any]:
-    registration = registry.of_factory(kind, import_object(path))
+    registration = registry.of_object(kind, import_object(path))
     if registration is not None:
         return keys | {"_type": registration.name}
     if kind in FUNCTION_TYPES:

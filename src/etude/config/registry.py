@@ -164,10 +164,10 @@ def lookup(kind: Kind, name: str) -> Registration:
     raise RequestError(sentence + alternatives(name, names(kind), otherwise="none is registered"))
 
 
-def of_factory(kind: Kind, factory: object) -> Registration | None:
-    """The registration of a decorated generator function, or None when it is not one of `kind`."""
-    known = (entry for entry in _registrations.values() if entry.kind == kind and entry.factory is factory)
-    return next(known, None)
+def of_object(kind: Kind, value: object) -> Registration | None:
+    """The registration of a decorated generator function, or of a config class; None without one."""
+    known = (entry for entry in _registrations.values() if entry.kind == kind)
+    return next((entry for entry in known if value in (entry.factory, entry.config_type)), None)
 
 
 def register_llm(*, config_type: type[LlmConfig]) -> Callable[[FactoryT], FactoryT]:

@@ -1,20 +1,19 @@
 """The lines of training files: one model for each method of training.
 
-`supervised` and `dpo` are OpenAI's own formats. `grpo` is ours: a line is a group of trajectories from
-one example, with the token ids and logprobs as they were sampled.
+`supervised` and `dpo` are OpenAI's own formats. `grpo` is ours: a line is a group of samples from one
+example, with the token ids and logprobs as they were sampled, for any algorithm that learns from such.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeFloat, model_validator
 
-from etude.core.errors import TrainingError
 from etude.core.message import Message, Tool
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Method, Trajectory
+from etude.core.sample import Kind, Sample, Turn
+from etude.core.trajectory import Method
 
 TokenId: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
 
@@ -111,7 +110,7 @@ class DpoRow(_Row):
 
 
 class GrpoTurn(_Row):
-    """One sampled message of a trajectory."""
+    """One sampled message of a sample."""
 
     context_ids: tuple[TokenId, ...] = ()
     """The tokens between the sampled message before and this one, as the model saw them."""
@@ -119,17 +118,25 @@ class GrpoTurn(_Row):
     """The sampled tokens, end of turn included."""
     logprobs: tuple[FiniteFloat, ...]
     """Of the sampled tokens, under the distribution that they were sampled from."""
+    advantages: tuple[FiniteFloat, ...] | None = None
+    """Of the sampled tokens; left out: they are made from the group's rewards."""
+    weights: tuple[NonNegativeFloat, ...] | None = None
+    """Of the sampled tokens in the loss; left out: all weigh the same."""
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    finish_reason: str | None = None
+    """`length` for an answer that was cut off."""
 
     @model_validator(mode="after")
-    def _one_logprob_a_token(self) -> GrpoTurn:
-        if len(self.logprobs) != len(self.token_ids):
-            raise ValueError(f"{len(self.logprobs)} logprobs for {len(self.token_ids)} token_ids")
+    def _one_number_a_token(self) -> GrpoTurn:
+        columns = {"logprobs": self.logprobs, "advantages": self.advantages, "weights": self.weights}
+        for name, values in columns.items():
+            if values is not None and len(values) != len(self.token_ids):
+                raise ValueError(f"{len(values)} {name} for {len(self.token_ids)} token_ids")
         return self
 
 
 class GrpoTrajectory(_Row):
-    """What was sampled in one episode, or in one branch of it, and what it was worth."""
+    """A sample: what was said in one episode, or in one branch of it, and what it was worth."""
 
     turns: tuple[GrpoTurn, ...] = Field(min_length=1)
     reward: FiniteFloat
@@ -146,19 +153,22 @@ class GrpoTrajectory(_Row):
 
 
 class GrpoRow(_Row):
-    """A group: trajectories that started from the same example, whose rewards are compared."""
+    """A group: samples that started from the same example, whose rewards are compared."""
 
     trajectories: tuple[GrpoTrajectory, ...] = Field(min_length=1)
 
     @classmethod
-    def of_group(cls, group: Sequence[Trajectory]) -> GrpoRow:
-        """The row of a group that was sampled with token ids. Raises TrainingError where there are none."""
-        return cls(trajectories=tuple(_row_of(trajectory) for trajectory in group))
+    def of_group(cls, group: Sequence[Sample]) -> GrpoRow:
+        """The row of a group of samples with token ids and logprobs."""
+        return cls(trajectories=tuple(_row_of(sample) for sample in group))
 
-    def group(self) -> list[Trajectory]:
+    def group(self) -> list[Sample]:
         """The group as learners take it; the texts are not in the row, and left empty."""
-        return [_trajectory_of(one, place) for place, one in enumerate(self.trajectories)]
+        return [_sample_of(row, index) for index, row in enumerate(self.trajectories)]
 
+
+ROW_OF: dict[Kind, Method] = {"samples": "grpo", "pairs": "dpo", "imitation": "supervised"}
+"""The kind of line that an algorithm's data are written as."""
 
 ROWS: dict[Method, type[SupervisedRow | DpoRow | GrpoRow]] = {
     "supervised": SupervisedRow,
@@ -178,58 +188,66 @@ def method_of(row: Any) -> Method | None:
     return "dpo" if {"input", "preferred_output", "non_preferred_output"} & set(fields) else None
 
 
-def grpo_jsonl(groups: Sequence[Sequence[Trajectory]]) -> bytes:
-    """The training file of the method `grpo`, one line a group. Raises TrainingError as `of_group`."""
-    rows = (GrpoRow.of_group(group).model_dump(mode="json", exclude_none=True) for group in groups if group)
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-def _row_of(trajectory: Trajectory) -> GrpoTrajectory:
-    facts = trajectory.metadata or {}
-    turns = []
-    for item in trajectory.episode:
-        if not isinstance(item, EpisodeItem):
-            raise TrainingError("GRPO trains on episodes, and found a preference (DPOItem)")
-        if item.role is not EpisodeItemRole.ASSISTANT or (item.metadata or {}).get("given"):
-            continue
-        if item.token_ids is None or item.context_ids is None or not item.logprobs:
-            raise TrainingError(
-                f"episode {facts.get('episode', '?')} has no token ids and logprobs, which GRPO needs; "
-                "sample it with an engine that returns them"
-            )
+def _row_of(sample: Sample) -> GrpoTrajectory:
+    turns, end = [], 0
+    for turn in sample.turns:
+        own = slice(turn.start, turn.stop)
         turns.append(
             GrpoTurn(
-                context_ids=item.context_ids,
-                token_ids=item.token_ids,
-                logprobs=tuple(float(value) for value in item.logprobs),
-                temperature=float((item.metadata or {}).get("temperature", 1.0)),
+                context_ids=sample.ids[end : turn.start],
+                token_ids=sample.ids[own],
+                logprobs=(sample.logprobs or ())[own],
+                advantages=None if sample.advantages is None else sample.advantages[own],
+                weights=None if sample.weights is None else sample.weights[own],
+                temperature=turn.temperature,
+                finish_reason="length" if turn.finish_reason == "length" else None,
             )
         )
-    shaped = tuple(trajectory.shaped_rewards) if trajectory.shaped_rewards else None
-    episode = facts.get("episode")
+        end = turn.stop
+    returns = sample.returns
     return GrpoTrajectory(
         turns=tuple(turns),
-        reward=trajectory.reward,
-        shaped_rewards=shaped,
-        episode=None if episode is None else str(episode),
+        reward=sample.reward,
+        shaped_rewards=None if returns is None else tuple(returns),
+        episode=sample.episode,
     )
 
 
-def _trajectory_of(row: GrpoTrajectory, place: int) -> Trajectory:
-    items = [
-        EpisodeItem(
-            role=EpisodeItemRole.ASSISTANT,
-            content="",
-            logprobs=turn.logprobs,
-            token_ids=turn.token_ids,
-            context_ids=turn.context_ids,
-            metadata={"temperature": turn.temperature},
+def _sample_of(row: GrpoTrajectory, index: int) -> Sample:
+    ids: list[int] = []
+    turns: list[Turn] = []
+    for place, turn in enumerate(row.turns):
+        start = len(ids) + len(turn.context_ids)
+        ids += [*turn.context_ids, *turn.token_ids]
+        turns.append(
+            Turn(
+                start,
+                len(ids),
+                temperature=turn.temperature,
+                finish_reason=turn.finish_reason or "stop",
+                value=None if row.shaped_rewards is None else row.shaped_rewards[place],
+            )
         )
-        for turn in row.turns
-    ]
-    return Trajectory(
-        episode=items,
+
+    def column(name: str) -> tuple[float, ...] | None:
+        columns = [getattr(turn, name) for turn in row.turns]
+        if any(values is None for values in columns):
+            return None
+        spread = [0.0] * len(ids)
+        for span, values in zip(turns, columns, strict=True):
+            spread[span.start : span.stop] = values
+        return tuple(spread)
+
+    mask = [False] * len(ids)
+    for span in turns:
+        mask[span.start : span.stop] = [True] * (span.stop - span.start)
+    return Sample(
+        ids=tuple(ids),
+        mask=tuple(mask),
+        logprobs=column("logprobs"),
+        advantages=column("advantages"),
+        weights=column("weights"),
+        turns=tuple(turns),
         reward=row.reward,
-        shaped_rewards=None if row.shaped_rewards is None else list(row.shaped_rewards),
-        metadata={"episode": row.episode if row.episode is not None else f"#{place}"},
+        episode=row.episode if row.episode is not None else f"#{index}",
     )

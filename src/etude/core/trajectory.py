@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
 from etude.core.data_model import DataModel, Number
-from etude.core.message import OpenAIMessage
+from etude.core.message import OpenAIMessage, Tool
 
 
 class EpisodeItemRole(StrEnum):
@@ -40,8 +40,29 @@ class EpisodeItem(DataModel):
     context_ids: tuple[int, ...] | None = None
     """Assistant items: the tokens between the previous assistant item and this one, as the model saw
     them. Concatenating `context_ids` and `token_ids` of all assistant items gives the sequence."""
+    advantages: tuple[float, ...] | None = None
+    """Assistant items: one number per sampled token, where whoever made the item has given them."""
+    weights: tuple[float, ...] | None = None
+    """Assistant items: each sampled token's share in the loss; all have the same where it is None."""
+    teacher_logprobs: tuple[float, ...] | None = None
+    """Assistant items: of the sampled tokens under a teacher."""
+    given: bool = False
+    """Assistant items: the agent wrote it into a prompt itself. It is context, and not trained on."""
+    replaced: bool = False
+    """Assistant items: the text takes the place of what was sampled, and a backend makes its tokens."""
+    temperature: float = 1.0
+    """Assistant items: at which it was sampled."""
+    model_version: int | None = None
+    """Assistant items: the version of the weights that sampled it; None where nobody knows."""
+    finish_reason: str = "stop"
+    """Assistant items: why the model stopped; `length` where it was cut off."""
     metadata: dict[str, Any] | None = None
-    """`tool_calls`, `tool_call_id` and `name` of the message, and facts of the call."""
+    """`tool_calls`, `tool_call_id` and `name` of the message, and for people facts of the call."""
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the policy said it: an assistant's message that is not `given`."""
+        return self.role is EpisodeItemRole.ASSISTANT and not self.given
 
     @model_validator(mode="after")
     def _assistant_has_logprobs(self) -> EpisodeItem:
@@ -68,6 +89,10 @@ class DPOItem(DataModel):
     rejected_mask: tuple[bool, ...] | None = None
     """Per token id, whether the model sampled it. Observations inside a multi-turn response are False:
     they are context, and count neither in the loss nor in the reference. None: all were sampled."""
+    temperature: float = 1.0
+    """At which both were sampled."""
+    turns: int = 1
+    """Answers of the model in the chosen response."""
 
 
 class Trajectory(DataModel):
@@ -77,8 +102,18 @@ class Trajectory(DataModel):
     reward: Number
     shaped_rewards: list[Number] | None = None
     """One reward per assistant item, where the agent gave step rewards: the discounted return."""
+    example_id: str | None = None
+    episode_id: str | None = None
+    """Trajectories of one episode have the same, and count as one in their group's statistics."""
+    agent: str | None = None
+    """Whose answers these are, where the agents of an episode are told apart."""
+    tools: list[Tool] | None = None
+    """The tools that the model could call."""
+    group_rewards: list[Number] | None = None
+    """Rewards of all episodes of the group, also of those that are not trained on: the curriculum judges
+    the group by them."""
     metadata: dict[str, Any] | None = None
-    """`id` of the example, `generation`, `episode` id, `branch`, and what the builder adds."""
+    """For people: `generation`, `branch`, the evaluator's reasoning, and what the builder adds."""
 
     @field_validator("reward")
     @classmethod
@@ -88,7 +123,9 @@ class Trajectory(DataModel):
         return reward
 
 
-Method = Literal["grpo", "dpo", "supervised"]
+Method: TypeAlias = str
+"""The name of an algorithm, by the loss that learns from its data: its `_type`, such as `grpo`, `dpo` or
+`supervised`, or `module:Name` of a user's own."""
 
 
 class TrajectoryCollection(DataModel):
@@ -97,7 +134,9 @@ class TrajectoryCollection(DataModel):
     trajectories: list[list[Trajectory]] = Field(default_factory=list)
     run_id: str
     method: Method = "grpo"
-    """The training method that the builder made these trajectories for."""
+    """The algorithm that the builder made these trajectories for."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The options of its gradient, by the names that the algorithm declares; the others have its defaults."""
 
     def __len__(self) -> int:
         """Trajectories in all groups together."""

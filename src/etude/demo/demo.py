@@ -22,7 +22,7 @@ from etude.export.model import export_model
 from etude.inference.local import require_local_extra
 from etude.loop.evaluation import Evaluation, engine_of, measure
 from etude.loop.lifecycle import new_run
-from etude.report.run_report import PLOT
+from etude.report.files import PLOT
 from etude.runtime import Runtime, open_runtime
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.branches import Branch, branches_of
-from etude.algorithms.preferences import parted_messages
+from etude.algorithms.samples import Branch, branches_of
+from etude.core.edge import parted
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.message import Message
@@ -81,8 +81,7 @@ def supervised_row(trajectory: Trajectory) -> dict[str, Any]:
     """`messages`, and `tools` where there were any. Replies that were not sampled have the weight 0."""
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
     row: dict[str, Any] = {"messages": [_message(item) for item in items]}
-    tools = (trajectory.metadata or {}).get("tools")
-    return row | {"tools": tools} if tools else row
+    return row | {"tools": trajectory.tools} if trajectory.tools else row
 
 
 def _message(item: EpisodeItem) -> Message:
@@ -92,7 +91,7 @@ def _message(item: EpisodeItem) -> Message:
     message: Message = {"role": _ROLES.get(item.role, str(item.role)), "content": content, **extras}
     if extras.get("tool_calls") and not content:
         message["content"] = None
-    if facts.get("given"):
+    if item.given:
         message["weight"] = 0
     return message
 
@@ -110,7 +109,7 @@ def _stored_pair(
         branches += [branch for branch in found if branch.index == facts.get("branch")]
     if len(branches) != 2:
         return None
-    return *parted_messages(*branches), list(branches[0].calls[-1].request.tools)
+    return *parted(*(branch.messages for branch in branches)), list(branches[0].calls[-1].request.tools)
 
 
 def _written_pair(pair: DPOItem) -> _Pair:

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from etude.algorithms.plays import is_play
+from etude.algorithms.episodes import is_play
 from etude.core.call import Call, continues
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event
 from etude.core.errors import RequestError

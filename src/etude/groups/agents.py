@@ -84,7 +84,6 @@ class ModelSettings:
             model_name,
             num_epochs=config.passes,
             rl_learning_rate=config.learning_rate,
-            dpo_beta=config.dpo.beta,
             lora_rank=0 if lora is None else lora.r,
             lora_alpha_scale=1.0 if lora is None else lora.alpha / lora.r,
             **settings,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from etude.algorithms.branches import Branch, branches_of, is_targeted
-from etude.algorithms.imitation import guess_of, with_truth
-from etude.algorithms.plays import agents_of, by_agent, is_play, tree_of
-from etude.algorithms.preferences import preference, same_prompt
-from etude.algorithms.scored import ScoredEpisode
-from etude.algorithms.transcript import trajectory_of
+from etude.algorithms.episodes import ScoredEpisode, agents_of, by_agent, is_play, tree_of
+from etude.algorithms.expert_iteration import guess_of, truth_of
+from etude.algorithms.samples import Branch, branches_of, is_targeted, pair_of, same_prompt, sample_of
 from etude.core.call import Call
+from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
@@ -50,7 +48,7 @@ def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) ->
     rollouts that are of other models.
     """
     groups = [
-        [_trajectory(branch, scored) for branch in scored.branches]
+        [trajectory_of(sample) for sample in scored.samples()]
         for agent, episodes in rollouts.items()
         for scored in _parts(agent, episodes, model)
     ]
@@ -58,7 +56,7 @@ def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) ->
         for scored in _parts(agent, episodes, model):
             guess = guess_of(scored)
             if guess is not None:
-                groups.append([with_truth(_trajectory(guess.branch, scored), guess)])
+                groups.append([trajectory_of(truth_of(scored, guess))])
     return [group for group in groups if group]
 
 
@@ -100,10 +98,7 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
             if rewards is not None and scored.episode.id not in rewards:
                 raise RequestError(f"episode {scored.episode.id!r} has no reward")
             reward = scored.reward if rewards is None else rewards[scored.episode.id]
-            made = [
-                _trajectory(branch, scored).model_copy(update={"reward": reward})
-                for branch in scored.branches
-            ]
+            made = [trajectory_of(sample) for sample in replace(scored, reward=reward).samples()]
             groups.setdefault((agent, scored.episode.example.id), []).extend(made)
     return [group for group in groups.values() if group]
 
@@ -121,12 +116,12 @@ def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterato
     parts: list[ScoredEpisode] = []
     answers: list[Call] = []
     for episode in episodes:
-        whole = ScoredEpisode(episode, 0.0, ())
+        branches = tuple(branches_of(episode, _EVERY, model))
         if is_play(episode):
             turns = {node.call for node in tree_of(episode).nodes if node.agent == agent}
             answers += [call for call in episode.calls if call.index in turns]
-            found = [part for group in by_agent([whole], _EVERY, model) for part in group]
-            parts += [part for part in found if part.agent == agent]
+            groups = by_agent([ScoredEpisode(episode, 0.0, branches)])
+            parts += [part for group in groups for part in group if part.agent == agent]
             continue
         functions = _functions(agent, episode.calls)
         answers += [call for call in episode.calls if is_targeted(call, functions, None)]
@@ -152,12 +147,11 @@ def _functions(agent: str, calls: Sequence[Call]) -> Collection[str]:
     return (agent,) if any(call.function == agent for call in calls) else _EVERY
 
 
-def _trajectory(branch: Branch, scored: ScoredEpisode) -> Trajectory:
-    return trajectory_of(branch, scored.episode, scored.reward, 1.0, {"agent": scored.agent})
-
-
 def _preference(agent: str, place: int, chosen: Step, rejected: Step) -> Trajectory | None:
-    better, worse = Branch(0, (chosen.recorded,)), Branch(0, (rejected.recorded,))
+    better, worse = (
+        sample_of(Branch(0, (step.recorded,)), step.episode, reward, agent=agent)
+        for step, reward in ((chosen, 1.0), (rejected, 0.0))
+    )
     for step in (chosen, rejected):
         if is_play(step.episode):
             calls = [step.recorded]
@@ -169,14 +163,6 @@ def _preference(agent: str, place: int, chosen: Step, rejected: Step) -> Traject
             f"the positive and the negative step {place} of '{agent}' answer different prompts: "
             f"call {chosen.call} of {chosen.episode.id!r} and call {rejected.call} of {rejected.episode.id!r}"
         )
-    item = preference(better, worse)
-    if item is None:
-        return None
-    facts = {
-        "id": chosen.episode.example.id,
-        "agent": agent,
-        "chosen_episode": chosen.episode.id,
-        "rejected_episode": rejected.episode.id,
-        "temperature": chosen.recorded.request.sampling.temperature,
-    }
-    return Trajectory(episode=[item], reward=1.0, metadata=facts)
+    episodes = {"chosen_episode": chosen.episode.id, "rejected_episode": rejected.episode.id}
+    pair = pair_of(better, worse, agent=agent, **episodes)
+    return None if pair is None else trajectory_of(pair)

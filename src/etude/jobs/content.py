@@ -24,7 +24,7 @@ class JobNameTakenError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class JobContent:
-    """What a job is made of. Its parts are None where nobody knows them any more."""
+    """The parts that a job is made of; one is None where nobody knows it any more."""
 
     data: str | None
     """Hash of what it trains on."""

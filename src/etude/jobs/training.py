@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.jobs.folders import StateFolders
-from etude.learner.batch import TokenSequence, TrainingBatch
-from etude.learner.learner import Learner, TrainingCanceled, has_gradient, mean_metrics
-from etude.learner.objective import Objective
+from etude.learner.learner import Learner, TrainingCanceled, has_gradient, is_trained, mean_metrics
+from etude.learner.objective import Objective, Unit
 from etude.learner.plan import Step, plan_steps
+from etude.models.weights import digest
 
-Unit: TypeAlias = Sequence[TokenSequence]
 Row: TypeAlias = Sequence[Unit]
 """Units that go into an optimiser step together: those of one line of a file, or a single one."""
 
@@ -27,24 +26,25 @@ class Interrupted(Exception):
     """The job was asked to make way, and goes on from its checkpoint later."""
 
 
-class JobListener(Protocol):
-    """Learns what a job does. In a team of processes it is the leader's that is called."""
+class JobListener:
+    """Is called as a job goes on, in a team of processes the leader's alone; of itself it does nothing."""
 
     def started(self, done: int) -> None:
         """The job begins, or goes on after `done` steps."""
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        """A step was taken. At the end of an epoch `valid_loss` is among its metrics if it was asked for."""
+        """A step was taken. At the end of an epoch its metrics have `valid_loss` where that is measured."""
 
     def checkpointed(
         self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
     ) -> Collection[int]:
         """A checkpoint was written; returns the steps of earlier ones that are to be kept."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobData:
-    """What a job learns from, and in which order."""
+    """The data of a job, and the order in which they are learned from."""
 
     objective: Objective
     rows: Sequence[Row]
@@ -55,7 +55,7 @@ class JobData:
     """Rows per optimiser step; None takes all at once."""
     seed: int = 0
     key: tuple[str | int, ...] = ()
-    """What tells the shuffling of this job from that of others with the seed."""
+    """Tells the shuffling of this job from that of others with the same seed."""
 
     def plan(self) -> list[Step]:
         """The steps of the job. Raises TrainingError when there is nothing to learn from."""
@@ -136,7 +136,7 @@ class JobTraining:
         except TrainingCanceled as error:
             raise TrainingCanceled(f"canceled after {step.number - 1} of {step.of} steps") from error
         if self._data.validation and step.ends_epoch:
-            held_out = TrainingBatch(tuple(map(tuple, flat(self._data.validation))))
+            held_out = list(flat(self._data.validation))
             metrics["valid_loss"] = self._learner.evaluate(held_out, objective)["loss"]
         return metrics
 
@@ -144,7 +144,7 @@ class JobTraining:
         if self._checkpoints is None:
             return
         learner, team = self._learner, self._team
-        if team.size > 1 and not team.shards and not team.same(learner.policy.digest()):
+        if team.size > 1 and not team.shards and not team.same(digest(learner.policy.trainable())):
             raise TrainingError(
                 f"after step {step.number} the processes hold different weights; are their devices of one "
                 "kind? Start the server with --training-processes 1"
@@ -161,11 +161,6 @@ def flat(rows: Iterable[Row]) -> Iterable[Unit]:
     return (unit for row in rows for unit in row)
 
 
-def is_trained(unit: Unit) -> bool:
-    """Whether any token of a unit is trained on."""
-    return any(any(sequence.weights) for sequence in unit)
-
-
 def trained_tokens(units: Iterable[Unit]) -> int:
     """Tokens that are trained on."""
-    return sum(1 for unit in units for sequence in unit for weight in sequence.weights if weight)
+    return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)

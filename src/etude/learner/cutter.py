@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from etude.learner.head import has_plain_head
-from etude.learner.objective import Pass
+from etude.learner.objective import Pass, Unit
 from etude.learner.packed import PackedStep
-from etude.learner.padding import Shares, Unit, padded_passes, padded_row
+from etude.learner.padding import Shares, padded_passes, padded_row
 from etude.learner.team import Team
 from etude.learner.tree_model import why_not_trees
 

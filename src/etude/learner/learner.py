@@ -1,4 +1,4 @@
-"""The learner: batches in, better weights out. It does not know which algorithm it serves."""
+"""The learner: samples in, better weights out. It does not know which algorithm it serves."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from etude.core.errors import StoreError, TrainingError
-from etude.learner.batch import TokenSequence, TrainingBatch
+from etude.core.sample import Sample
 from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.cutter import Cutter, Packing
-from etude.learner.objective import Objective, Pass
+from etude.learner.objective import Objective, Pass, Unit
 from etude.learner.optimiser import Optimiser
-from etude.learner.padding import Unit, token_share
+from etude.learner.padding import token_share
 from etude.learner.plan import plan_steps
 from etude.learner.schedule import Schedule
 from etude.learner.team import Team, idle
@@ -103,18 +103,18 @@ class Learner:
 
     def train(
         self,
-        batch: TrainingBatch,
+        units: Sequence[Unit],
         objective: Objective,
         on_step: Callable[[StepReport], None] = lambda report: None,
         canceled: threading.Event | None = None,
     ) -> dict[str, float]:
-        """Take all steps of a training on a batch; returns the mean of their metrics.
+        """Take all steps of a training on samples and pairs; returns the mean of their metrics.
 
         The weights in memory change as it goes; after an error they are between two versions, and the
         caller restores one. Raises TrainingError when there is nothing to learn from or a step is not
         finite, TrainingCanceled when `canceled` is set.
         """
-        units = [unit for unit in batch.units if any(any(sequence.weights) for sequence in unit)]
+        units = [unit for unit in units if is_trained(unit)]
         if not any(map(has_gradient, units)):
             raise TrainingError("there is nothing to learn from: no token has both a weight and an advantage")
         live = [not objective.skips_idle or has_gradient(unit) for unit in units]
@@ -153,9 +153,9 @@ class Learner:
         """Note that all steps of a training have been taken: the next one begins at its start."""
         self.trained += 1
 
-    def evaluate(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
-        """The loss and metrics that a step on all of `batch` would have; nothing changes."""
-        units: list[Unit] = [unit for unit in batch.units if any(any(sequence.weights) for sequence in unit)]
+    def evaluate(self, units: Sequence[Unit], objective: Objective) -> dict[str, float]:
+        """The loss and metrics that a step on all of `units` would have; nothing changes."""
+        units = [unit for unit in units if is_trained(unit)]
         totals: dict[str, float] = {"loss": 0.0}
         with self.policy.lock, torch.no_grad():
             for one in self._passes(units, objective):
@@ -164,22 +164,30 @@ class Learner:
                     totals[name] = totals.get(name, 0.0) + value
         return self.team.sum(totals)
 
-    def divergences(self, sequences: Sequence[TokenSequence]) -> list[float]:
-        """For each sequence the sum of log π_sampled - log π_ref over its trained tokens, in nats."""
-        found = [0.0] * len(sequences)
-        live = [number for number, sequence in enumerate(sequences) if any(sequence.weights)]
-        units: list[Unit] = [(sequences[number],) for number in live]
+    def divergences(self, samples: Sequence[Sample]) -> list[list[float]]:
+        """For each turn of each sample Σ log π_sampled - log π_ref over its tokens, in nats."""
+        trained = [replace(sample, weights=None) for sample in samples]
+        live = [index for index, sample in enumerate(trained) if any(sample.mask)]
+        units: list[Unit] = [(trained[index],) for index in live]
+        totals: dict[str, float] = {}
         with self.policy.as_base(), torch.no_grad():
             for one in self.team.in_step(self._cutter.passes(units, [[1.0]] * len(units), (1.0, 1.0))):
                 if one is None:
                     self._run(idle)
                     continue
                 gap_BT = one.micro.sampled_BT - self._run(one.logprobs)
-                sums_B = torch.where(one.micro.weights_BT > 0, gap_BT, 0.0).sum(dim=1)
-                for row, value in zip(one.rows, sums_B.tolist(), strict=True):
-                    found[live[row]] = value
-        totals = self.team.sum({str(number): value for number, value in enumerate(found)})
-        return [totals[str(number)] for number in range(len(found))]
+                for row, gaps_T, weights_T in zip(one.rows, gap_BT, one.micro.weights_BT, strict=True):
+                    index = live[row]
+                    gaps = gaps_T[weights_T > 0].tolist()
+                    for number, turn in enumerate(trained[index].turns):
+                        length = sum(trained[index].mask[turn.start : turn.stop])
+                        totals[f"{index}/{number}"] = math.fsum(gaps[:length])
+                        gaps = gaps[length:]
+        totals = self.team.sum(totals)
+        return [
+            [totals.get(f"{index}/{number}", 0.0) for number in range(len(sample.turns))]
+            for index, sample in enumerate(samples)
+        ]
 
     def _optimise(
         self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
@@ -320,4 +328,9 @@ def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def has_gradient(unit: Unit) -> bool:
     """Whether there is something to learn from a unit."""
-    return any(sequence.has_gradient for sequence in unit)
+    return any(sample.has_gradient for sample in unit)
+
+
+def is_trained(unit: Unit) -> bool:
+    """Whether any token of a unit is trained on."""
+    return any(any(sample.loss_weights) for sample in unit)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from etude.learner.batch import TokenSequence
+from etude.core.sample import Sample
+
+Unit: TypeAlias = Sequence[Sample]
+"""What must be learned from together: one sample, or (chosen, rejected)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Pass:
 
 
 class Objective(Protocol):
-    """A method of training."""
+    """What the learner asks of an algorithm."""
 
     @property
     def needs_reference(self) -> bool:
@@ -66,11 +69,30 @@ class Objective(Protocol):
     def skips_idle(self) -> bool:
         """Whether units without advantage have no gradient and need not be computed."""
 
-    def normalised(self, units: Sequence[Sequence[TokenSequence]]) -> list[list[float]]:
-        """For every sequence of an optimiser step, the factor of its weights."""
+    def normalised(self, units: Sequence[Unit]) -> list[list[float]]:
+        """For every sample of an optimiser step, the factor of its weights."""
 
     def loss(self, logprobs_BT: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """The micro-batch's share of the step's loss, and its share of the step's metrics.
 
         `logprobs_BT` are those of the policy in training, with gradient.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """L = -Σ w·log π / Σ w: the mean negative log-likelihood of the trained tokens."""
+
+    needs_reference: bool = False
+    needs_entropy: bool = False
+    skips_idle: bool = False
+
+    def normalised(self, units: Sequence[Unit]) -> list[list[float]]:
+        """One over the weight of all tokens of the step."""
+        total = sum(sum(sample.loss_weights) for unit in units for sample in unit)
+        return [[1.0 / max(total, 1e-9)] * len(unit) for unit in units]
+
+    def loss(self, logprobs_BT: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """The micro-batch's share of that mean, which is the metric `nll` too."""
+        loss = -(micro.weights_BT * logprobs_BT).sum()
+        return loss, {"nll": float(loss.detach())}

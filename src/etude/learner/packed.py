@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from etude.learner.batch import TokenSequence
+from etude.core.sample import Sample
 from etude.learner.head import head_logits, logprobs_and_entropies, selective_logprobs
-from etude.learner.objective import MicroBatch, Pass
+from etude.learner.objective import MicroBatch, Pass, Unit
 from etude.learner.packing import Row, packs
-from etude.learner.padding import Shares, Unit
+from etude.learner.padding import Shares, sampled_logprobs
 from etude.learner.tree import Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_model import tree_hidden
 from etude.models.architecture import text_config
@@ -28,10 +28,10 @@ _PAYS = 0.8
 class _Row:
     """A sequence, as far as it is trained on."""
 
-    def __init__(self, sequence: TokenSequence, number: int) -> None:
+    def __init__(self, sequence: Sample, number: int) -> None:
         self.sequence = sequence
         self.number = number
-        self.trained = np.flatnonzero(np.asarray(sequence.weights[1:])) + 1
+        self.trained = np.flatnonzero(np.asarray(sequence.loss_weights[1:])) + 1
         """Positions of the tokens with a weight; the first of all is not chosen after anything."""
         self._reach = slice(0, 0) if not len(self.trained) else slice(self.trained[0], self.trained[-1] + 1)
 
@@ -46,8 +46,7 @@ class _Row:
 
     def temperatures(self) -> np.ndarray:
         """Those of the trained tokens."""
-        given = self.sequence.temperatures
-        return self.values(given) if given else np.ones(len(self.trained))
+        return self.values(self.sequence.temperatures)
 
 
 class PackedStep:
@@ -109,16 +108,17 @@ def _pass(
 ) -> Pass:
     width = max(len(row.trained) for row in rows)
 
-    def tensor(field: Callable[[TokenSequence], Sequence[float]]) -> torch.Tensor:
+    def tensor(field: Callable[[Sample], Sequence[float]]) -> torch.Tensor:
         filled = np.zeros((len(rows), width), dtype=np.float32)
         for number, row in enumerate(rows):
             filled[number, : len(row.trained)] = row.values(field(row.sequence))
         return torch.from_numpy(filled).to(device)
 
     micro = MicroBatch(
-        weights_BT=tensor(lambda sequence: sequence.weights) * torch.tensor(scales, device=device)[:, None],
-        advantages_BT=tensor(lambda sequence: sequence.advantages),
-        sampled_BT=tensor(lambda sequence: sequence.logprobs),
+        weights_BT=tensor(lambda sequence: sequence.loss_weights)
+        * torch.tensor(scales, device=device)[:, None],
+        advantages_BT=tensor(lambda sequence: sequence.gains),
+        sampled_BT=tensor(sampled_logprobs),
         unit_share=shares[0],
         token_share=shares[1],
     )

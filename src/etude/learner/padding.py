@@ -15,13 +15,11 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from etude.learner.batch import TokenSequence
+from etude.core.sample import Sample
 from etude.learner.head import Head, head_logits, last_hidden, logprobs_and_entropies, selective_logprobs
-from etude.learner.objective import MicroBatch, Pass
+from etude.learner.objective import MicroBatch, Pass, Unit
 from etude.learner.packing import Row
 from etude.models.architecture import logits_after, text_config
-
-Unit = Sequence[TokenSequence]
 
 Shares: TypeAlias = tuple[float, float]
 """`unit_share` and `token_share` of a step; see `MicroBatch`."""
@@ -78,8 +76,13 @@ def padded_row(units: Sequence[Unit]) -> Row:
 
 def token_share(units: Sequence[Unit]) -> float:
     """See `MicroBatch.token_share`."""
-    trained = sum(1 for unit in units for sequence in unit for weight in sequence.weights if weight)
+    trained = sum(1 for unit in units for sequence in unit for weight in sequence.loss_weights if weight)
     return 1.0 / max(trained, 1)
+
+
+def sampled_logprobs(sample: Sample) -> Sequence[float]:
+    """Under the policy that sampled [T]; 0 where nobody knows, as for what is imitated."""
+    return sample.logprobs if sample.logprobs is not None else (0.0,) * len(sample.ids)
 
 
 def _padded(
@@ -94,20 +97,22 @@ def _padded(
     scales = [factor for unit in factors for factor in unit]
     width = max(len(sequence.ids) for sequence in sequences)
 
-    def tensor(field: Callable[[TokenSequence], Sequence[float]], padding: float = 0) -> torch.Tensor:
+    def tensor(
+        field: Callable[[Sample], Sequence[float]], padding: float = 0, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
         filled = [[*field(sequence), *[padding] * (width - len(sequence.ids))] for sequence in sequences]
-        return torch.tensor(filled, device=device)
+        return torch.tensor(filled, dtype=dtype, device=device)
 
     scale_B1 = torch.tensor(scales, device=device)[:, None]
     micro = MicroBatch(
-        weights_BT=tensor(lambda sequence: sequence.weights) * scale_B1,
-        advantages_BT=tensor(lambda sequence: sequence.advantages),
-        sampled_BT=tensor(lambda sequence: sequence.logprobs),
+        weights_BT=tensor(lambda sequence: sequence.loss_weights) * scale_B1,
+        advantages_BT=tensor(lambda sequence: sequence.gains),
+        sampled_BT=tensor(sampled_logprobs),
         unit_share=shares[0],
         token_share=shares[1],
     )
-    ids_BT = tensor(lambda sequence: sequence.ids)
-    temperatures_BT = tensor(lambda sequence: sequence.temperatures or [1.0] * len(sequence.ids), 1.0)
+    ids_BT = tensor(lambda sequence: sequence.ids, dtype=torch.long)
+    temperatures_BT = tensor(lambda sequence: sequence.temperatures, 1.0)
     trained_BK = micro.weights_BT[:, 1:] != 0
     forward = _Forward(ids_BT, temperatures_BT[:, 1:][trained_BK], trained_BK, plain_head)
     return Pass(micro, partial(_token_logprobs, forward), partial(_with_entropies, forward), rows)

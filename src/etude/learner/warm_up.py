@@ -14,9 +14,9 @@ from itertools import count, islice
 from etude.core.errors import TrainingError
 from etude.core.keys import generator
 from etude.core.message import Message, Tool
-from etude.learner.batch import TokenSequence, TrainingBatch
+from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.sft import Sft
+from etude.learner.objective import Likelihood
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 
@@ -95,8 +95,7 @@ async def _run(policy: Policy, stage: Stage, seed: int, on_check: OnCheck) -> St
     size = stage.check_interval * (stage.options.batch_size or len(stage.transcripts))
     values: list[float] = []
     while learner.step < stage.max_steps:
-        batch = TrainingBatch(units.take(size))
-        loss = (await asyncio.to_thread(learner.train, batch, Sft()))["nll"]
+        loss = (await asyncio.to_thread(learner.train, units.take(size), Likelihood()))["nll"]
         policy.mark_changed(policy.version)
         if learner.step < min(stage.first_check, stage.max_steps):
             continue
@@ -117,17 +116,16 @@ class _Units:
         self._template = template
         self._stage = stage
         self._order = _shuffled_forever(len(stage.transcripts), seed)
-        self._made: dict[int, tuple[TokenSequence]] = {}
+        self._made: dict[int, tuple[Sample]] = {}
 
-    def take(self, count: int) -> tuple[tuple[TokenSequence], ...]:
+    def take(self, count: int) -> tuple[tuple[Sample], ...]:
         """The next ones. Raises RequestError for a conversation that the template cannot extend."""
         numbers = list(islice(self._order, count))
         new = [number for number in dict.fromkeys(numbers) if number not in self._made]
         talks = [self._stage.transcripts[number] for number in new]
         rendered = self._template.transcripts(talks, self._stage.tools)
         for number, (ids, spoken) in zip(new, rendered, strict=True):
-            weights = tuple(map(float, spoken))
-            self._made[number] = (TokenSequence(ids, weights, weights, (0.0,) * len(ids)),)
+            self._made[number] = (Sample(ids, tuple(map(bool, spoken))),)
         return tuple(self._made[number] for number in numbers)
 
 

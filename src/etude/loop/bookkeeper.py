@@ -239,6 +239,7 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
     if not statuses:
         reasons = sorted({entry.skipped for entry in epochs if entry.skipped is not None})
         most = max((len(history.epochs) for history in histories), default=0)
-        causes = "".join(f"\n  {shown_cause(one)} (first in {one['episode']})" for one in causes_in(epochs))
+        shown = (f"\n  {shown_cause(cause)} (first in {cause['episode']})" for cause in causes_in(epochs))
+        causes = "".join(shown)
         raise TrainingError(f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}{causes}")
     return statuses

@@ -6,7 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from etude.algorithms.branches import is_targeted
+from etude.algorithms.algorithm import kind_of
+from etude.algorithms.samples import is_targeted
 from etude.config.nearest import nearest
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError, TrainingError
@@ -66,7 +67,7 @@ class Provenance:
                 f"episodes of epoch {epoch + 1} were not sampled from version {now.number}, which the model "
                 f"was at: {listed} of {sum(calls.values())} calls{_advice(old, made)}"
             )
-        if collection.method != "grpo":
+        if kind_of(collection.method) != "samples":
             return
         if self._latest is not None and self._latest not in young:
             raise TrainingError(
@@ -129,14 +130,10 @@ def without_stale(
 
 
 def _age(trajectory: Trajectory, made: Sequence[int]) -> float:
-    versions = [
-        (item.metadata or {}).get("model_version")
-        for item in trajectory.episode
-        if isinstance(item, EpisodeItem)
-        and item.role is EpisodeItemRole.ASSISTANT
-        and not (item.metadata or {}).get("given")
+    sampled = [
+        item.model_version for item in trajectory.episode if isinstance(item, EpisodeItem) and item.is_sampled
     ]
-    ages = (float("inf") if version is None else age_of(int(version), made) for version in versions)
+    ages = (float("inf") if version is None else age_of(version, made) for version in sampled)
     return max(ages, default=0.0)
 
 

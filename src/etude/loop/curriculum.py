@@ -39,8 +39,8 @@ class _Ranked:
 
     @property
     def id(self) -> str:
-        facts = self.trajectories[0].metadata or {}
-        return str(facts.get("id", self.place))
+        example = self.trajectories[0].example_id
+        return str(self.place) if example is None else example
 
 
 def initial_state(config: CurriculumLearningConfig) -> State:
@@ -137,8 +137,7 @@ def _expand(state: State, config: CurriculumLearningConfig, epoch: int) -> State
 
 def _rank(place: int, group: list[Trajectory]) -> _Ranked:
     """A group is judged by all of its episodes, where the builder tells their rewards."""
-    told = (group[0].metadata or {}).get("group_rewards")
-    rewards = list(told) if told else [trajectory.reward for trajectory in group]
+    rewards = group[0].group_rewards or [trajectory.reward for trajectory in group]
     return _Ranked(place, group, math.fsum(rewards) / len(rewards), max(rewards) - min(rewards))
 
 

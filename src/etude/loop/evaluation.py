@@ -40,7 +40,7 @@ from etude.store.versions import RunVersion, choose_version
 
 @dataclass(slots=True)
 class Usage:
-    """What the episodes took."""
+    """Calls and tokens of the episodes."""
 
     episodes: int = 0
     calls: int = 0

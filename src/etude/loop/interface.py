@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from etude.algorithms.algorithm import kind_of
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.backends.capabilities import check_ages, check_method, check_tokens
+from etude.backends.capabilities import check_ages, check_method, check_options, check_tokens
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
 from etude.core.around import through_base, wrap_implementations
@@ -63,13 +64,13 @@ class TrainerSeam(ABC):
 
     @property
     def runtime(self) -> Runtime:
-        """What is running. Raises EtudeError before `bind_runtime`."""
+        """The parts of the run. Raises EtudeError before `bind_runtime`."""
         if self._runtime is None:
             raise EtudeError(f"{type(self).__name__} has no runtime; call bind_runtime(runtime) first")
         return self._runtime
 
     def bind_runtime(self, runtime: Runtime) -> None:
-        """Hand over what is running, before `initialize`."""
+        """Hand over the parts of the run, before `initialize`."""
         self._runtime = runtime
 
     @property
@@ -116,8 +117,10 @@ class TrainerSeam(ABC):
         capabilities = adapter.capabilities()
         for method in builder.methods:
             check_method(_type_of(adapter), capabilities, method, _type_of(builder))
+        check_options(_type_of(adapter), capabilities, builder.trajectory_builder_config)
         check_ages(_type_of(adapter), capabilities, run_config)
-        builder.token_ids_required = bool(capabilities.token_ids_for.intersection(builder.methods))
+        needing = {*builder.methods, *map(kind_of, builder.methods)} & capabilities.token_ids_for
+        builder.token_ids_required = bool(needing)
         if self._runtime is not None:
             llm, target = self._runtime.config.llms, self._runtime.target_model
             if target in llm:

@@ -97,7 +97,7 @@ class Ledger:
         await self.record.log.retry_last_failure()
 
     def describe(self) -> dict[str, Any]:
-        """What is trained, on how much, and how."""
+        """The facts of the run that are shown at its beginning."""
         runtime = self.runtime
         return {
             "folder": str(runtime.run.path),
@@ -178,7 +178,7 @@ class Ledger:
         return await self.record.log.sampled_from(epoch, self.line.version)
 
     def submission_of(self, epoch: int, name: str) -> Submission | None:
-        """What was recorded of a job of the epoch, by its name."""
+        """The record of a job of the epoch, by its name; None without one."""
         for job in count(1):
             submission = self.record.log.submission(epoch, job)
             if submission is None or submission.ref.run_id == name:

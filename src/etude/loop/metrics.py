@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etude.algorithms.scored import reward_groups
+from etude.algorithms.algorithm import kind_of
+from etude.algorithms.episodes import reward_groups
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.stats import estimate
@@ -33,7 +34,11 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
         "num_trajectories": len(collection),
         "num_groups": len(collection.trajectories),
         **counts,
-        **({} if collection.method == "supervised" else {"reward_groups": _compared(collection, facts)}),
+        **(
+            {}
+            if kind_of(collection.method) == "imitation"
+            else {"reward_groups": _compared(collection, facts)}
+        ),
     }
 
 
@@ -155,5 +160,5 @@ def _rewards(collection: TrajectoryCollection) -> list[float]:
 
 
 def _group_rewards(group: Sequence[Trajectory]) -> list[float]:
-    rewards = (group[0].metadata or {}).get("group_rewards") if group else None
-    return list(rewards) if rewards else [trajectory.reward for trajectory in group]
+    known = group[0].group_rewards if group else None
+    return list(known or [trajectory.reward for trajectory in group])

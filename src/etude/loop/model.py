@@ -60,7 +60,7 @@ def _local_model(config: Config, wanted: RunVersion) -> LocalLlmConfig:
 
 
 def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> list[tuple[str, str]]:
-    """What to override so that the target model is `text`: a folder or a name, or a version of a run.
+    """The overrides that make the target model `text`: a folder or a name, or a version of a run.
 
     For a version it is the model that the run began from; its weights are adopted later. Raises
     RequestError when the config does not say which of its models is meant.

@@ -1,4 +1,4 @@
-"""The record of one model's training: its history, journalled, reported and told."""
+"""The record of one model's training: its history, journalled and reported."""
 
 from __future__ import annotations
 

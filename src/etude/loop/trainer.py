@@ -259,7 +259,7 @@ class EpochTrainer(Trainer):
         return collection, metrics | {"collecting_seconds": time.monotonic() - started}
 
     def _without_stale(self, prepared: Prepared) -> Prepared:
-        """What of it is young enough to be trained on now."""
+        """The data without the trajectories that are too old to be trained on now."""
         work, bound = prepared.work, self.run_config.max_staleness
         if bound is None or not isinstance(work, TrajectoryCollection) or work.method != "grpo":
             return prepared

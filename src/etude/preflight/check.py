@@ -12,11 +12,12 @@ from typing import Any
 
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.capabilities import (
-    ALL_METHODS,
+    EVERY_KIND,
     Capabilities,
     check_ages,
     check_from_base,
     check_method,
+    check_options,
     check_tokens,
 )
 from etude.backends.local_config import LocalAdapterConfig
@@ -43,7 +44,7 @@ from etude.store.run_folder import RunFolder
 _FEW = 50
 """Fewer validation examples than this leave an interval wider than ±0.14."""
 
-LOCAL_CAPABILITIES = Capabilities(token_ids_for=ALL_METHODS, versions=True, from_base=True)
+LOCAL_CAPABILITIES = Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
 
 
 @dataclass
@@ -267,6 +268,7 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         capabilities, kind = await _capabilities(builder, block)
         made_by = trajectory_builder.trajectory_builder_config.type_name
         check_method(f"'{kind}'", capabilities, trajectory_builder.method, f"'{made_by}'")
+        check_options(f"'{kind}'", capabilities, trajectory_builder.trajectory_builder_config)
         check_ages(f"'{kind}'", capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(f"'{kind}'", capabilities)

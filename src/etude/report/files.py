@@ -1,21 +1,27 @@
-"""The metrics files of a run, written anew from its history, so that no line is there twice.
+"""The files of a run, written anew from its history after every epoch, so that no line is there twice.
 
 training_metrics.jsonl   every number of every epoch, a line each
 reward_history.json      the rewards of the epochs' episodes, and what each evaluator gave
 validation_history.json  the same on the validation examples
 curriculum_state.json    the curriculum after the last epoch, when there is one
+reward_plot.png          the rewards, drawn now and then and at the end
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from etude.core.history import EpochEntry, History
+from etude.core.errors import MissingExtraError
+from etude.core.history import EpochEntry, History, ValidationEntry
 from etude.core.numbers import finite
+from etude.report.plot import write_reward_plot
 from etude.store.files import write_atomically
+
+PLOT = "reward_plot.png"
 
 _REWARDS = (
     "avg_reward",
@@ -28,19 +34,48 @@ _REWARDS = (
 )
 
 
+class RunReport:
+    """Writes the metrics files each time it is called, and the plot now and then and at the end."""
+
+    def __init__(
+        self,
+        seconds_between_plots: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Drawing takes about a second of CPU; hence not every time. `tell` is told why there is no plot."""
+        self._between = seconds_between_plots
+        self._clock = clock
+        self._tell = tell
+        self._drawn_at = clock()
+
+    def __call__(self, history: History, folder: Path, final: bool = False) -> None:
+        """Write the files of `history` into `folder`. Raises StoreError when one cannot be written."""
+        write_metrics_files(history, folder)
+        if final or self._clock() - self._drawn_at >= self._between:
+            self._drawn_at = self._clock()
+            try:
+                write_reward_plot(history, folder / PLOT)
+            except MissingExtraError as missing:
+                if final:
+                    self._tell(f"there is no {PLOT}: {missing}")
+
+
 def write_metrics_files(history: History, folder: Path) -> None:
     """Write the files; each is whole at any instant. Raises StoreError when one cannot be written."""
-    lines = [_line(epoch_line(history.run_id, entry)) for entry in history.epochs]
-    write_atomically(folder / "training_metrics.jsonl", "".join(f"{line}\n" for line in lines))
-    _write(folder / "reward_history.json", reward_history(history))
+    lines = "".join(f"{_json(_epoch_line(history.run_id, entry))}\n" for entry in history.epochs)
+    write_atomically(folder / "training_metrics.jsonl", lines)
+    trained_on = [entry for entry in history.epochs if entry.resting is None]
+    files: dict[str, Any] = {"reward_history": _rewards(trained_on, "num_trajectories")}
     if history.validations:
-        _write(folder / "validation_history.json", validation_history(history))
-    state = curriculum_state(history)
-    if state is not None:
-        _write(folder / "curriculum_state.json", state)
+        files["validation_history"] = _rewards(history.validations, "num_examples", "num_unscored")
+    if history.epochs and _has_curriculum(history.epochs[-1]):
+        files["curriculum_state"] = history.epochs[-1].curriculum_state
+    for name, content in files.items():
+        write_atomically(folder / f"{name}.json", _json(content, indent=2) + "\n")
 
 
-def epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
+def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
     """A line of training_metrics.jsonl."""
     head = {"epoch": entry.epoch, "timestamp": entry.timestamp, "run_id": run_id}
     line = {**head, **entry.metrics, **head}  # A trainer may log an epoch of its own counting.
@@ -53,36 +88,13 @@ def epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
     return line
 
 
-def reward_history(history: History) -> list[dict[str, Any]]:
-    """The content of reward_history.json."""
+def _rewards(entries: Sequence[EpochEntry | ValidationEntry], *more: str) -> list[dict[str, Any]]:
+    """The rewards of epochs or validations, with `more` of their metrics."""
     return [
-        {
-            "epoch": entry.epoch,
-            "timestamp": entry.timestamp,
-            **_picked(entry.metrics, (*_REWARDS, "num_trajectories")),
-        }
-        for entry in history.epochs
-        if entry.resting is None
+        {"epoch": entry.epoch, "timestamp": entry.timestamp}
+        | {key: entry.metrics.get(key) for key in (*_REWARDS, *more)}
+        for entry in entries
     ]
-
-
-def validation_history(history: History) -> list[dict[str, Any]]:
-    """The content of validation_history.json; `epoch` counts the epochs that were trained before it."""
-    return [
-        {
-            "epoch": entry.epoch,
-            "timestamp": entry.timestamp,
-            **_picked(entry.metrics, (*_REWARDS, "num_examples", "num_unscored")),
-        }
-        for entry in history.validations
-    ]
-
-
-def curriculum_state(history: History) -> dict[str, Any] | None:
-    """The content of curriculum_state.json; None when there is no curriculum."""
-    if not history.epochs or not _has_curriculum(history.epochs[-1]):
-        return None
-    return history.epochs[-1].curriculum_state
 
 
 def _has_curriculum(entry: EpochEntry) -> bool:
@@ -90,13 +102,5 @@ def _has_curriculum(entry: EpochEntry) -> bool:
     return bool(config.get("enabled"))
 
 
-def _picked(metrics: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: metrics.get(key) for key in keys}
-
-
-def _line(value: Any) -> str:
-    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
-
-
-def _write(path: Path, value: Any) -> None:
-    write_atomically(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(finite(value), indent=indent, ensure_ascii=False, allow_nan=False)

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from etude.report.state import RunState, of_target, shown_reward, shown_time, sparkline
+from etude.report.lines import RunState, of_target, shown_reward, shown_time, sparkline
 
 _LEAST, _MOST = 20, 100
 """Columns of the panel."""
@@ -54,8 +54,8 @@ class LiveProgress(RunState):
         """Say so above the panel."""
         super().validated(epoch, metrics)
         when = "before training" if epoch == 0 else f"after epoch {epoch}"
-        told = f"{shown_reward(metrics)}, n={metrics.get('num_examples')}"
-        self.message(f"validation {when}{of_target(metrics)}: {told}")
+        reward = f"{shown_reward(metrics)}, n={metrics.get('num_examples')}"
+        self.message(f"validation {when}{of_target(metrics)}: {reward}")
 
     def message(self, text: str, *, warning: bool = False) -> None:
         """Print a line above the panel."""
@@ -111,8 +111,8 @@ class LiveProgress(RunState):
 
     def _validations(self, target: str, validations: Sequence[Mapping[str, Any]]) -> Text:
         first, last = validations[0], validations[-1]
-        told = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
-        return Text.assemble("validation ", f"{target} " if target else "", (told, "bold magenta"))
+        text = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
+        return Text.assemble("validation ", f"{target} " if target else "", (text, "bold magenta"))
 
 
 @contextmanager

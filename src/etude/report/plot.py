@@ -1,26 +1,36 @@
-"""The reward plot: one picture of what a run has learnt."""
+"""The reward plot: one picture of what a run has learnt. Drawing needs matplotlib, the extra `plots`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import StoreError
+from etude.core.errors import MissingExtraError, StoreError
 from etude.core.history import EpochEntry, History, ValidationEntry
-from etude.report.glyphs import label
+from etude.store.figures import with_rewards
 
 _INK, _MUTED, _GRID = "#22262e", "#7a8290", "#e6e8ec"
 _HEIGHT, _HEIGHT_BELOW = 5.6, 1.7
 """Inches of the plot of the rewards, and of one of an evaluator below it."""
 _TRAIN, _VALIDATION, _FILTERED, _CURRICULUM = "#4c78a8", "#e4572e", "#59a14f", "#b07aa1"
+_DEFAULT = "DejaVu Sans"
+"""Comes with matplotlib."""
+_NO_FONT = "Last Resort"
+"""In the name of a font that has a box for every character."""
+_MISSING = "\u25a1"
+"""Stands for a character that no font here has."""
 
 Points = list[tuple[float, float]]
 
 
 def write_reward_plot(history: History, path: Path) -> None:
-    """Draw the rewards over the epochs as a PNG. Raises StoreError when it cannot be written.
+    """Draw the rewards over the epochs as a PNG.
+
+    Raises StoreError when it cannot be written, MissingExtraError without matplotlib.
 
     The x axis counts the epochs that the weights had trained for, so that the episodes of an epoch and
     the validation before it stand above each other.
@@ -40,17 +50,22 @@ def render_reward_plot(history: History) -> bytes:
     Below the rewards, the means of the evaluators have a smaller plot each, where there are several; the
     picture is higher for those.
     """
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("drawing the plot of the rewards", "plots")
     # Imported here, because drawing is the only thing that needs it; no pyplot, so no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    names = evaluators_of(history)
+    names = _evaluators_of(history)
     below = names if len(names) > 1 else []
     heights = [_HEIGHT, *([_HEIGHT_BELOW] * len(below))]
     figure = Figure(figsize=(10, sum(heights)), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes, *others = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    _frame(axes, history)
+    title = axes.set_title("", loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
+    title.set(**_label_text(_title(history)))
+    axes.set_ylabel("reward", color=_MUTED)
+    _style(axes)
     _draw_curriculum(axes, history)
     _draw_training(axes, history)
     _draw_validation(axes, history)
@@ -64,13 +79,6 @@ def render_reward_plot(history: History) -> bytes:
     buffer = BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
-
-
-def _frame(axes: Any, history: History) -> None:
-    title = axes.set_title("", loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
-    title.set(**label(_title(history)))
-    axes.set_ylabel("reward", color=_MUTED)
-    _style(axes)
 
 
 def _style(axes: Any) -> None:
@@ -87,65 +95,48 @@ def _style(axes: Any) -> None:
 
 
 def _title(history: History) -> str:
-    entries: Sequence[Any] = history.validations or history.epochs
-    rewards = [entry.metrics.get("avg_reward") for entry in entries]
-    known = [reward for reward in rewards if reward is not None]
+    known = with_rewards(history.validations or history.epochs)
     if len(known) < 2:
         return f"Reward · {history.run_id}"
-    what = "Validation reward" if history.validations else "Reward of the training episodes"
-    return f"{what} {known[0]:.2f} → {known[-1]:.2f} · {history.run_id}"
+    kind = "Validation reward" if history.validations else "Reward of the training episodes"
+    first, last = (entry.metrics["avg_reward"] for entry in (known[0], known[-1]))
+    return f"{kind} {first:.2f} → {last:.2f} · {history.run_id}"
 
 
 def _draw_training(axes: Any, history: History) -> None:
     train = _points(history.epochs, "avg_reward")
     if train:
-        axes.plot(
-            *zip(*train, strict=True),
-            color=_TRAIN,
-            linewidth=1.6,
-            marker="o",
-            markersize=3.2,
-            label="training",
-        )
+        style = {"linewidth": 1.6, "marker": "o", "markersize": 3.2, "label": "training"}
+        axes.plot(*zip(*train, strict=True), color=_TRAIN, **style)
     filtered = _points(history.epochs, "filtered_avg_reward")
     if filtered and _has_curriculum(history):
-        axes.plot(
-            *zip(*filtered, strict=True),
-            color=_FILTERED,
-            linewidth=1.4,
-            linestyle=(0, (1, 1.6)),
-            label="trained on",
-        )
+        style = {"linewidth": 1.4, "linestyle": (0, (1, 1.6)), "label": "trained on"}
+        axes.plot(*zip(*filtered, strict=True), color=_FILTERED, **style)
 
 
 def _draw_validation(axes: Any, history: History) -> None:
     points = _points(history.validations, "avg_reward")
     if not points:
         return
-    known = [entry for entry in history.validations if entry.metrics.get("avg_reward") is not None]
-    low, high = _points(known, "reward_low"), _points(known, "reward_high")
-    ends = [bounds for bounds in (low, high) if len(bounds) == len(points)]
-    lengths = [
-        [abs(bound - value) for (_, bound), (_, value) in zip(bounds, points, strict=True)] for bounds in ends
-    ]
+    known = with_rewards(history.validations)
+    ends = [_points(known, "reward_low"), _points(known, "reward_high")]
+    lengths, label = None, "validation"
+    if all(len(bounds) == len(points) for bounds in ends):
+        label = "validation, 95 % interval"
+        lengths = [
+            [abs(bound - value) for (_, bound), (_, value) in zip(bounds, points, strict=True)]
+            for bounds in ends
+        ]
     # A line from one validation to the next is no measurement, so it is a faint one.
     axes.plot(*zip(*points, strict=True), color=_VALIDATION, linewidth=1.2, linestyle=":", alpha=0.6)
-    axes.errorbar(
-        *zip(*points, strict=True),
-        yerr=lengths if len(lengths) == 2 else None,
-        color=_VALIDATION,
-        fmt="o",
-        markersize=6,
-        elinewidth=2.2,
-        capsize=4,
-        zorder=5,
-        label="validation, 95 % interval" if len(lengths) == 2 else "validation",
-    )
+    style = {"fmt": "o", "markersize": 6, "elinewidth": 2.2, "capsize": 4, "zorder": 5, "label": label}
+    axes.errorbar(*zip(*points, strict=True), yerr=lengths, color=_VALIDATION, **style)
     for point in {points[0], points[-1]}:
-        _label(axes, point)
+        offset = {"xytext": (9, -15), "textcoords": "offset points"}
+        axes.annotate(f"{point[1]:.2f}", point, color=_VALIDATION, fontsize=10, fontweight="bold", **offset)
 
 
-def evaluators_of(history: History) -> list[str]:
+def _evaluators_of(history: History) -> list[str]:
     """The evaluators that have measured anything, in the order in which they are first seen."""
     entries: list[Any] = [*history.validations, *history.epochs]
     return list(dict.fromkeys(name for entry in entries for name in entry.metrics.get("evaluators") or {}))
@@ -154,35 +145,19 @@ def evaluators_of(history: History) -> list[str]:
 def _draw_evaluator(axes: Any, history: History, name: str) -> None:
     """The means of one evaluator with their intervals, in training and in validation."""
     _style(axes)
-    axes.set_ylabel("", color=_MUTED).set(**label(name))
+    axes.set_ylabel("", color=_MUTED).set(**_label_text(name))
     for entries, colour in ((history.epochs, _TRAIN), (history.validations, _VALIDATION)):
-        scores = [(_place(entry), (entry.metrics.get("evaluators") or {}).get(name)) for entry in entries]
-        known = [(epoch, one) for epoch, one in scores if one and one["mean"] is not None]
-        if not known:
-            continue
-        places, means = [epoch for epoch, _ in known], [one["mean"] for _, one in known]
-        bounded = [(epoch, one) for epoch, one in known if one["low"] is not None and one["high"] is not None]
-        axes.plot(places, means, color=colour, linewidth=1.2, marker="o", markersize=3.2)
-        axes.vlines(
-            [epoch for epoch, _ in bounded],
-            [one["low"] for _, one in bounded],
-            [one["high"] for _, one in bounded],
-            color=colour,
-            alpha=0.4,
-            linewidth=1.6,
-        )
-
-
-def _label(axes: Any, point: tuple[float, float]) -> None:
-    axes.annotate(
-        f"{point[1]:.2f}",
-        point,
-        xytext=(9, -15),
-        textcoords="offset points",
-        color=_VALIDATION,
-        fontsize=10,
-        fontweight="bold",
-    )
+        scores = [
+            (_epochs_before(entry), (entry.metrics.get("evaluators") or {}).get(name)) for entry in entries
+        ]
+        known = [(epoch, score) for epoch, score in scores if score and score["mean"] is not None]
+        bounds = [(epoch, score["low"], score["high"]) for epoch, score in known]
+        bounds = [bound for bound in bounds if None not in bound]
+        if known:
+            epochs, means = [epoch for epoch, _ in known], [score["mean"] for _, score in known]
+            axes.plot(epochs, means, color=colour, linewidth=1.2, marker="o", markersize=3.2)
+        if bounds:
+            axes.vlines(*zip(*bounds, strict=True), color=colour, alpha=0.4, linewidth=1.6)
 
 
 def _draw_curriculum(axes: Any, history: History) -> None:
@@ -191,9 +166,9 @@ def _draw_curriculum(axes: Any, history: History) -> None:
         return
     points = _points(history.epochs, "curriculum_percentile")
     shares = axes.twinx()
-    places, values = zip(*[(place, share * 100) for place, share in points], strict=True)
-    shares.fill_between(places, values, step="mid", color=_CURRICULUM, alpha=0.10, linewidth=0)
-    shares.step(places, values, where="mid", color=_CURRICULUM, linewidth=1.0, alpha=0.6)
+    epochs, values = zip(*[(epoch, share * 100) for epoch, share in points], strict=True)
+    shares.fill_between(epochs, values, step="mid", color=_CURRICULUM, alpha=0.10, linewidth=0)
+    shares.step(epochs, values, where="mid", color=_CURRICULUM, linewidth=1.0, alpha=0.6)
     shares.set_ylim(0, 105)
     shares.set_ylabel("groups in the curriculum, %", color=_CURRICULUM)
     shares.tick_params(colors=_CURRICULUM, length=0)
@@ -208,10 +183,67 @@ def _has_curriculum(history: History) -> bool:
 
 
 def _points(entries: Sequence[Any], key: str) -> Points:
-    found = [(_place(entry), entry.metrics.get(key)) for entry in entries]
-    return [(place, float(value)) for place, value in found if value is not None]
+    values = [(_epochs_before(entry), entry.metrics.get(key)) for entry in entries]
+    return [(epochs, float(value)) for epochs, value in values if value is not None]
 
 
-def _place(entry: EpochEntry | ValidationEntry) -> float:
+def _epochs_before(entry: EpochEntry | ValidationEntry) -> float:
     """How many epochs the weights had trained for that an entry is a figure of."""
     return float(entry.epoch - 1 if isinstance(entry, EpochEntry) else entry.epoch)
+
+
+def _drawable(text: str) -> tuple[str, list[str]]:
+    """The text, and the font families to draw it with.
+
+    A character that no installed font has becomes a square.
+    """
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    missing = set(printable) - _letters_of_default()
+    families = [_DEFAULT]
+    if missing:
+        family, letters = _best_font(frozenset(missing))
+        families += [family] if letters else []
+        missing -= letters
+    return "".join(_MISSING if letter in missing else letter for letter in printable), families
+
+
+def _label_text(text: str) -> dict[str, Any]:
+    """`text` as keywords of matplotlib's functions for text. A `$` in a name is no formula."""
+    shown, families = _drawable(text)
+    # Other fonts are asked for in the one weight that all of them have.
+    weight = {"fontweight": "normal"} if len(families) > 1 else {}
+    return {"text": shown, "fontfamily": families, "parse_math": False, **weight}
+
+
+@cache
+def _letters_of_default() -> frozenset[str]:
+    from matplotlib.font_manager import findfont
+
+    return _letters(findfont(_DEFAULT))
+
+
+@cache
+def _best_font(missing: frozenset[str]) -> tuple[str, frozenset[str]]:
+    """The installed font that has the most of the letters, and which of them."""
+    from matplotlib.font_manager import fontManager
+
+    best: tuple[str, frozenset[str]] = _DEFAULT, frozenset()
+    for font in fontManager.ttflist:
+        if font.style != "normal" or font.weight not in (400, "normal", "regular") or _NO_FONT in font.name:
+            continue
+        try:
+            known = _letters(font.fname) & missing
+        except (OSError, RuntimeError):
+            continue  # A font that was removed, or that FreeType cannot read, is no font to draw with.
+        if len(known) > len(best[1]):
+            best = font.name, known
+        if known == missing:
+            break
+    return best
+
+
+@cache
+def _letters(file: str) -> frozenset[str]:
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(map(chr, FT2Font(file).get_charmap()))

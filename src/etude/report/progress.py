@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from etude.report.json_lines import JsonProgress
-from etude.report.lines import LineProgress
+from etude.report.lines import JsonProgress, LineProgress
 
 if TYPE_CHECKING:
     from etude.report.live import LiveProgress

@@ -19,7 +19,7 @@ from etude.server.extensions import ServerParts, load_extensions
 from etude.server.files import FileStore, file_routes
 from etude.server.guard import Guard, server_version
 from etude.server.jobs import JobStore
-from etude.server.jobs_api import job_routes
+from etude.server.jobs_api import algorithm_routes, job_routes
 from etude.server.metrics import Metrics
 from etude.server.models import ModelStore
 from etude.server.scheduler import Scheduler
@@ -38,7 +38,9 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     """
     metrics, extensions = Metrics(), load_extensions()
     database = open_database(settings.data_dir / "server.db")
-    models = ModelStore(database, settings.data_dir, settings.name, [one.names for one in extensions])
+    models = ModelStore(
+        database, settings.data_dir, settings.name, [extension.names for extension in extensions]
+    )
     pool = EnginePool(settings, models, backend)
     files, jobs = FileStore(database, settings.data_dir), JobStore(database)
     scheduler = Scheduler(settings, jobs, pool)
@@ -63,10 +65,13 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     add_error_handlers(app)
     for router in (
         _model_routes(models, pool),
-        chat_routes(pool, metrics, lambda model: any(one.tells_tokens(model) for one in extensions)),
+        chat_routes(
+            pool, metrics, lambda model: any(extension.tells_tokens(model) for extension in extensions)
+        ),
         completion_routes(pool, metrics, settings.name),
         file_routes(files),
         job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake),
+        algorithm_routes(),
         _engine_routes(pool),
         _status_routes(metrics),
         *(router for extension in extensions for router in extension.routes(parts)),

@@ -22,6 +22,8 @@ from etude.models.weights import load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
 
+_WEIGHTS = "trained.safetensors"
+
 
 class Backend(Protocol):
     """Loads models for the engine pool, which decides when."""
@@ -44,7 +46,7 @@ class Backend(Protocol):
         """Free the device; nothing is loaded any more."""
 
     def status(self) -> dict[str, Any]:
-        """More of what `GET /engine/status` tells."""
+        """Fields that it adds to `GET /engine/status`."""
 
 
 class EmbeddedBackend:
@@ -98,9 +100,6 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()  # pragma: gpu
 
 
-_WEIGHTS = "trained.safetensors"
-
-
 class VllmBackend:
     """LoRA weights are loaded at run time, each under a name of its own; full weights need a restart."""
 
@@ -134,7 +133,7 @@ class VllmBackend:
         return "" if model.folder is None or model.lora is not None else model.name
 
     async def load(self, model: ServedModel) -> TokenEngine:
-        """See that vLLM serves the model. Raises EngineError with its log's last lines when it does not."""
+        """Have vLLM serve the model. Raises EngineError with its log's last lines when it does not."""
         if model.folder is None or model.lora is not None:
             await self._process.start(self._settings.model)
             name = self._settings.model if model.lora is None else await self._add_lora(model)

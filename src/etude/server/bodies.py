@@ -35,14 +35,14 @@ _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "p
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside the tokens."""
+    """Additions to a stream of tokens."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
 class InferenceBody(BaseModel):
-    """What chat completions and completions have in common.
+    """The parameters that chat completions and completions share.
 
     A request is honoured as it stands or refused: no parameter is ignored that would change the answer.
     """
@@ -58,7 +58,7 @@ class InferenceBody(BaseModel):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = Field(default=None, description="vLLM: tell token ids as well.")
+    return_token_ids: bool | None = Field(default=None, description="vLLM: give token ids as well.")
     return_tokens_as_token_ids: bool | None = Field(
         default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
     )
@@ -112,8 +112,8 @@ class ChatBody(InferenceBody):
             raise ValueError("top_logprobs needs logprobs: true")
         return self
 
-    def telling_tokens(self) -> ChatBody:
-        """With the sampled tokens by their ids and logprobs, where the request does not say otherwise."""
+    def with_tokens(self) -> ChatBody:
+        """The request with logprobs, and tokens named by their ids, unless it says otherwise."""
         as_ids = self.return_tokens_as_token_ids is not False
         logprobs = self.logprobs is not False
         return self.model_copy(update={"logprobs": logprobs, "return_tokens_as_token_ids": as_ids})
@@ -126,16 +126,16 @@ class ChatBody(InferenceBody):
 
 def check_conversation(messages: list[Message], tools: list[Tool] | None) -> None:
     """Raise ValueError for messages and tools that are none."""
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
-            raise ValueError(f"messages[{place}].role must be a string")
+            raise ValueError(f"messages[{index}].role must be a string")
         if not isinstance(message.get("content"), str | list | None):
-            raise ValueError(f"messages[{place}].content must be a string, a list of parts or null")
-        _check_calls(message, f"messages[{place}].tool_calls")
-    for place, tool in enumerate(tools or ()):
+            raise ValueError(f"messages[{index}].content must be a string, a list of parts or null")
+        _check_calls(message, f"messages[{index}].tool_calls")
+    for index, tool in enumerate(tools or ()):
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ValueError(f"tools[{place}].function.name must be a string")
+            raise ValueError(f"tools[{index}].function.name must be a string")
     _check_unicode(messages, "messages")
     _check_unicode(tools, "tools")
 

@@ -61,7 +61,7 @@ def chat_routes(pool: EnginePool, metrics: Metrics, tells_tokens: Callable[[str]
     @router.post("/v1/chat/completions", summary="Answer a conversation")
     async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         """OpenAI's chat completions. vLLM's `return_token_ids` adds `prompt_token_ids` and `token_ids`."""
-        body = body.telling_tokens() if tells_tokens(body.model) else body
+        body = body.with_tokens() if tells_tokens(body.model) else body
         async with AsyncExitStack() as held:
             engine = await held.enter_async_context(pool.using(body.model, body.count))
             asked = _ask(engine, body)
@@ -70,9 +70,9 @@ def chat_routes(pool: EnginePool, metrics: Metrics, tells_tokens: Callable[[str]
             if body.stream:
                 stream = SampleStream(engine, requests, held.pop_all())
                 return streamed(_chunks(asked, stream, metrics))
-            found = await unless_gone(request, lambda: sample_all(engine, requests))
-        metrics.count_tokens(len(asked.prompt_ids), sum(len(one.ids) for one in found))
-        return JSONResponse(_completion(asked, found))
+            answers = await unless_gone(request, lambda: sample_all(engine, requests))
+        metrics.count_tokens(len(asked.prompt_ids), sum(len(answer.ids) for answer in answers))
+        return JSONResponse(_completion(asked, answers))
 
     return router
 
@@ -94,11 +94,11 @@ def _ask(engine: TokenEngine, body: ChatBody) -> _Asked:
     return asked
 
 
-def _completion(asked: _Asked, found: Sequence[Sampled]) -> dict[str, Any]:
+def _completion(asked: _Asked, answers: Sequence[Sampled]) -> dict[str, Any]:
     body = asked.body
     wire = asked.head("chat.completion")
-    wire["choices"] = [_choice(asked, index, sampled) for index, sampled in enumerate(found)]
-    wire["usage"] = usage(len(asked.prompt_ids), sum(len(sampled.ids) for sampled in found))
+    wire["choices"] = [_choice(asked, index, answer) for index, answer in enumerate(answers)]
+    wire["usage"] = usage(len(asked.prompt_ids), sum(len(answer.ids) for answer in answers))
     if body.return_token_ids:
         wire["prompt_token_ids"] = asked.prompt_ids
     return wire
@@ -144,8 +144,8 @@ async def _chunks(asked: _Asked, stream: SampleStream, metrics: Metrics) -> Asyn
                 yield chunk
     metrics.count_tokens(len(asked.prompt_ids), sampled_tokens)
     if body.include_usage:
-        told = usage(len(asked.prompt_ids), sampled_tokens)
-        yield asked.head("chat.completion.chunk") | {"choices": [], "usage": told}
+        tokens = usage(len(asked.prompt_ids), sampled_tokens)
+        yield asked.head("chat.completion.chunk") | {"choices": [], "usage": tokens}
 
 
 class _StreamedChoice:
@@ -175,7 +175,7 @@ class _StreamedChoice:
             rest = {name: value for name, value in message.items() if name not in ("role", "tool_calls")}
             chunks.append(self.chunk(rest, self._take_tokens()))
             chunks += [
-                self.chunk({"tool_calls": [{"index": place, **call}]}) for place, call in enumerate(calls)
+                self.chunk({"tool_calls": [{"index": index, **call}]}) for index, call in enumerate(calls)
             ]
             reason = _finish_reason(sampled, message)
         else:
@@ -197,8 +197,8 @@ class _StreamedChoice:
         choice["logprobs"] = chat_logprobs(tokens, asked.name) if body.logprobs and tokens else None
         if body.return_token_ids:
             choice["token_ids"] = [token.id for token in tokens]
-        told = {"usage": None} if body.include_usage else {}
-        return asked.head("chat.completion.chunk") | {"choices": [choice]} | told
+        no_usage = {"usage": None} if body.include_usage else {}
+        return asked.head("chat.completion.chunk") | {"choices": [choice]} | no_usage
 
     def _take_tokens(self) -> list[SampledToken]:
         taken, self._tokens = self._tokens, []
@@ -206,7 +206,7 @@ class _StreamedChoice:
 
 
 def tokens_of(sampled: Sampled) -> list[SampledToken]:
-    """What was sampled, token by token."""
+    """The sampled tokens, each with its logprob and the alternatives to it."""
     tops = sampled.top or ((),) * len(sampled.ids)
     return [
         SampledToken(token, logprob, top)

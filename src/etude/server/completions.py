@@ -46,9 +46,9 @@ def completion_routes(pool: EnginePool, metrics: Metrics, base: str) -> APIRoute
             if body.stream:
                 stream = SampleStream(engine, asked.requests, held.pop_all())
                 return streamed(_chunks(asked, stream, metrics))
-            found = await unless_gone(request, lambda: sample_all(engine, asked.requests))
-        metrics.count_tokens(asked.prompt_tokens, sum(len(one.ids) for one in found))
-        return JSONResponse(asked.completion(found))
+            answers = await unless_gone(request, lambda: sample_all(engine, asked.requests))
+        metrics.count_tokens(asked.prompt_tokens, sum(len(answer.ids) for answer in answers))
+        return JSONResponse(asked.completion(answers))
 
     @router.post("/tokenize", summary="Tokenise a text or a conversation")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
@@ -87,7 +87,9 @@ class _Asked:
             require_room(engine.speech, prompt)
         sampling = body.sampling(body.max_tokens or _DEFAULT_TOKENS)
         wanted = [TokenRequest(prompt, sampling, top=body.logprobs or 0) for prompt in prompts]
-        self.requests = [one for request in wanted for one in requests_of(request, body.count, body.seed)]
+        self.requests = [
+            repeated for request in wanted for repeated in requests_of(request, body.count, body.seed)
+        ]
         self.prompt_tokens = sum(map(len, prompts))
 
     def head(self) -> dict[str, Any]:
@@ -98,12 +100,13 @@ class _Asked:
             "model": self.body.model,
         }
 
-    def completion(self, found: Sequence[Sampled]) -> dict[str, Any]:
+    def completion(self, answers: Sequence[Sampled]) -> dict[str, Any]:
         choices = [
-            self.choice(index, one.text, tokens_of(one), one.finish_reason) for index, one in enumerate(found)
+            self.choice(index, answer.text, tokens_of(answer), answer.finish_reason)
+            for index, answer in enumerate(answers)
         ]
-        told = usage(self.prompt_tokens, sum(len(one.ids) for one in found))
-        return self.head() | {"choices": choices, "usage": told}
+        tokens = usage(self.prompt_tokens, sum(len(answer.ids) for answer in answers))
+        return self.head() | {"choices": choices, "usage": tokens}
 
     def choice(
         self,

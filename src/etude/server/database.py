@@ -20,6 +20,11 @@ METADATA = sa.MetaData()
 """All tables of the database, those of extensions too: `open_database` makes what is not there yet."""
 
 
+Row: TypeAlias = dict[str, Any]
+Order: TypeAlias = Literal["asc", "desc"]
+_ID = re.compile(r"(file|ftjob)-[0-9a-f]{24}")
+
+
 def table(name: str, *columns: sa.Column[object] | sa.UniqueConstraint) -> sa.Table:
     """A table whose rows have a number, in the order in which they came, and a name for the outside."""
     return sa.Table(
@@ -100,10 +105,10 @@ def open_database(path: Path) -> sa.Engine:
         path.parent.mkdir(parents=True, exist_ok=True)
         with engine.begin() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-            found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-            if found not in (0, SCHEMA_VERSION):
+            version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+            if version not in (0, SCHEMA_VERSION):
                 raise StoreError(
-                    f"{path} has schema version {found}, and this etude reads version {SCHEMA_VERSION}; "
+                    f"{path} has schema version {version}, and this etude reads version {SCHEMA_VERSION}; "
                     "use the etude that made it, or another --data-dir"
                 )
             METADATA.create_all(connection)
@@ -115,10 +120,6 @@ def open_database(path: Path) -> sa.Engine:
     except OSError as error:
         raise StoreError(f"{path.parent}: {error.strerror}; choose another --data-dir") from error
     return engine
-
-
-Row: TypeAlias = dict[str, Any]
-Order: TypeAlias = Literal["asc", "desc"]
 
 
 def row_of(engine: sa.Engine, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> Row | None:
@@ -141,12 +142,12 @@ def page_of(
     query = sa.select(table).where(*conditions)
     with engine.connect() as connection:
         if after is not None:
-            found = connection.execute(sa.select(table.c.number).where(table.c.id == after)).scalar()
-            if found is None:
+            start = connection.execute(sa.select(table.c.number).where(table.c.id == after)).scalar()
+            if start is None:
                 raise ApiError(
                     400, f"there is no {after!r} to go on after", param="after", code="invalid_value"
                 )
-            query = query.where(table.c.number < found if newest_first else table.c.number > found)
+            query = query.where(table.c.number < start if newest_first else table.c.number > start)
         ordered = query.order_by(table.c.number.desc() if newest_first else table.c.number)
         rows = [dict(row) for row in connection.execute(ordered.limit(limit + 1)).mappings()]
     return rows[:limit], len(rows) > limit
@@ -156,9 +157,6 @@ def list_object(data: list[Row], has_more: bool) -> Row:
     """The list object of a page."""
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
     return {"object": "list", "data": data, "has_more": has_more, "first_id": None, "last_id": None} | ends
-
-
-_ID = re.compile(r"(file|ftjob)-[0-9a-f]{24}")
 
 
 def new_id(kind: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("etude.server")
 
 JOBS = "jobs"
-"""Who puts the engine away while jobs train."""
+"""The holder that puts the engine away while jobs train."""
 
 State: TypeAlias = Literal["running", "stopping", "stopped"]
 
@@ -61,7 +61,7 @@ class EnginePool:
         return self._state
 
     def status(self) -> dict[str, Any]:
-        """What `GET /engine/status` tells."""
+        """The object that `GET /engine/status` answers with."""
         return {
             "object": "engine.status",
             "engine": self._backend.name,
@@ -196,25 +196,27 @@ class EnginePool:
                 engine = await self._backend.load(model)
             except (EtudeError, RuntimeError) as error:
                 _LOG.error("model %s cannot be loaded: %s", model.name, error)
-                told = f"the model {model.name} cannot be loaded; the server's log has the reason"
-                raise ApiError(503, told, code="model_unavailable", retry_after=60) from error
+                message = f"the model {model.name} cannot be loaded; the server's log has the reason"
+                raise ApiError(503, message, code="model_unavailable", retry_after=60) from error
             self._loaded[model.name] = loaded = _Loaded(model, engine, used=time.monotonic())
             return loaded
 
     async def _make_room(self, model: ServedModel) -> None:
-        """Put models away that cannot be there too, and wait while they are in use."""
+        """Put models away that cannot be in memory beside it, and wait while they are in use."""
         while in_the_way := self._in_the_way(model):
-            idle = [one for one in in_the_way if not one.users]
+            idle = [loaded for loaded in in_the_way if not loaded.users]
             if idle:
-                await self._unload(min(idle, key=lambda one: one.used).model.name)
+                await self._unload(min(idle, key=lambda loaded: loaded.used).model.name)
                 continue
             async with self._changed:
-                await self._changed.wait_for(lambda: any(not one.users for one in self._in_the_way(model)))
+                await self._changed.wait_for(
+                    lambda: any(not loaded.users for loaded in self._in_the_way(model))
+                )
 
     def _in_the_way(self, model: ServedModel) -> list[_Loaded]:
-        """Models of another place; with too many of its own, those."""
+        """Models that cannot be in memory beside it, or, where there are too many that can, all of these."""
         place, loaded = self._backend.place(model), list(self._loaded.values())
-        others = [one for one in loaded if self._backend.place(one.model) != place]
+        others = [other for other in loaded if self._backend.place(other.model) != place]
         return others or (loaded if len(loaded) >= self._settings.max_models else [])
 
     async def _unload(self, name: str) -> None:

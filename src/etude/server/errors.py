@@ -26,6 +26,10 @@ _KINDS = {
 }
 
 
+_TYPE_TAG = re.compile(r"(str|int|float|bool|constrained-\w+|(list|dict|literal|function-\w+|nullable)\[.*)$")
+"""Pydantic puts the members of a union into an error's place; clients know no such fields."""
+
+
 class ApiError(HTTPException):
     """A request that is answered with an error."""
 
@@ -67,13 +71,9 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _of_anything)
 
 
-_TYPE_TAG = re.compile(r"(str|int|float|bool|constrained-\w+|(list|dict|literal|function-\w+|nullable)\[.*)$")
-"""Pydantic puts the members of a union into an error's place; clients know no such fields."""
-
-
 def problems_of(errors: Any) -> tuple[str, str | None]:
     """Pydantic's errors as a sentence, and the first field that is wrong."""
-    told, first = [], None
+    problems, first = [], None
     for error in errors:
         where = [
             str(part)
@@ -83,8 +83,8 @@ def problems_of(errors: Any) -> tuple[str, str | None]:
         field = dotted(where)
         first = first or field or None
         text = error["msg"].removeprefix("Value error, ")
-        told.append(f"{field}: {text}" if field else text)
-    return "; ".join(dict.fromkeys(told[:5])), first
+        problems.append(f"{field}: {text}" if field else text)
+    return "; ".join(dict.fromkeys(problems[:5])), first
 
 
 def dotted(where: list[str]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from etude.config.registry import load_entry_points
+from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -28,7 +29,7 @@ _paths: list[str] = []
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What the routes of an extension can work with."""
+    """The parts of the server that routes of an extension can use."""
 
     settings: ServerSettings
     database: sa.Engine
@@ -64,10 +65,13 @@ def register_server_extension(path: str) -> None:
 
 
 def load_extensions() -> list[ServerExtension]:
-    """The registered extensions. Raises RequestError when an installed package cannot be loaded."""
+    """The registered extensions. Raises RequestError when one, or an installed package, cannot be loaded."""
     load_entry_points()
     extensions = []
     for path in _paths:
         module, _, name = path.partition(":")
-        extensions.append(getattr(importlib.import_module(module), name)())
+        try:
+            extensions.append(getattr(importlib.import_module(module), name)())
+        except (ImportError, AttributeError) as error:
+            raise RequestError(f"the server's extension {path} cannot be loaded: {error}") from error
     return extensions

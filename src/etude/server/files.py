@@ -28,9 +28,30 @@ from etude.store.files import draft_of
 _LONGEST_LINE = 16 * 2**20
 
 
+Purpose: TypeAlias = Literal["fine-tune", "fine-tune-results"]
+_FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["fine-tune"]},
+                    },
+                }
+            }
+        },
+    }
+}
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingFile:
-    """What a file holds."""
+    """The content of a training file."""
 
     method: Method
     rows: int
@@ -46,20 +67,20 @@ def check_training_file(filename: str, file: BinaryIO) -> TrainingFile:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise _refused(f"{where}: not JSON: {error}") from error
-        found = method_of(row)
-        if found is None:
+        kind = method_of(row)
+        if kind is None:
             raise _refused(
                 f"{where}: no training row; it needs `messages` (supervised), `input`, `preferred_output` "
                 "and `non_preferred_output` (dpo), or `trajectories` (grpo)"
             )
-        if method is not None and found != method:
-            raise _refused(f"{where}: a row for {found}, and those before it are for {method}")
-        method, rows = found, rows + 1
+        if method is not None and kind != method:
+            raise _refused(f"{where}: a row for {kind}, and those before it are for {method}")
+        method, rows = kind, rows + 1
         try:
-            ROWS[found].model_validate(row)
+            ROWS[kind].model_validate(row)
         except ValidationError as error:
-            told, _ = problems_of(error.errors(include_url=False, include_input=False))
-            raise _refused(f"{where}: {told}") from error
+            problems, _ = problems_of(error.errors(include_url=False, include_input=False))
+            raise _refused(f"{where}: {problems}") from error
     if method is None:
         raise _refused(f"{filename} has no lines")
     return TrainingFile(method, rows)
@@ -87,11 +108,8 @@ def _refused(message: str) -> ApiError:
     return ApiError(400, message, param="file", code="invalid_training_file")
 
 
-Purpose: TypeAlias = Literal["fine-tune", "fine-tune-results"]
-
-
 class FileStore:
-    """Files on disk, named by ids of the server's own, and what is known of them in the database."""
+    """Files on disk, named by ids of the server's own, and their rows in the database."""
 
     def __init__(self, engine: sa.Engine, data_dir: Path) -> None:
         self._engine = engine
@@ -107,14 +125,14 @@ class FileStore:
         return self._insert(name, filename, "fine-tune", checked)
 
     def write_results(self, name: str, filename: str, text: str) -> None:
-        """Keep what a job tells of itself, under a name that the job gives it: writing again is fine."""
+        """Keep a file that a job wrote, under a name of the job's: writing it again is fine."""
         with draft_of(self._folder / name) as draft:
             draft.write_text(text, encoding="utf-8")
         if row_of(self._engine, FILES, FILES.c.id == name) is None:
             self._insert(name, filename, "fine-tune-results", None)
 
     def get(self, name: str) -> Row:
-        """What is known of a file. Raises ApiError 404."""
+        """The row of a file. Raises ApiError 404."""
         row = row_of(self._engine, FILES, FILES.c.id == name)
         if row is None:
             raise not_found("file", name, param="id", code="file_not_found")
@@ -134,10 +152,9 @@ class FileStore:
         if name is None or other is None:
             return False
         try:
-            contents = [self._digest(one) for one in (name, other)]
+            return self._digest(name) == self._digest(other)
         except ApiError:
             return False
-        return contents[0] == contents[1]
 
     def _digest(self, name: str) -> bytes:
         with self.path(name).open("rb") as content:
@@ -185,27 +202,6 @@ def file_object(row: Row) -> dict[str, Any]:
         "status_details": None,
         "expires_at": None,
     }
-
-
-_FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["fine-tune"]},
-                    },
-                }
-            }
-        },
-    }
-}
-
-Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
 def file_routes(files: FileStore) -> APIRouter:

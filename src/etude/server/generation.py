@@ -19,18 +19,22 @@ from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequ
 from etude.server.errors import ApiError, error_object
 
 _LOWEST = -9999.0
-"""What the API says in place of minus infinity, which JSON does not have."""
+"""In place of minus infinity, which JSON does not have."""
 _REPLACEMENT = "\ufffd"
 
 Name = Callable[[int], str]
 """A token's text, or `token_id:7` where the request wants that."""
 
 
+T = TypeVar("T")
+_KEY_BITS = 63
+
+
 def chat_logprobs(tokens: Sequence[SampledToken], name: Name) -> dict[str, Any]:
     """The `logprobs` of a chat completion's choice."""
     content = [
         _entry(token.id, token.logprob, name)
-        | {"top_logprobs": [_entry(one, logprob, name) for one, logprob in token.top]}
+        | {"top_logprobs": [_entry(other, logprob, name) for other, logprob in token.top]}
         for token in tokens
     ]
     return {"content": content, "refusal": None}
@@ -47,7 +51,7 @@ def completion_logprobs(tokens: Sequence[SampledToken], name: Name, offset: int)
         "tokens": texts,
         "token_logprobs": [_finite(token.logprob) for token in tokens],
         "text_offset": offsets,
-        "top_logprobs": [{name(one): _finite(value) for one, value in token.top} for token in tokens],
+        "top_logprobs": [{name(other): _finite(value) for other, value in token.top} for token in tokens],
     }
 
 
@@ -70,9 +74,6 @@ def _finite(logprob: float) -> float:
     return max(logprob, _LOWEST)
 
 
-_REPLACEMENT = "\ufffd"
-
-
 class TextStream:
     """Turns the tokens of one sequence into pieces of text that add up to the final text."""
 
@@ -93,7 +94,7 @@ class TextStream:
         self._over = False
 
     def add(self, token: int) -> str:
-        """The text that can be told now that this token was sampled; often empty."""
+        """The text that is certain now that this token was sampled; often empty."""
         if self._over or token in self._stop_ids:
             return ""
         self._ids.append(token)
@@ -109,7 +110,7 @@ class TextStream:
         return self._let_go(len(self._held) - self._may_be_stop())
 
     def rest(self, text: str) -> str:
-        """What is missing of the final text."""
+        """The part of the final text that was not given out yet."""
         return text[self._sent :]
 
     def _let_go(self, length: int) -> str:
@@ -146,11 +147,6 @@ def streamed(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
 
 def _event(data: str) -> bytes:
     return f"data: {data}\n\n".encode()
-
-
-T = TypeVar("T")
-
-_KEY_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,16 @@ VERSION_HEADER = "x-etude-version"
 WARNING_HEADER = "x-etude-warning"
 
 
+_MOST_CLIENTS = 10_000
+_OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
+"""Paths that need no key, because they give nothing away."""
+_LARGE = frozenset({"/v1/files"})
+"""Paths whose bodies are training data."""
+_MULTIPART_BYTES = 64 * 1024
+"""Bytes that an upload's form may take beside the file."""
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
 @cache
 def server_version() -> str:
     """The version of etude that this server is."""
@@ -51,14 +61,11 @@ def refusal_of(client: str) -> str | None:
 
 
 def warning_of(client: str) -> str | None:
-    """What to warn a client of that version of; None when there is nothing."""
+    """The warning for a client of that version; None when there is none."""
     theirs, ours = Version(client), Version(server_version())
     if theirs.minor == ours.minor:
         return None
     return f"this server is etude {ours}, and the client is etude {theirs}: newer features may be missing"
-
-
-_MOST_CLIENTS = 10_000
 
 
 class RateLimit:
@@ -68,7 +75,7 @@ class RateLimit:
         self._most = float(per_minute)
         self._per_second = per_minute / 60
         self._buckets: dict[str, tuple[float, float]] = {}
-        """What was left in each, and when."""
+        """Requests that were left in each, and when."""
 
     def wait(self, client: str, now: float) -> float:
         """Seconds until another request of a client is let in; 0 lets this one in. `now` is in seconds."""
@@ -89,15 +96,6 @@ class RateLimit:
         waiting = [client for client in self._buckets if self._left(client, now) < self._most]
         kept = waiting if len(waiting) < _MOST_CLIENTS else []
         self._buckets = {client: self._buckets[client] for client in kept}
-
-
-_OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
-"""Paths that need no key, because they give nothing away."""
-_LARGE = frozenset({"/v1/files"})
-"""Paths whose bodies are training data."""
-_MULTIPART_BYTES = 64 * 1024
-"""What an upload's form may take beside the file."""
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Guard:
@@ -158,8 +156,8 @@ class Guard:
             if self._settings.api_key is None and not self._names_us(headers):
                 # A web page could otherwise reach the server through a name that leads to this machine.
                 return ApiError(403, "this server answers to localhost only; start it with a key")
-            if client is not None and (told := refusal_of(client)):
-                return ApiError(400, told, code="incompatible_version")
+            if client is not None and (refusal := refusal_of(client)):
+                return ApiError(400, refusal, code="incompatible_version")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._limit(path):
             return self._too_large(path)
@@ -171,8 +169,8 @@ class Guard:
         wait = 0.0 if self._rate is None else self._rate.wait(address, time.monotonic())
         if not wait:
             return None
-        told = f"more than {self._settings.requests_per_minute} requests a minute came from {address}"
-        return ApiError(429, told, code="rate_limit_exceeded", retry_after=math.ceil(wait))
+        message = f"more than {self._settings.requests_per_minute} requests a minute came from {address}"
+        return ApiError(429, message, code="rate_limit_exceeded", retry_after=math.ceil(wait))
 
     def _has_key(self, headers: Headers) -> bool:
         if self._settings.api_key is None:
@@ -198,18 +196,18 @@ class Guard:
 
     def _limited(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """Receives the body, and stops when it is too large or does not come."""
-        seen, whole = 0, False
+        seen, complete = 0, False
 
         async def receive_some() -> Message:
-            nonlocal seen, whole
+            nonlocal seen, complete
             try:
-                async with asyncio.timeout(None if whole else self._settings.body_timeout):
+                async with asyncio.timeout(None if complete else self._settings.body_timeout):
                     message = await receive()
             except TimeoutError as error:
                 raise ApiError(408, "the rest of the request did not come", code="timeout") from error
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
-                whole = not message.get("more_body", False)
+                complete = not message.get("more_body", False)
                 if seen > self._limit(scope["path"]):
                     raise self._too_large(scope["path"])
             return message

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
+from etude.algorithms.algorithm import Algorithm, Gradient, algorithm_of, algorithm_type, gradient_fields
+from etude.config import registry
+from etude.core.sample import Kind
 from etude.core.trajectory import Method
-from etude.learner.variants import DEFAULT_VARIANT, Variant, with_variant
 
 Auto: TypeAlias = Literal["auto"]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 
-_LEARNING_RATES: dict[Method, tuple[float, float]] = {
-    "supervised": (2e-4, 1e-5),
-    "dpo": (5e-5, 1e-6),
-    "grpo": (2e-5, 1e-6),
+_LEARNING_RATES: dict[Kind, tuple[float, float]] = {
+    "imitation": (2e-4, 1e-5),
+    "pairs": (5e-5, 1e-6),
+    "samples": (2e-5, 1e-6),
 }
 """Learning rate at a multiplier of 1: of LoRA weights, and of all weights."""
 
-_EPOCHS: dict[Method, int] = {"supervised": 3, "dpo": 2, "grpo": 1}
-"""Sampled data is off-policy after its first pass, so grpo goes over it once."""
+_EPOCHS: dict[Kind, int] = {"imitation": 3, "pairs": 2, "samples": 1}
+"""Samples are off-policy after the first pass, so they are gone over once."""
 
 _LARGEST_BATCH = 32
 _STEPS_OF_AN_EPOCH = 8
@@ -59,69 +63,89 @@ class Hyperparameters(_Fields):
         default=None, description="Scale of the LoRA weights; `auto` is twice the rank."
     )
 
-
-class DpoHyperparameters(Hyperparameters):
-    """Those of `dpo`."""
-
-    beta: Auto | Positive | None = Field(default=None, description="Pull to the reference.")
-    label_smoothing: Auto | Annotated[float, Field(ge=0, lt=0.5)] | None = None
-    loss: Literal["auto", "sigmoid", "sigmoid_norm", "ipo"] | None = None
-
-    @model_validator(mode="after")
-    def _smoothed_where_there_are_labels(self) -> DpoHyperparameters:
-        if self.loss == "ipo" and self.label_smoothing not in (None, "auto", 0):
-            raise ValueError("label_smoothing is for the sigmoid losses; leave it out with the loss ipo")
-        return self
+    def given(self) -> dict[str, Any]:
+        """Those that say something else than `auto`."""
+        return {key: value for key, value in self.model_dump().items() if value not in (None, "auto")}
 
 
-class GrpoHyperparameters(Hyperparameters):
-    """Those of `grpo`, named after the papers; `auto` is as the variant has it."""
+_REFERENCE = Field(
+    default=None, description="The model that the job starts from, or the one that the server does."
+)
 
-    variant: Literal["auto"] | Variant | None = None
-    beta: Auto | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="Weight of the KL to the reference."
+
+def server_algorithms() -> dict[Method, type[Algorithm]]:
+    """The algorithms that a job can name: shipped ones, and those of `--algorithms`."""
+    types = (registry.lookup("trajectory_builders", name).config_type for name in _registered())
+    known = (kind for kind in types if issubclass(kind, Algorithm))
+    return {kind.type_name: kind for kind in known if kind().method_at(0)[0] == kind.type_name}
+
+
+def _registered() -> list[str]:
+    return registry.names("trajectory_builders")
+
+
+@lru_cache(maxsize=64)
+def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
+    """The hyperparameters of an algorithm's jobs: the common ones, and its options of the gradient.
+
+    Each may be `"auto"`, which is as the algorithm has it.
+    """
+    fields: dict[str, Any] = {"reference": (Literal["auto", "start", "base"] | None, _REFERENCE)}
+    if algorithm.kind != "samples":
+        fields = {}
+    for name in gradient_fields(algorithm, at_server=True):
+        option = algorithm.model_fields[name]
+        bounds = [mark for mark in option.metadata if not isinstance(mark, Gradient)]
+        kind = Annotated[option.annotation, *bounds] if bounds else option.annotation
+        fields[name] = (Auto | kind | None, Field(default=None, description=option.description))
+
+    def fits(asked: Hyperparameters) -> Hyperparameters:
+        try:
+            algorithm.model_validate({name: asked.given()[name] for name in options & asked.given().keys()})
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+        return asked
+
+    options = {*gradient_fields(algorithm, at_server=True)}
+    checks: dict[str, Any] = {"_fits": model_validator(mode="after")(fits)}
+    return create_model(
+        f"{algorithm.__name__}Hyperparameters",
+        __base__=Hyperparameters,
+        __doc__=f"Those of `{algorithm.type_name}`; `auto` is as the algorithm has it.",
+        __validators__=checks,
+        **fields,
     )
-    reference: Literal["auto", "start", "base"] | None = Field(
-        default=None, description="The model that the job starts from, or the one that the server does."
+
+
+@lru_cache(maxsize=64)
+def method_model(algorithm: type[Algorithm]) -> type[BaseModel]:
+    """The model of `{"grpo": {"hyperparameters": {…}}}`, for the algorithm of that name."""
+    model, closed = hyperparameters_model(algorithm), ConfigDict(extra="forbid")
+    part: Any = create_model(
+        "Options", __config__=closed, hyperparameters=(model, Field(default_factory=model))
     )
-    clip_low: Auto | Annotated[float, Field(gt=0, lt=1)] | None = None
-    clip_high: Auto | Positive | None = None
-    aggregation: Literal["auto", "token", "sequence", "constant"] | None = None
-    constant_length: Auto | Count | None = None
-    ratio: Literal["auto", "token", "sequence"] | None = None
-    surrogate: Literal["auto", "clip", "cispo"] | None = None
-    kl_estimator: Literal["auto", "k3", "unbiased"] | None = None
-    entropy_bonus: Auto | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    correction: Literal["auto", "none", "truncate", "mask"] | None = None
-    correction_level: Literal["auto", "token", "sequence"] | None = None
-    correction_floor: Auto | Annotated[float, Field(ge=0, le=1)] | None = None
-    correction_cap: Auto | Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    off_policy_limit: Auto | Positive | None = None
-    advantage_scale: Literal["auto", "std", "none"] | None = None
+    fields: dict[str, Any] = {algorithm.type_name: (part, ...)}
+    return create_model("Method", __config__=closed, **fields)
 
 
-class SupervisedMethod(_Fields):
-    """`method.supervised`."""
-
-    hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
-
-
-class DpoMethod(_Fields):
-    """`method.dpo`."""
-
-    hyperparameters: DpoHyperparameters = Field(default_factory=DpoHyperparameters)
+def hyperparameters_for(method: Method, **given: Any) -> Hyperparameters:
+    """The hyperparameters of a job of the method, checked. Raises ValidationError, RequestError."""
+    return hyperparameters_model(algorithm_type(method)).model_validate(given)
 
 
-class GrpoMethod(_Fields):
-    """`method.grpo`."""
-
-    hyperparameters: GrpoHyperparameters = Field(default_factory=GrpoHyperparameters)
+def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
+    """The algorithm of a job with resolved hyperparameters. DPO's reference is the model it starts from."""
+    options = {name: values[name] for name in gradient_fields(algorithm_type(method), at_server=True)}
+    kept = {"reference": "base"} if algorithm_type(method).kind == "pairs" else {}
+    return algorithm_of(method, options | kept)
 
 
 def _method_defaults(method: Method, given: dict[str, Any]) -> dict[str, Any]:
-    if method == "grpo":
-        return {"reference": "start", **with_variant({"variant": given.get("variant", DEFAULT_VARIANT)})}
-    return {"beta": 0.1, "label_smoothing": 0.0, "loss": "sigmoid"} if method == "dpo" else {}
+    kind = algorithm_type(method)
+    options = {*gradient_fields(kind, at_server=True)}
+    algorithm = algorithm_of(method, {name: given[name] for name in options & given.keys()})
+    reference = {"reference": "start"} if kind.kind == "samples" else {}
+    return reference | algorithm.model_dump(mode="json", include=options)
 
 
 def resolved(
@@ -132,12 +156,12 @@ def resolved(
     `lora` is that of the model to start from. A fine-tuned model goes on as it was made. Raises
     ValueError when LoRA weights of another shape are asked for.
     """
-    given = {key: value for key, value in asked.model_dump().items() if value not in (None, "auto")}
+    given, kind = asked.given(), algorithm_type(method).kind
     rank, alpha = _lora_of(given, lora, fine_tuned=fine_tuned)
-    for_lora, for_all = _LEARNING_RATES[method]
-    batch = rows if method == "grpo" else max(1, min(_LARGEST_BATCH, rows // _STEPS_OF_AN_EPOCH))
+    for_lora, for_all = _LEARNING_RATES[kind]
+    batch = rows if kind == "samples" else max(1, min(_LARGEST_BATCH, rows // _STEPS_OF_AN_EPOCH))
     defaults: dict[str, Any] = {
-        "n_epochs": _EPOCHS[method],
+        "n_epochs": _EPOCHS[kind],
         "batch_size": batch,
         "learning_rate_multiplier": 1.0,
         "learning_rate": for_lora if rank else for_all,

@@ -28,8 +28,8 @@ class JobFolder:
 
     def holders(self) -> list[int]:
         """The processes that train the job."""
-        found = (locked_by(path) for path in sorted(self.path.glob("lock*")))
-        return [pid for pid in found if pid is not None]
+        holders = (locked_by(path) for path in sorted(self.path.glob("lock*")))
+        return [pid for pid in holders if pid is not None]
 
     def last_lines(self) -> str:
         """The end of the worker's log."""

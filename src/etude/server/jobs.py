@@ -41,8 +41,10 @@ class JobStore:
         try:
             with self._engine.begin() as connection:
                 connection.execute(sa.insert(JOBS).values(row))
-                _tell(connection, row["id"], f"Created fine-tuning job: {row['id']}", once="created")
-                _tell(connection, row["id"], "Files validated, moving job to queued state", once="queued")
+                _add_event(connection, row["id"], f"Created fine-tuning job: {row['id']}", once="created")
+                _add_event(
+                    connection, row["id"], "Files validated, moving job to queued state", once="queued"
+                )
         except IntegrityError:
             known = self.of_key(str(values["idempotency_key"]))
             if known is None:
@@ -107,8 +109,8 @@ class JobStore:
 
     def cancel(self, job: str) -> Row:
         """End a job that has not ended. Raises ApiError: 404, and 400 when it has."""
-        told, now = "Fine-tuning job cancelled", time.time()
-        if not self._move(job, (*WAITING, "running"), "cancelled", finished=now, event=told):
+        event, now = "Fine-tuning job cancelled", time.time()
+        if not self._move(job, (*WAITING, "running"), "cancelled", finished=now, event=event):
             row = self.get(job)
             raise ApiError(
                 400, f"job {job} has ended: it is {row['status']}", param="id", code="job_already_completed"
@@ -118,51 +120,50 @@ class JobStore:
     def fail(self, job: str, message: str, code: str, param: str | None = None) -> bool:
         """End a job that cannot be done."""
         error = {"code": code, "message": message, "param": param}
-        told = f"The job failed: {message}"
+        event = f"The job failed: {message}"
         return self._move(
-            job, (*WAITING, "running"), "failed", error=error, finished=time.time(), event=told, level="error"
+            job,
+            (*WAITING, "running"),
+            "failed",
+            error=error,
+            finished=time.time(),
+            event=event,
+            level="error",
         )
 
     def succeed(self, job: str, model: Mapping[str, Any], **facts: Any) -> bool:
         """Running to succeeded, and the new model is there, both or neither; False when it was cancelled."""
-        told = [
-            f"New fine-tuned model created: {model['id']}",
-            "The job has successfully completed",
-        ]
         change = {"fine_tuned_model": model["id"], "finished": time.time(), "status": "succeeded", **facts}
         with self._engine.begin() as connection:
             running = (JOBS.c.id == job) & (JOBS.c.status == "running")
             if connection.execute(sa.update(JOBS).where(running).values(change)).rowcount == 0:
                 return False
             connection.execute(sa.insert(MODELS).values(model))
-            for text in told:
-                _tell(connection, job, text)
+            _add_event(connection, job, f"New fine-tuned model created: {model['id']}")
+            _add_event(connection, job, "The job has successfully completed")
         return True
 
-    def tell(
+    def add_event(
         self, job: str, message: str, *, once: str | None = None, data: Mapping[str, Any] | None = None
     ) -> None:
-        """An event. One that was told already under the name `once` is told anew in its place."""
+        """Note an event, in the place of an earlier one under the same name `once`."""
         with self._engine.begin() as connection:
-            _tell(connection, job, message, once=once, data=data)
+            _add_event(connection, job, message, once=once, data=data)
 
     def set(self, job: str, **facts: Any) -> None:
         """Change facts of a job, but never its status."""
         with self._engine.begin() as connection:
             connection.execute(sa.update(JOBS).where(JOBS.c.id == job).values(facts))
 
-    def add_checkpoint(self, job: str, model: Mapping[str, Any], keep: int) -> list[str]:
-        """Note a checkpoint, and forget all but the last `keep`; returns the folders to delete."""
+    def add_checkpoint(self, job: str, model: Mapping[str, Any], keep: int) -> None:
+        """Note a checkpoint that can be asked as a model, and forget all but the job's last `keep`."""
         mine = (MODELS.c.job == job) & MODELS.c.step.is_not(None)
+        last = sa.select(MODELS.c.id).where(mine).order_by(MODELS.c.step.desc()).limit(keep)
         with self._engine.begin() as connection:
             connection.execute(sa.delete(MODELS).where(MODELS.c.id == model["id"]))
             connection.execute(sa.insert(MODELS).values(model))
-            found = connection.execute(
-                sa.select(MODELS.c.id, MODELS.c.folder).where(mine).order_by(MODELS.c.step.desc())
-            ).all()
-            old: Sequence[Any] = found[keep:]
-            connection.execute(sa.delete(MODELS).where(MODELS.c.id.in_([one.id for one in old])))
-        return [one.folder for one in old]
+            kept = connection.execute(last).scalars().all()
+            connection.execute(sa.delete(MODELS).where(mine & MODELS.c.id.not_in(kept)))
 
     def _move(
         self,
@@ -178,7 +179,7 @@ class JobStore:
         with self._engine.begin() as connection:
             done = connection.execute(sa.update(JOBS).where(where).values(status=after, **facts))
             if done.rowcount and event is not None:
-                _tell(connection, job, event, level=level)
+                _add_event(connection, job, event, level=level)
         return bool(done.rowcount)
 
 
@@ -200,7 +201,7 @@ def require_same(known: Row, differences: Sequence[str]) -> None:
         )
 
 
-def _tell(
+def _add_event(
     connection: sa.Connection,
     job: str,
     message: str,

@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from etude.algorithms.algorithm import algorithm_type, kind_of
 from etude.core.keys import content_hash
+from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import Row, list_object
 from etude.server.errors import ApiError
 from etude.server.files import FileStore
-from etude.server.hyperparameters import DpoMethod, GrpoMethod, Hyperparameters, SupervisedMethod, resolved
+from etude.server.hyperparameters import Hyperparameters, method_model, resolved, server_algorithms
 from etude.server.jobs import JobStore, require_same
 from etude.server.models import ModelStore
 
@@ -30,32 +32,48 @@ _Value = Annotated[str, Field(max_length=512)]
 _SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
-class MethodBody(BaseModel):
-    """`method`: its type, and the hyperparameters under the type's name."""
+Limit = Annotated[int, Query(ge=1, le=1000)]
+IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
-    model_config = ConfigDict(extra="forbid")
+
+class MethodBody(BaseModel):
+    """`method`: its type, an algorithm, and the hyperparameters under the type's name."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: Method
-    supervised: SupervisedMethod | None = None
-    dpo: DpoMethod | None = None
-    grpo: GrpoMethod | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _is_known(cls, name: Method) -> Method:
+        known = server_algorithms()
+        if name not in known:
+            raise ValueError(
+                f"there is no algorithm '{name}' here. Allowed: {', '.join(known)}; the server takes others "
+                "that it was started with: --algorithms module:Name"
+            )
+        return name
 
     @model_validator(mode="after")
     def _only_its_own(self) -> MethodBody:
-        others = {"supervised", "dpo", "grpo"} - {self.type}
-        if wrong := sorted(name for name in others if getattr(self, name) is not None):
+        given = self.model_extra or {}
+        if wrong := sorted(given.keys() - {self.type}):
             raise ValueError(f"the method is {self.type}, and there are options of {', '.join(wrong)}")
+        if self.type in given:
+            body = method_model(algorithm_type(self.type)).model_validate({self.type: given[self.type] or {}})
+            self._asked = getattr(body, self.type).hyperparameters
         return self
 
     @property
     def hyperparameters(self) -> Hyperparameters:
         """Those of the method."""
-        options = {"supervised": self.supervised, "dpo": self.dpo, "grpo": self.grpo}[self.type]
-        return Hyperparameters() if options is None else options.hyperparameters
+        return self._asked
+
+    _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
 
 
 class JobBody(BaseModel):
-    """What to train, on what, and how."""
+    """The model to train, the data and the method."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -90,15 +108,15 @@ class JobBody(BaseModel):
         return self.hyperparameters or self.method.hyperparameters
 
     def key(self, header: str | None) -> str | None:
-        """What makes this request the same as an earlier one, if anything does."""
+        """The key that makes this request the same as an earlier one; None where it has none."""
         return header or (self.metadata or {}).get(IDEMPOTENCY_FIELD) or None
 
     def hash(self) -> str:
         """Differs between requests for different jobs, but for their files."""
-        told: dict[str, Any] = self.model_dump(
+        request: dict[str, Any] = self.model_dump(
             mode="json", exclude_none=True, exclude={"training_file", "validation_file"}
         )
-        return content_hash(told)
+        return content_hash(request)
 
     def differences(self, job: Mapping[str, Any], same_file: SameFile) -> list[str]:
         """The fields in which this request is not the one that created `job`, a row of the database."""
@@ -176,14 +194,10 @@ def _seconds(time: float | None) -> int | None:
     return None if time is None else int(time)
 
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
-IdempotencyKey = Annotated[str | None, Header(max_length=255)]
-
-
 def job_routes(
-    jobs: JobStore, files: FileStore, models: ModelStore, waiting_jobs: int, woken: Callable[[], None]
+    jobs: JobStore, files: FileStore, models: ModelStore, waiting_jobs: int, wake: Callable[[], None]
 ) -> APIRouter:
-    """Create, follow and cancel jobs. `woken` tells the scheduler that something changed."""
+    """Create, follow and cancel jobs. `wake` has the scheduler look at the queue."""
     router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
 
     @router.post("", summary="Train a model")
@@ -197,7 +211,7 @@ def job_routes(
         values = _values(body, files, models) | {"idempotency_key": key, "request_hash": body.hash()}
         jobs.require_place(waiting_jobs)
         row, _ = jobs.create(values)
-        woken()
+        wake()
         return job_object(row)
 
     @router.get("", summary="List jobs")
@@ -219,12 +233,12 @@ def job_routes(
     def cancel_job(job_id: str) -> dict[str, Any]:
         """End a job that waits or trains; it makes no model."""
         row = jobs.cancel(job_id)
-        woken()
+        wake()
         return job_object(row)
 
     @router.get("/{job_id}/events", summary="List a job's events")
     def list_events(job_id: str, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
-        """The newest first. Events of the type `metrics` tell of a step."""
+        """The newest first. Events of the type `metrics` are about a step."""
         rows, more = jobs.events(job_id, after, limit)
         return list_object([event_object(row) for row in rows], more)
 
@@ -233,6 +247,18 @@ def job_routes(
         """The models after the last epochs; each can be asked by its name."""
         rows, more = jobs.checkpoints(job_id, after, limit)
         return list_object([checkpoint_object(row) for row in rows], more)
+
+    return router
+
+
+def algorithm_routes() -> APIRouter:
+    """Which algorithms a job can name."""
+    router = APIRouter(prefix="/v1/fine_tuning/algorithms", tags=["fine-tuning"])
+
+    @router.get("", summary="List algorithms")
+    def list_algorithms() -> dict[str, Any]:
+        """Names for the `type` of a job's `method`."""
+        return {"object": "list", "data": sorted(server_algorithms())}
 
     return router
 
@@ -268,7 +294,7 @@ def _file(files: FileStore, name: str, method: Method, param: str) -> Row:
         row = files.get(name)
     except ApiError as error:
         raise ApiError(400, f"there is no file {name!r}", param=param, code="invalid_value") from error
-    if row["method"] != method:
+    if row["method"] != ROW_OF[kind_of(method)]:
         raise ApiError(
             400,
             f"file {name} has rows for {row['method']}, and the method is {method}",

@@ -1,4 +1,4 @@
-"""What Prometheus is told at `/metrics`."""
+"""Metrics for Prometheus, at `/metrics`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
 from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from etude.backends.lm_client import FREE_ENGINE
@@ -22,50 +24,99 @@ from etude.server.jobs import JobStore
 from etude.server.settings import ServerSettings, training_processes
 from etude.server.worker import WorkerOrder
 
+_LOG = logging.getLogger("etude.server")
+
 _MODULE = "etude.server.worker"
-_GRACE_SECONDS = 5.0
+_ATTEMPTS = 3
+"""Workers that may end without a checkpoint before their job is given up."""
+_LOOK_SECONDS = 0.5
+_GRACE_SECONDS = 20.0
+"""For a worker to end by itself once its job is cancelled or the server stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that trains a job."""
+
+    pid: int
+    code: asyncio.Future[int]
+    """Its exit code, once it is over; 1 where nobody saw it."""
 
 
 class Workers:
-    """Starts the workers of jobs. Each is in a session of its own: Ctrl-C is for the server."""
+    """Starts the workers of jobs, each in a session of its own: Ctrl-C is for the server.
+
+    They are forked from a nursery, a process that has imported what takes seconds to import.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """`environment` is that of the workers."""
-        self._environment = dict(environment)
-        self._spare: Process | None = None
+        # With NVML, as CUDA itself could not be used any more after a fork.
+        self._environment = {**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        self._nursery: Process | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._starting: deque[asyncio.Future[Worker]] = deque()
+        self._closed = False
 
-    async def start(self, order: WorkerOrder) -> Process:
-        """A process that trains the job, or launches those that do. Raises OSError when there is none."""
+    async def start(self, order: WorkerOrder) -> Worker | None:
+        """A process that trains the job, or launches those that do; None once `close` was called.
+
+        Raises OSError when it cannot be started.
+        """
         folder = JobFolder(order.data_dir, order.job)
         folder.path.mkdir(parents=True, exist_ok=True)
         if order.processes > 1:
             command = launch_command(_MODULE, [order.model_dump_json()], order.processes)
             with folder.log.open("ab") as log:
-                return await self._spawn(command, stdin=DEVNULL, stdout=log, stderr=log)
-        worker, self._spare = self._spare, None
-        if worker is None or worker.returncode is not None:
-            worker = await self._untold()
-        await _tell(worker, order.model_dump_json())
-        with contextlib.suppress(OSError):  # There is none to spare then, and the next job has to wait.
-            self._spare = await self._untold()
-        return worker
-
-    async def close(self) -> None:
-        """End the worker that has no job."""
-        spare, self._spare = self._spare, None
-        if spare is None or spare.returncode is not None:
-            return
-        assert spare.stdin is not None
-        spare.stdin.close()
+                process = await self._spawn(command, stdin=DEVNULL, stdout=log, stderr=log)
+            return Worker(process.pid, asyncio.ensure_future(process.wait()))
         try:
-            await asyncio.wait_for(spare.wait(), _GRACE_SECONDS)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                spare.kill()
+            return await self._fork(order)
+        except BrokenPipeError:  # The nursery ended, killed or tired of waiting, before it had the order.
+            return None if self._closed else await self._fork(order)
 
-    async def _untold(self) -> Process:
-        """A process that makes itself ready, and waits for an order."""
-        return await self._spawn([sys.executable, "-m", _MODULE], stdin=PIPE, stdout=DEVNULL, stderr=None)
+    async def _fork(self, order: WorkerOrder) -> Worker:
+        if self._nursery is None or self._nursery.returncode is not None:
+            command = [sys.executable, "-m", _MODULE]
+            self._nursery = await self._spawn(command, stdin=PIPE, stdout=PIPE, stderr=None)
+            self._listener = asyncio.create_task(self._listen(self._nursery))
+        worker: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        self._starting.append(worker)
+        assert self._nursery.stdin is not None
+        self._nursery.stdin.write(order.model_dump_json().encode() + b"\n")
+        with contextlib.suppress(ConnectionError):  # The listener notices.
+            await self._nursery.stdin.drain()
+        return await worker
+
+    async def _listen(self, nursery: Process) -> None:
+        """Note which workers the nursery starts, and how they end."""
+        loop = asyncio.get_running_loop()
+        running: dict[int, asyncio.Future[int]] = {}
+        assert nursery.stdout is not None
+        async for line in nursery.stdout:
+            pid, *code = map(int, line.split())
+            if code:
+                running.pop(pid).set_result(code[0])
+            else:
+                running[pid] = loop.create_future()
+                _resolve(self._starting.popleft(), Worker(pid, running[pid]))
+        await nursery.wait()
+        # Its workers go on. The scheduler finds them by their locks.
+        for future in running.values():
+            future.set_result(1)
+        while self._starting:
+            _resolve(self._starting.popleft(), BrokenPipeError("the nursery of the workers has ended"))
+
+    def close(self) -> None:
+        """Start no more workers. The nursery ends after those that it has."""
+        self._closed = True
+        if self._nursery is None or self._nursery.returncode is not None:
+            return
+        assert self._nursery.stdin is not None
+        self._nursery.stdin.close()
+        if self._starting:
+            with contextlib.suppress(ProcessLookupError):
+                self._nursery.kill()
 
     async def _spawn(self, command: list[str], **streams: object) -> Process:
         return await asyncio.create_subprocess_exec(
@@ -76,22 +127,13 @@ class Workers:
         )
 
 
-async def _tell(worker: Process, order: str) -> None:
-    """Hand over the order. A worker that ended meanwhile is noticed by its exit code."""
-    assert worker.stdin is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        worker.stdin.write(order.encode() + b"\n")
-        await worker.stdin.drain()
-    worker.stdin.close()
-
-
-_LOG = logging.getLogger("etude.server")
-
-_ATTEMPTS = 3
-"""Workers that may end without a checkpoint before their job is given up."""
-_LOOK_SECONDS = 0.5
-_GRACE_SECONDS = 20.0
-"""For a worker to end by itself once its job is cancelled or the server stops."""
+def _resolve(future: asyncio.Future[Worker], outcome: Worker | OSError) -> None:
+    if future.done():  # Nobody waits any more.
+        return
+    if isinstance(outcome, OSError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 class Scheduler:
@@ -114,7 +156,7 @@ class Scheduler:
         self._pool = pool
         self._workers = Workers(_without_keys(settings) if environment is None else environment)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._processes: dict[str, Worker] = {}
         self._engine_away_for: set[str] = set()
         """Jobs that the engine was put away for, until it is back."""
         self._woken = asyncio.Event()
@@ -135,7 +177,7 @@ class Scheduler:
         """Ask the workers to make checkpoints and end; their jobs go back to the queue."""
         if self._main is not None:
             self._main.cancel()
-        await self._workers.close()
+        self._workers.close()
         for job in self._tasks:
             self._terminate(job)
         if self._tasks:
@@ -211,10 +253,12 @@ class Scheduler:
     async def _work(self, job: str) -> None:
         folder = self._folder(job)
         begin = folder.log_size()
-        process = await self._workers.start(self._order(job))
-        self._processes[job] = process
+        worker = await self._workers.start(self._order(job))
+        if worker is None:
+            return
+        self._processes[job] = worker
         try:
-            code = await self._wait(job, process)
+            code = await self._wait(job, worker)
         finally:
             self._processes.pop(job, None)
         await self._settle(job, folder.first_failure(begin) or exit_words(code))
@@ -231,33 +275,35 @@ class Scheduler:
             checkpoint_steps=settings.checkpoint_steps,
             processes=training_processes(settings),
             shards=settings.shard_training,
+            algorithms=settings.algorithms,
             log_level=settings.log_level,
         )
 
-    async def _wait(self, job: str, process: asyncio.subprocess.Process) -> int:
+    async def _wait(self, job: str, worker: Worker) -> int:
         """The worker's exit code. One that does not end after its job is cancelled is killed."""
-        over: float | None = None
+        deadline: float | None = None
         while True:
             try:
-                return await asyncio.wait_for(asyncio.shield(process.wait()), _LOOK_SECONDS)
+                return await asyncio.wait_for(asyncio.shield(worker.code), _LOOK_SECONDS)
             except TimeoutError:
-                over = await self._overdue(job, over)
+                deadline = await self._kill_overdue(job, deadline)
 
-    async def _overdue(self, job: str, over: float | None) -> float | None:
-        """Since when a job is over whose worker goes on; after the grace, that is killed."""
+    async def _kill_overdue(self, job: str, deadline: float | None) -> float | None:
+        """Kill the worker of a job that is over if it is still there after the deadline.
+
+        Returns the deadline: None while the job runs, and some time from now when it is found to be over.
+        """
         if (await asyncio.to_thread(self._jobs.get, job))["status"] == "running":
             return None
-        if over is not None and time.monotonic() - over > _GRACE_SECONDS:
+        if deadline is not None and time.monotonic() > deadline:
             self._kill(job)
-        return over or time.monotonic()
+        return deadline or time.monotonic() + _GRACE_SECONDS
 
     async def _wait_for_orphan(self, job: str) -> None:
         """A job that an earlier server started: its worker may still be at it."""
-        over: float | None = None
-        while True:
-            if not await asyncio.to_thread(self._folder(job).holders):
-                break
-            over = await self._overdue(job, over)
+        deadline: float | None = None
+        while await asyncio.to_thread(self._folder(job).holders):
+            deadline = await self._kill_overdue(job, deadline)
             await asyncio.sleep(_LOOK_SECONDS)
         # It was not the job's fault: a machine that restarts often must not fail it.
         await self._settle(job, "the server was ended", counts=False)
@@ -271,14 +317,14 @@ class Scheduler:
         if await asyncio.to_thread(folder.holders):
             await self._wait_for_orphan(job)
         elif counts and row["attempts"] >= _ATTEMPTS:
-            told = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
-            await asyncio.to_thread(self._jobs.fail, job, told.rstrip("; "), "worker_crashed")
+            reason = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
+            await asyncio.to_thread(self._jobs.fail, job, reason.rstrip("; "), "worker_crashed")
         else:
             step = folder.checkpoints.newest()
-            place = f"from step {step}" if step else "from its start"
-            told = f"The worker ended early ({how}); the job goes on {place}"
+            start = f"from step {step}" if step else "from its start"
+            event = f"The worker ended early ({how}); the job goes on {start}"
             attempts = row["attempts"] if counts else 0
-            await asyncio.to_thread(self._jobs.requeue, job, told, attempts)
+            await asyncio.to_thread(self._jobs.requeue, job, event, attempts)
 
 
 def _send(number: signal.Signals, processes: Iterable[int]) -> None:

@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from etude.algorithms.algorithm import load_algorithms
 from etude.core.errors import EtudeError, StoreError
 from etude.report.logs import show_logs
 from etude.server.app import create_app
@@ -77,6 +78,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     ServeError when the model cannot be loaded.
     """
     require_safe(settings)
+    load_algorithms(settings.algorithms)
     training_processes(settings)
     show_logs(settings.log_level)
     with listen(settings.host, settings.port) as listening:

@@ -22,7 +22,7 @@ class ServerSettings(BaseModel):
     model: str
     """A model folder, or a name on the Hugging Face hub."""
     name: str = Field(min_length=1)
-    """What clients call that model."""
+    """The name of that model for clients."""
     data_dir: Path
     """Where files, jobs and fine-tuned models are kept."""
     host: str = "127.0.0.1"
@@ -30,7 +30,7 @@ class ServerSettings(BaseModel):
     """0 takes a free one."""
     api_key: SecretStr | None = None
     engine: Literal["embedded", "vllm"] = "embedded"
-    """What samples: a model in this process, or a vLLM that the server runs."""
+    """The engine that samples: in this process, or a vLLM that the server runs."""
     vllm_command: str = "vllm"
     """vLLM's program, as a shell would take it."""
     vllm_args: tuple[str, ...] = ()
@@ -57,6 +57,8 @@ class ServerSettings(BaseModel):
     """Training jobs at once."""
     training_processes: int | None = Field(default=None, ge=1)
     """Processes that train a job together; None takes one for each GPU."""
+    algorithms: tuple[str, ...] = ()
+    """Algorithms of one's own that jobs may name, as import paths `module:Name`; the server imports them."""
     shard_training: bool = False
     """Whether each of these processes holds only a part of the weights and of the optimiser's state."""
     waiting_jobs: int = Field(default=100, ge=1)

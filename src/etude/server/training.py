@@ -15,9 +15,10 @@ from torch import Tensor
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
-from etude.jobs.training import JobData, JobTraining, flat, trained_tokens
+from etude.core.training_rows import ROW_OF
+from etude.jobs.training import JobData, JobListener, JobTraining, flat, trained_tokens
 from etude.jobs.training import Row as UnitRow
-from etude.jobs.units import objective_of, units_of_rows
+from etude.jobs.units import units_of_rows
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.plan import Step
 from etude.learner.schedule import Schedule
@@ -25,6 +26,7 @@ from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
 from etude.server.database import Row
 from etude.server.files import FileStore, read_rows
+from etude.server.hyperparameters import job_algorithm
 from etude.server.job_folder import JobFolder
 from etude.server.jobs import JobStore, model_name
 from etude.server.models import ModelStore, load_policy
@@ -72,17 +74,18 @@ def train_job(
     TrainingCanceled when `canceled` is set, and Interrupted, after a checkpoint, when `stopping` is.
     """
     values: Mapping[str, Any] = job["hyperparameters"]
-    objective = objective_of(job["method"], values)
-    policy = _load_policy(job, stores, hardware, keep_base=objective.needs_reference)
+    algorithm = job_algorithm(job["method"], values)
+    policy = _load_policy(job, stores, hardware, keep_base=algorithm.needs_reference)
     before = policy.digest()
 
     def rows_of(file: str | None) -> Sequence[UnitRow]:
         if not file:
             return []
-        return units_of_rows(read_rows(stores.files.path(file), job["method"]), policy, values)
+        rows = read_rows(stores.files.path(file), ROW_OF[algorithm.kind])
+        return units_of_rows(rows, policy, algorithm)
 
     data = JobData(
-        objective,
+        algorithm,
         rows_of(job["training_file"]),
         rows_of(job["validation_file"]),
         passes=values["n_epochs"],
@@ -127,7 +130,7 @@ def _learner_options(values: Mapping[str, Any]) -> LearnerOptions:
     )
 
 
-class _Reporter:
+class _Reporter(JobListener):
     """Writes what a job does into the database: events, checkpoints that are models, and its end."""
 
     def __init__(self, job: Row, stores: Stores) -> None:
@@ -140,7 +143,7 @@ class _Reporter:
     def started(self, done: int) -> None:
         self._clock = (time.time(), done)
         resumed = f", from step {done}" if done else ""
-        self._stores.jobs.tell(self._id, f"Fine-tuning job started{resumed}", once=f"started {done}")
+        self._stores.jobs.add_event(self._id, f"Fine-tuning job started{resumed}", once=f"started {done}")
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
         """An event, and when the job is expected to end."""
@@ -156,7 +159,7 @@ class _Reporter:
             **metrics,
         }
         finite = {name: value for name, value in data.items() if math.isfinite(value)}
-        self._stores.jobs.tell(self._id, message, once=f"step {step.number}", data=finite)
+        self._stores.jobs.add_event(self._id, message, once=f"step {step.number}", data=finite)
         began, done = self._clock
         left = (time.time() - began) / (step.number - done) * (step.of - step.number)
         self._stores.jobs.set(self._id, estimated_finish=time.time() + left)
@@ -173,7 +176,7 @@ class _Reporter:
                 shown |= {"valid_loss": finite["valid_loss"], "full_valid_loss": finite["valid_loss"]}
             model = self._model(Path(version.location), version.digest, step.number)
             jobs.add_checkpoint(self._id, model | {"metrics": shown}, KEPT_CHECKPOINTS)
-            jobs.tell(
+            jobs.add_event(
                 self._id,
                 f"Checkpoint created at step {step.number}",
                 once=f"checkpoint {step.number}",

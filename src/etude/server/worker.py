@@ -1,7 +1,6 @@
 """The worker: one or more processes that train a job.
 
-`python -m etude.server.worker [ORDER]`. Without an order it makes itself ready, and reads one from its
-standard input: a line that may come late.
+`python -m etude.server.worker [ORDER]`. Without an order it is the nursery of those that are forked.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict
 
+from etude.algorithms.algorithm import load_algorithms
 from etude.core.errors import EtudeError, StoreError
 from etude.core.garbage import collect_rarely
 from etude.jobs.training import Interrupted
@@ -39,13 +39,13 @@ from etude.store.lock import RunLock
 _LOG = logging.getLogger("etude.server.worker")
 _LOOK_SECONDS = 0.5
 _IDLE_SECONDS = 900.0
-"""After which a worker that got no order ends, to give back its memory."""
+"""After which a nursery without orders and workers ends, to give back its memory."""
 _PEER_SECONDS = 600.0
 """That a process waits for another: longer than any checkpoint takes to write."""
 
 
 class WorkerOrder(BaseModel):
-    """What a worker is to do. It may be on the worker's command line, and has no secrets."""
+    """The job of a worker. It may be on the worker's command line, and has no secrets."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -53,7 +53,7 @@ class WorkerOrder(BaseModel):
     job: str
     source: str
     name: str
-    """What clients call the base model."""
+    """The name of the base model for clients."""
     device: str
     dtype: str
     checkpoint_steps: int
@@ -61,11 +61,14 @@ class WorkerOrder(BaseModel):
     """That train the job together, this one among them."""
     shards: bool
     """Whether each of them holds a part of the weights."""
+    algorithms: tuple[str, ...] = ()
+    """Algorithms of the server's owner, to be imported: `module:Name`."""
     log_level: LogLevel = LogLevel.INFO
 
 
 def work(order: WorkerOrder) -> bool:
     """Train the job, alone or as one of its processes; whether this one has done its part."""
+    load_algorithms(order.algorithms)
     try:
         with _team(order) as team:
             return run_order(order, team)
@@ -181,23 +184,64 @@ def _canceled(jobs: JobStore, job: str) -> Iterator[threading.Event]:
         thread.join()
 
 
-def _awaited_order() -> WorkerOrder | None:
-    """The order, once it is there; from then on the output is the job's log. None when none will come.
+def _nursery() -> WorkerOrder | None:
+    """Fork a worker for each order, a line on standard input: its order in the worker, and None in the end.
 
-    Everything that takes long to import is imported before.
+    Says on standard output who was started (`PID`), and how each ended (`PID CODE`). What takes seconds to
+    import is imported before. The nursery ends after its input and its workers, or a while without either.
     """
     with suppress(ImportError):  # A job that needs it will say so.
         import peft  # noqa: F401
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
-    coming, _, _ = select.select([sys.stdin], [], [], _IDLE_SECONDS)
-    line = sys.stdin.readline() if coming else ""
-    if not line:
-        return None
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wakes)
+    workers: set[int] = set()
+    sources, text = [0, woken], b""
+    while workers or 0 in sources:
+        ready, _, _ = select.select(sources, [], [], None if workers else _IDLE_SECONDS)
+        if not ready:
+            break
+        if woken in ready:
+            os.read(woken, 4096)
+        for pid in sorted(workers):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                workers.remove(pid)
+                _say(f"{pid} {os.waitstatus_to_exitcode(status)}")
+        if 0 in ready:
+            read = os.read(0, 65536)
+            if not read:
+                sources.remove(0)
+            *lines, text = (text + read).split(b"\n")
+            for line in lines:
+                pid = os.fork()
+                if pid == 0:
+                    for descriptor in (woken, wakes):
+                        os.close(descriptor)
+                    return _born(line)
+                workers.add(pid)
+                _say(f"{pid}")
+    return None
+
+
+def _say(line: str) -> None:
+    with suppress(BrokenPipeError):  # A server that was killed does not listen any more.
+        os.write(1, line.encode() + b"\n")
+
+
+def _born(line: bytes) -> WorkerOrder:
+    """The order of the worker that this process is from now on; its output is the job's log."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
     order = WorkerOrder.model_validate_json(line)
-    with JobFolder(order.data_dir, order.job).log.open("ab") as log:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-            os.dup2(log.fileno(), stream.fileno())
+    with JobFolder(order.data_dir, order.job).log.open("ab") as log, Path(os.devnull).open("rb") as nothing:
+        for descriptor, file in enumerate((nothing, log, log)):
+            os.dup2(file.fileno(), descriptor)
+    if sys.platform != "linux":  # Elsewhere a library may break in a fork.
+        os.execv(sys.executable, [sys.executable, "-m", "etude.server.worker", line.decode()])
     return order
 
 
@@ -205,7 +249,7 @@ def main() -> int:
     """Work by the order on the command line or on standard input; the exit code."""
     collect_rarely()
     show_logs(LogLevel.INFO)
-    order = WorkerOrder.model_validate_json(sys.argv[1]) if len(sys.argv) > 1 else _awaited_order()
+    order = WorkerOrder.model_validate_json(sys.argv[1]) if len(sys.argv) > 1 else _nursery()
     if order is not None:
         show_logs(order.log_level)
         _LOG.debug("order: %s", order.model_dump_json())

@@ -97,7 +97,7 @@ def summary_of_targets(run_id: str, histories: Mapping[str, History]) -> dict[st
 
 
 def new_warnings(entries: Sequence[Entry], run: Path) -> list[str]:
-    """What is to be said of the last entry, and was not said of the one before it."""
+    """The warnings that hold for the last entry, and did not hold for the one before it."""
     if not entries:
         return []
     entry, earlier = entries[-1], entries[:-1]
@@ -110,9 +110,9 @@ def new_warnings(entries: Sequence[Entry], run: Path) -> list[str]:
         for say in (_flat, _cut_off)
         if (text := say(entry)) is not None and not (earlier and say(earlier[-1]))
     ]
-    known = {_cause(one) for one in causes_in(earlier[-1:])}
+    known = {_cause_key(cause) for cause in causes_in(earlier[-1:])}
     causes = causes_in([entry])
-    if any(_cause(one) not in known for one in causes):
+    if any(_cause_key(cause) not in known for cause in causes):
         texts.append(
             f"{_name(entry)}: {_failures(entry, causes)}. One of them: {show_command(run, causes[0])}"
         )
@@ -120,7 +120,7 @@ def new_warnings(entries: Sequence[Entry], run: Path) -> list[str]:
 
 
 def warnings_of(history: History) -> list[str]:
-    """What a person should know of a whole run: of its end, and of the epochs in which something was odd."""
+    """The warnings of a run: of its end, and of the epochs in which something was odd."""
     collapse = collapse_in(history)
     texts = [] if collapse is None else [collapse]
     for say in (_flat, _cut_off):
@@ -149,7 +149,7 @@ def collapse_of(entries: Sequence[Entry]) -> str | None:
 
 
 def _meaning(first: Entry, last: Entry) -> str:
-    """What a collapse says of the model: less where something else than the model has changed too."""
+    """The meaning of a collapse: less certain where something else than the model has changed too."""
     before, after = version_of(first), version_of(last)
     model = "the model" if after is None else f"v{after}"
     start = f"v{before}" if before else "the model that training began with"
@@ -168,10 +168,10 @@ def causes_in(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], Mapping[str, Any]] = {}
     for entry in entries:
-        for one in entry.metrics.get("failure_causes") or ():
-            counts[_cause(one)] += one["count"]
-            first.setdefault(_cause(one), one)
-    return [{**first[cause], "count": count} for cause, count in counts.most_common()]
+        for cause in entry.metrics.get("failure_causes") or ():
+            counts[_cause_key(cause)] += cause["count"]
+            first.setdefault(_cause_key(cause), cause)
+    return [{**first[key], "count": count} for key, count in counts.most_common()]
 
 
 def show_command(run: Path | str, cause: Mapping[str, Any]) -> str:
@@ -218,7 +218,7 @@ def cut_off_in(calls: Mapping[str, int]) -> str | None:
 
 
 def _by_entry(entries: Sequence[Entry], say: Callable[[Entry], str | None]) -> list[str]:
-    """What is to be said of entries, of the last one that it is true of, and how many others there are."""
+    """The warning that `say` gives of the last entry it holds for, with how many others there are."""
     concerned = [entry for entry in entries if say(entry) is not None]
     if not concerned:
         return []
@@ -233,7 +233,7 @@ def _name(entry: Entry) -> str:
     return f"epoch {entry.epoch}"
 
 
-def _cause(cause: Mapping[str, Any]) -> tuple[str, str]:
+def _cause_key(cause: Mapping[str, Any]) -> tuple[str, str]:
     return cause["kind"], without_numbers(cause["reason"])
 
 

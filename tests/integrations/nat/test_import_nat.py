@@ -235,7 +235,6 @@ def test_a_customizers_options_become_those_of_training_here(folder):
         "_type": "local",
         "learning_rate": 1e-4,
         "passes": 2,
-        "dpo": {"beta": 0.2},
         "lora": {},
     }
     assert config["trajectory_builders"]["pairs"] == {
@@ -245,6 +244,7 @@ def test_a_customizers_options_become_those_of_training_here(folder):
         "min_reward_diff": 0.01,
         "pairs": "best_vs_worst",
         "max_pairs_per_group": 2,
+        "beta": 0.2,
     }
     assert config["finetuning"]["num_epochs"] == 3
     told = said(imported)

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from etude.config.load import resolved_yaml
 from etude.core.errors import ConfigError, RequestError
-from etude.integrations.nat.run import run_of, unfinished_run
-from etude.integrations.nat.translate import digest, etude_config
+from etude.integrations.nat.run import digest, etude_config, run_of, unfinished_run
 
 
 class Llm(BaseModel):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.integrations.art.adapter import ArtAdapter
 
-register_server_extension("etude.integrations.art.serving.extension:ArtExtension")
+register_server_extension("etude.integrations.art.serving.routes:ArtExtension")
 
 
 @register_trainer_adapter(config_type=ArtAdapterConfig)

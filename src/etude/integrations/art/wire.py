@@ -137,13 +137,13 @@ def trajectory_of(trajectory: Trajectory) -> Json:
     """ART's `Trajectory`. Raises ValueError when an answer lacks its tokens or logprobs."""
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
     facts = trajectory.metadata or {}
-    sampled = [item for item in items if _is_sampled(item)]
+    sampled = [item for item in items if item.is_sampled]
     if not sampled:
         raise ValueError("it has no message that the model sampled")
-    versions = [int((item.metadata or {}).get("model_version", 0)) for item in sampled]
+    versions = [item.model_version or 0 for item in sampled]
     return {
-        "messages_and_choices": [_choice(item) if _is_sampled(item) else _message(item) for item in items],
-        "tools": facts.get("tools") or None,
+        "messages_and_choices": [_choice(item) if item.is_sampled else _message(item) for item in items],
+        "tools": trajectory.tools or None,
         "additional_histories": [],
         "reward": trajectory.reward,
         "initial_policy_version": versions[0],
@@ -152,10 +152,6 @@ def trajectory_of(trajectory: Trajectory) -> Json:
         "metadata": {key: value for key, value in facts.items() if isinstance(value, _SCALARS)},
         "logs": [],
     }
-
-
-def _is_sampled(item: EpisodeItem) -> bool:
-    return item.role is EpisodeItemRole.ASSISTANT and not (item.metadata or {}).get("given")
 
 
 def _choice(item: EpisodeItem) -> Json:
@@ -171,7 +167,7 @@ def _choice(item: EpisodeItem) -> Json:
     ]
     return {
         "index": 0,
-        "finish_reason": (item.metadata or {}).get("finish_reason", "stop"),
+        "finish_reason": item.finish_reason,
         "logprobs": {"content": content, "refusal": None},
         "message": {"refusal": None, **_message(item)},
     }

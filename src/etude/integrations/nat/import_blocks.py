@@ -181,7 +181,10 @@ def _dpo_builder(path: tuple[str, str], data: Json, notes: Notes) -> Json:
         block["pairs"] = "best_vs_worst"
     if data.get("max_pairs_per_turn") is not None:
         block["max_pairs_per_group"] = data["max_pairs_per_turn"]
-    return block
+    # Customizer has the loss's beta with the adapter.
+    adapter = notes.name("finetuning", "trainer_adapter") or next(iter(notes.block("trainer_adapters")), "")
+    beta = notes.number("trainer_adapters", adapter, "hyperparameters", "dpo", "ref_policy_kl_penalty")
+    return block | ({"beta": beta} if beta else {})
 
 
 def _art_adapter(path: tuple[str, str], data: Json, notes: Notes) -> Json:
@@ -205,14 +208,11 @@ def _local_adapter(path: tuple[str, str], data: Json, notes: Notes) -> Json:
     names = {"learning_rate": "learning_rate", "batch_size": "batch_size", "epochs": "passes"}
     block: Json = {"_type": "local"}
     block |= {ours: given[theirs] for theirs, ours in names.items() if given.get(theirs) is not None}
-    dpo = notes.block(*path, "hyperparameters", "dpo")
-    if dpo.get("ref_policy_kl_penalty"):
-        block["dpo"] = {"beta": dpo["ref_policy_kl_penalty"]}
     if given.get("finetuning_type") == "lora":
         block["lora"] = {}
     where = (*path, "hyperparameters")
     notes.unmapped(where, given, [*names, "dpo", "finetuning_type", "training_type"])
-    notes.unmapped((*where, "dpo"), dpo, ["ref_policy_kl_penalty"])
+    notes.unmapped((*where, "dpo"), notes.block(*where, "dpo"), ["ref_policy_kl_penalty"])
     notes.unmapped(path, data, ["hyperparameters", "reward"], "left out: nothing is uploaded or deployed")
     return block
 

@@ -1,22 +1,144 @@
-"""The run folder of a `nat finetune`, a new one or an unfinished one, and its progress as log records."""
+"""A `nat finetune` as a run of Etude's: its config, its run folder, and its progress as log records."""
 
 from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from etude.config.load import resolved_yaml
+from etude.config.load import parse_config, resolved_yaml
 from etude.config.schema import Config
+from etude.core.errors import RequestError
+from etude.core.keys import content_hash
+from etude.integrations.nat.components import NatDatasetConfig, NatEvaluatorConfig, NatWorkflowConfig
+from etude.integrations.nat.llms import Json, endpoint, run_here, trained_model
 from etude.loop.lifecycle import new_run, note_changes, without_changeable
 from etude.report.lines import LineProgress
 from etude.store.facts import facts_of, list_runs
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, stored_data
+
+logger = logging.getLogger("etude.integrations.nat")
+
+_TRAINING_BLOCKS = {"trainers", "trainer_adapters", "trajectory_builders", "finetuning", "general"}
+"""Blocks of the toolkit's config that say nothing of how an episode goes."""
+
+_OWN = ("seed", "deterministic", "error_budget", "fine_tune_from_scratch")
+"""Keys of `finetuning` here that the toolkit's does not have; `etude_trainer` has them."""
+
+
+def etude_config(toolkit_config: Any, run_config: Any) -> Config:
+    """The run of Etude's that the toolkit's config asks for.
+
+    `run_config` is its `finetuning` with the command's options in `run_configuration`. Raises RequestError
+    for an option that cannot be followed, ConfigError when a block is wrong.
+    """
+    options = run_config.run_configuration
+    refuse(options)
+    builder = toolkit_config.trajectory_builders[run_config.trajectory_builder]
+    adapter = toolkit_config.trainer_adapters[run_config.trainer_adapter]
+    trainer = toolkit_config.trainers[run_config.trainer]
+    target = trained_model(toolkit_config.llms, run_config.target_model)
+    workflow = NatWorkflowConfig.of(
+        toolkit_config,
+        model=target,
+        result_json_path=options.result_json_path,
+        digest=digest(toolkit_config),
+    )
+    return parse_config(
+        {
+            "llms": {target: model_block(target, toolkit_config.llms[target], adapter)},
+            "workflow": workflow,
+            "eval": _eval(toolkit_config, trainer),
+            "trajectory_builders": {run_config.trajectory_builder: {"_type": "grpo"} | builder.builder},
+            "trainer_adapters": {run_config.trainer_adapter: {"_type": "local"} | adapter.adapter},
+            "trainers": {run_config.trainer: {"_type": "epochs"} | trainer.trainer},
+            "finetuning": _finetuning(run_config, target, trainer),
+        }
+    )
+
+
+def refuse(options: Any) -> None:
+    """Raises RequestError for options of `nat finetune` that a recorded run cannot follow."""
+    if options.endpoint is not None:
+        raise RequestError(
+            "--endpoint: calls that an agent makes in another process cannot be told apart by episode; leave "
+            "it out, and the workflow runs here"
+        )
+    if options.validation_config_file is not None:
+        raise RequestError(
+            "--validation_config_file: validation runs the same workflow and evaluators on other examples; "
+            "name those with --validation_dataset"
+        )
+
+
+def model_block(name: str, llm: Any, adapter: Any) -> Json:
+    """The entry of `llms` that is trained: as the toolkit's config has it, with the adapter's `model`."""
+    written = {"_type": llm.type, **llm.model_dump(exclude_none=True)}
+    # The name of the field, whatever it is called when it is sent.
+    written["model_name"] = getattr(llm, "model_name", None) or name
+    block, kind = endpoint(name, written), adapter.adapter.get("_type", "local")
+    if kind == "local":
+        block = run_here(block)
+    elif kind == "lm_server":
+        block |= {"provider": "etude"}
+    return block | adapter.model
+
+
+def digest(toolkit_config: Any) -> str:
+    """A hash of all that an episode and its score depend on."""
+    return content_hash(toolkit_config.model_dump(mode="json", exclude=_TRAINING_BLOCKS, fallback=str))
+
+
+def _eval(toolkit_config: Any, trainer: Any) -> Json:
+    given = {"timeout": trainer.timeout, "max_calls": trainer.max_calls}
+    general = {key: value for key, value in given.items() if value is not None}
+    return {
+        "general": {
+            "max_concurrency": toolkit_config.eval.general.max_concurrency,
+            "dataset": NatDatasetConfig(),
+            **general,
+        },
+        "evaluators": {name: NatEvaluatorConfig(evaluator=name) for name in toolkit_config.eval.evaluators},
+    }
+
+
+def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
+    own = {key: getattr(trainer, key) for key in _OWN}
+    return {
+        "enabled": True,
+        "trainer": run_config.trainer,
+        "trajectory_builder": run_config.trajectory_builder,
+        "trainer_adapter": run_config.trainer_adapter,
+        "target_functions": list(run_config.target_functions),
+        "target_model": target,
+        "curriculum_learning": run_config.curriculum_learning.model_dump(),
+        "num_epochs": run_config.num_epochs,
+        "output_dir": str(Path(run_config.output_dir).absolute()),
+        "run_configuration": _run_configuration(run_config.run_configuration, trainer),
+        **_reward(run_config.reward_function),
+        **{key: value for key, value in own.items() if value is not None},
+    }
+
+
+def _reward(reward: Any) -> Mapping[str, Any]:
+    return {} if reward is None else {"reward_function": {"name": reward.name}}
+
+
+def _run_configuration(options: Any, trainer: Any) -> Json:
+    block: Json = {"validation_interval": options.validation_interval}
+    for key, file in (
+        ("dataset", options.dataset),
+        ("validation_dataset", options.validation_dataset or trainer.validation_dataset),
+    ):
+        if file is not None:
+            block[key] = NatDatasetConfig(file_path=Path(file).absolute())
+    return block
 
 
 @contextmanager
@@ -41,9 +163,6 @@ def unfinished_run(config: Config) -> Path | None:
         if is_its and facts_of(run).state == "unfinished":
             return run
     return None
-
-
-logger = logging.getLogger("etude.integrations.nat")
 
 
 class LogStream(io.StringIO):

@@ -20,8 +20,7 @@ from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
 from etude.core.skipped import Skipped
 from etude.integrations.nat.parts import EtudeTrainerAdapter, EtudeTrainerConfig, EtudeTrajectoryBuilder
-from etude.integrations.nat.run import logged_progress, logger, run_of
-from etude.integrations.nat.translate import etude_config
+from etude.integrations.nat.run import etude_config, logged_progress, logger, run_of
 from etude.integrations.nat.values import (
     from_toolkit,
     job_to_toolkit,
@@ -31,7 +30,7 @@ from etude.integrations.nat.values import (
 )
 from etude.loop import interface as trainer
 from etude.loop.targets import assemble_trainer
-from etude.report.run_report import RunReport
+from etude.report.files import RunReport
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 

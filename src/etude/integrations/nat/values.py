@@ -25,32 +25,34 @@ from etude.integrations.nat.evaluation import item_of
 
 
 class RecordedTrajectory(Trajectory):
-    """A trajectory of the toolkit's that knows the tokens it was made of."""
+    """A trajectory of the toolkit's that knows the tokens it was made of, and what it was made for."""
 
     _recorded: trajectory.Trajectory = PrivateAttr()
-    _method: trajectory.Method = PrivateAttr()
+    _source: trajectory.TrajectoryCollection = PrivateAttr()
+    """The collection without its trajectories: the algorithm and its options."""
 
 
 def to_toolkit(collection: trajectory.TrajectoryCollection) -> TrajectoryCollection:
     """A collection as the toolkit knows it."""
-    groups = [[_trajectory(each, collection.method) for each in group] for group in collection.trajectories]
+    source = collection.model_copy(update={"trajectories": []})
+    groups = [[_trajectory(each, source) for each in group] for group in collection.trajectories]
     return TrajectoryCollection(trajectories=groups, run_id=collection.run_id)
 
 
 def from_toolkit(collection: TrajectoryCollection) -> trajectory.TrajectoryCollection:
     """A collection with its tokens; what was left out or rewarded otherwise since then stays so.
 
-    Raises RequestError for trajectories that Etude did not record, or for several methods.
+    Raises RequestError for trajectories that Etude did not record, or for several algorithms.
     """
     groups = [[_checked(each) for each in group] for group in collection.trajectories]
-    methods = {each._method for group in groups for each in group} or {"grpo"}
-    if len(methods) > 1:
-        raise RequestError(f"trajectories of several methods in one collection: {', '.join(sorted(methods))}")
-    return trajectory.TrajectoryCollection(
-        trajectories=[[_recorded(each) for each in group] for group in groups],
-        run_id=collection.run_id,
-        method=methods.pop(),
-    )
+    sources = {each._source.method: each._source for group in groups for each in group}
+    if len(sources) > 1:
+        raise RequestError(
+            f"trajectories of several algorithms in one collection: {', '.join(sorted(sources))}"
+        )
+    source = next(iter(sources.values()), trajectory.TrajectoryCollection(run_id=collection.run_id))
+    recorded = [[_recorded(each) for each in group] for group in groups]
+    return source.model_copy(update={"trajectories": recorded, "run_id": collection.run_id})
 
 
 def job_to_toolkit(ref: job.TrainingJobRef) -> TrainingJobRef:
@@ -98,14 +100,16 @@ def evaluation_to_toolkit(output: evaluation.EvaluationRunOutput) -> EvaluationR
     )
 
 
-def _trajectory(recorded: trajectory.Trajectory, method: trajectory.Method) -> RecordedTrajectory:
+def _trajectory(
+    recorded: trajectory.Trajectory, source: trajectory.TrajectoryCollection
+) -> RecordedTrajectory:
     known = RecordedTrajectory(
         episode=[_episode_item(item) for item in recorded.episode],
         reward=recorded.reward,
         shaped_rewards=recorded.shaped_rewards,
         metadata=recorded.metadata,
     )
-    known._recorded, known._method = recorded, method
+    known._recorded, known._source = recorded, source
     return known
 
 

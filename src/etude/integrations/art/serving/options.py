@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from etude.server.hyperparameters import GrpoHyperparameters, Positive
+from etude.server.hyperparameters import Hyperparameters, Positive, hyperparameters_for
 
 CLIENT_RATES = (5e-6, 5e-5)
 """The learning rates that ART's own client and the toolkit's send where nobody chose one."""
@@ -190,9 +190,7 @@ def _check_same_model(kind: str, arguments: dict[str, Any] | None) -> None:
             raise ValueError(f"{kind}.{name}: this server's model is as it is; leave it out")
 
 
-def hyperparameters(
-    internal: InternalConfig | None, config: TrainConfig, dev: DevConfig
-) -> GrpoHyperparameters:
+def hyperparameters(internal: InternalConfig | None, config: TrainConfig, dev: DevConfig) -> Hyperparameters:
     """The hyperparameters of a job. As with ART, all trajectories weigh alike, in one optimiser step.
 
     A learning rate and a KL weight that the model was registered with hold where the request has only its
@@ -209,7 +207,8 @@ def hyperparameters(
     if trainer.learning_rate is not None and rate in CLIENT_RATES:
         rate = trainer.learning_rate
     rank = 0 if internal and (internal.init_args or {}).get("full_finetuning") else peft.r
-    return GrpoHyperparameters(
+    return hyperparameters_for(
+        "grpo",
         learning_rate=rate,
         beta=asked.pop() if asked else trainer.beta,
         reference="base",

@@ -1,4 +1,4 @@
-"""The routes of ART's training server, and those that its `ServerlessBackend` asks.
+"""ART as an extension of the server: the routes of its training server, and those of `ServerlessBackend`.
 
 Clients up to 0.5.17 know no other paths than those of the training server. For the other:
 `art.ServerlessBackend(api_key=…, base_url="http://this-server/v1")`. A model's id is its name.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request, Response
@@ -30,7 +30,7 @@ from etude.integrations.art.serving.bodies import (
     described,
     parsed,
 )
-from etude.integrations.art.serving.models import ArtModels
+from etude.integrations.art.serving.models import ArtModels, ArtNames
 from etude.integrations.art.serving.options import DevConfig, ServerConfig, TrainConfig
 from etude.integrations.art.serving.trainings import ArtTrainings, line_of, steps_of_job
 from etude.server.database import Order, Row, list_object
@@ -266,3 +266,25 @@ def _events_of(job: str, jobs: JobStore, art: ArtModels) -> list[Row]:
 
 def _event(kind: str, **data: Any) -> Row:
     return {"id": kind, "type": kind, "data": data}
+
+
+class ArtExtension:
+    """Serves clients of ART 0.4 and 0.5."""
+
+    open_paths = frozenset({"/healthcheck"})
+    large_paths = frozenset({"/_train_model", "/_log", "/v1/preview/training-jobs"})
+    names = ArtNames()
+
+    def __init__(self) -> None:
+        self._models: ArtModels | None = None
+
+    def routes(self, parts: ServerParts) -> Sequence[APIRouter]:
+        """Those of ART's training server, and those that its `ServerlessBackend` asks."""
+        self._models = art = ArtModels(parts.database, parts.models, parts.settings.model)
+        log = ArtLog(parts.settings.data_dir)
+        trainings = ArtTrainings(parts, art, log)
+        return [art_routes(parts, art, trainings, log), preview_routes(parts, art, trainings, log)]
+
+    def tells_tokens(self, name: str) -> bool:
+        """Whether a name is ART's: its clients learn from tokens and logprobs, and do not ask for them."""
+        return self._models is not None and self._models.tells_tokens(name)

@@ -36,7 +36,7 @@ from etude.server.database import Row
 from etude.server.errors import ApiError
 from etude.server.extensions import ServerParts
 from etude.server.generation import unless_gone
-from etude.server.hyperparameters import GrpoHyperparameters, resolved
+from etude.server.hyperparameters import Hyperparameters, resolved
 from etude.server.jobs import JobStore
 
 HUNG_UP = 499
@@ -172,12 +172,12 @@ class ArtTrainings:
         """The tokenizer and template that all models here share."""
         return Speech.load(self._server.settings.model)
 
-    def _begin(self, body: TrainBody, asked: GrpoHyperparameters, given: ArtRows) -> Begun:
+    def _begin(self, body: TrainBody, asked: Hyperparameters, given: ArtRows) -> Begun:
         """The job of the next step: a new one, or the one that trains on the same already."""
         lines = "".join(row.model_dump_json(exclude_none=True) + "\n" for row in given.rows)
         request_hash = content_hash([lines, asked.model_dump(mode="json")])
         base = self._art.base_of(body.model)
-        if asked.beta and base != self._server.models.base.name:
+        if asked.given().get("beta") and base != self._server.models.base.name:
             raise ApiError(
                 400, f"beta pulls to the server's own model, and '{base}' was made of it", param="beta"
             )
@@ -196,7 +196,7 @@ class ArtTrainings:
         )
         return begun
 
-    def _values(self, asked: GrpoHyperparameters, begun: Begun, rows: int) -> dict[str, Any]:
+    def _values(self, asked: Hyperparameters, begun: Begun, rows: int) -> dict[str, Any]:
         start = self._server.models.get(begun.start.served)
         try:
             values = resolved("grpo", asked, rows, start.lora, fine_tuned=start.folder is not None)
@@ -236,7 +236,7 @@ class ArtTrainings:
         self._server.wake()
 
 
-def _asked(body: TrainBody) -> GrpoHyperparameters:
+def _asked(body: TrainBody) -> Hyperparameters:
     try:
         return hyperparameters(body.model.internal, body.config, body.dev_config)
     except ValueError as error:

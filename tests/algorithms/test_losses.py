@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from etude.learner.dpo import Dpo
-from etude.learner.grpo import Grpo
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
+from etude.core.sample import Turn
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.sft import Sft
 from tests.learner.gradients import (
     assert_same,
     batch_of,
@@ -27,7 +28,7 @@ CONSTANT = 7
 
 def tokens(of, sequence):
     """Index, logprob with gradient, sampled logprob and advantage of every trained token."""
-    for at, weight in enumerate(sequence.weights):
+    for at, weight in enumerate(sequence.loss_weights):
         if weight:
             logprob = token_logprob(of, sequence.ids, at, sequence.temperatures[at])
             yield at, logprob, sequence.logprobs[at], sequence.advantages[at]
@@ -129,13 +130,13 @@ def test_sft_is_the_mean_over_trained_tokens():
     units = sequences(of, 5)
     losses = [-logprob for one in units for _, logprob, _, _ in tokens(of, one)]
     by_hand = gradient_by_autograd(of, sum(losses) / len(losses))
-    assert_same(gradient_of(of, batch_of(units), Sft()), by_hand)
+    assert_same(gradient_of(of, batch_of(units), Supervised()), by_hand)
 
 
 def test_a_conversation_may_be_sampled_at_several_temperatures():
     of = policy()
     units = [
-        replace(one, temperatures=tuple(0.5 + at / 10 for at in range(len(one.ids))))
+        replace(one, turns=tuple(Turn(at, at + 1, temperature=0.5 + at / 10) for at in range(len(one.ids))))
         for one in sequences(of, 3)
     ]
     ours = gradient_of(of, batch_of(units), Grpo())
@@ -160,7 +161,7 @@ OBJECTIVES = pytest.mark.parametrize(
         Grpo(aggregation="constant"),
         Grpo(beta=0.1),
         Grpo(entropy_bonus=0.1),
-        Sft(),
+        Supervised(),
         Dpo(),
     ],
     ids=str,
@@ -192,7 +193,9 @@ def test_skipping_what_has_no_advantage_changes_nothing(aggregation):
     batch = batch_of([*idle, *units[3:]])
 
     class Thorough(Grpo):
-        skips_idle = False
+        @property
+        def skips_idle(self):
+            return False
 
     thorough = Thorough(aggregation=aggregation)
     assert_same(gradient_of(of, batch, objective), gradient_of(of, batch, thorough))

@@ -8,12 +8,10 @@ import warnings
 import pytest
 import torch
 
-from etude.backends.local_config import LocalAdapterConfig
-from etude.jobs.units import objective_of
-from etude.learner.dpo import Dpo
-from etude.learner.grpo import Grpo
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.sft import Sft
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
 from tests.models.tiny_models import fresh_policy, true_logprobs
 
@@ -51,7 +49,7 @@ def trainer_of(kind, of, folder, rows, *, ref_model=None, **options):
 
 def tensors(units):
     ids, real = padded([one.ids for one in units]), padded([[1] * len(one.ids) for one in units])
-    return ids, real, padded([[int(weight) for weight in one.weights] for one in units])
+    return ids, real, padded([[int(weight) for weight in one.loss_weights] for one in units])
 
 
 def grpo_inputs(units):
@@ -118,9 +116,9 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, kl, tmp_path):
     trainer.beta = 0.04 if variant == "grpo" else 0.0
     inputs = grpo_inputs(units) | {"ref_per_token_logps": padded(base, 0.0)[:, 1:]}
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
-    config = LocalAdapterConfig(grpo={"variant": variant, "constant_length": 9, "kl_estimator": kl})
-    assert_same(gradient_of(of, batch_of(units), objective_of("grpo", config.options_of("grpo"))), theirs)
-    assert config.grpo.advantage_scale == trainer.scale_rewards.replace("group", "std")
+    algorithm = Grpo(variant=variant, constant_length=9, kl_estimator=kl)
+    assert_same(gradient_of(of, batch_of(units), algorithm), theirs)
+    assert algorithm.advantage_scale == trainer.scale_rewards.replace("group", "std")
 
 
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
@@ -190,7 +188,7 @@ def test_dpo(kind, tmp_path):
     inputs = {"input_ids": ids, "attention_mask": real, "completion_mask": trained}
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs, False))
     pairs = list(zip(chosen, rejected, strict=True))
-    objective = Dpo(beta=0.5, loss_kind=kind, reference="base")
+    objective = Dpo(beta=0.5, loss_type=kind, reference="base")
     assert_same(gradient_of(of, batch_of(pairs), objective), theirs)
 
 
@@ -202,4 +200,4 @@ def test_sft(tmp_path):
     labels = ids.masked_fill(trained == 0, -100)
     loss = trainer.compute_loss(of.model, {"input_ids": ids, "attention_mask": real, "labels": labels})
     theirs = gradient_by_autograd(of, loss)
-    assert_same(gradient_of(of, batch_of(units), Sft()), theirs)
+    assert_same(gradient_of(of, batch_of(units), Supervised()), theirs)

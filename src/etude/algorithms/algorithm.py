@@ -1,0 +1,264 @@
+"""Algorithm: which samples come from the episodes of a group, with which advantages, under which loss.
+
+An algorithm is a class of pure functions whose fields are its options, each declared once: the config's
+schema, the reference page, the hyperparameters of the server's jobs and the checks are derived from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+
+from pydantic import ValidationError
+
+from etude.algorithms.collecting import Collecting, CollectingBuilder
+from etude.config import registry
+from etude.config.import_path import import_object, is_import_path, make_importable
+from etude.config.registry import register_trajectory_builder
+from etude.core.edge import Encoder, units_of
+from etude.core.errors import EtudeError, RequestError, TrainingError
+from etude.core.sample import Kind, Sample, Unit
+from etude.core.trajectory import Method, TrajectoryCollection
+
+if TYPE_CHECKING:
+    import torch
+
+    from etude.config.builder import Builder
+    from etude.learner.objective import MicroBatch
+
+Divergences = Callable[[Sequence[Sample]], list[list[float]]]
+"""For each turn of each sample Σ log π_sampled - log π_reference over its tokens: `Learner.divergences`."""
+
+
+Need = Literal["logprobs", "reference", "entropy", "divergence"]
+"""The sampler's logprobs; those of the model that training began with, or their sum over each turn before
+advantages are made; the entropies that tokens were chosen from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Marks an option of an algorithm that is about the gradient: it travels with a job's data."""
+
+    everywhere: bool = True
+    """Whether a server has it too, and not only a learner in this process."""
+
+
+T = TypeVar("T")
+
+OfGradient: TypeAlias = Annotated[T, Gradient()]
+"""`clip_low: OfGradient[float] = Field(0.2, …)`; options without the mark are about collecting."""
+
+
+class Algorithm(Collecting):
+    """Base of all algorithms. Its fields are the options; a subclass is registered when it is defined.
+
+    `class MaxRL(Algorithm, name="maxrl")` is `_type: maxrl`, and without a name `_type: my_module:MaxRL`.
+    A subclass overrides what it does otherwise: `samples` or `groups` (which samples come from a group of
+    scored episodes), `advantages`, `loss`. For the learner it is an `etude.learner.objective.Objective`.
+    """
+
+    kind: ClassVar[Kind] = "samples"
+    """What it learns from. It decides which backends can do it."""
+
+    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised")
+    """The methods that make its loss: a subclass that overrides none of them has the loss of its parent."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
+        """Register the class under its name, or under its import path; with the name "" not at all."""
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        super().__pydantic_init_subclass__(name=path if name is None else name, **kwargs)
+        if cls.type_name:
+            register_trajectory_builder(config_type=cls)(_build)
+
+    def at(self, epoch: int) -> Algorithm:
+        """The algorithm whose loss learns from an epoch's data: itself, unless it goes through stages."""
+        return self
+
+    def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
+        """Its own name, and the options that are marked as the gradient's, as JSON."""
+        algorithm = self.at(epoch)
+        return algorithm.type_name, algorithm.gradient()
+
+    def gradient(self) -> dict[str, Any]:
+        """The options of the gradient, as JSON."""
+        return self.model_dump(mode="json", include={*gradient_fields(type(self))})
+
+    def needs(self) -> set[Need]:
+        """What its samples must have, and what a learner must compute for its loss and advantages."""
+        return set() if self.kind == "imitation" else {"logprobs"}
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether samples must have the logprobs that they were sampled with."""
+        return "logprobs" in self.needs()
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss wants `batch.reference_BT`: logprobs under the model that training began with."""
+        return "reference" in self.needs()
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the loss wants `batch.entropy_BT`."""
+        return "entropy" in self.needs()
+
+    @property
+    def skips_idle(self) -> bool:
+        """Whether units without advantage have no gradient and need not be computed."""
+        return self.kind == "samples" and not self.needs() & {"reference", "entropy"}
+
+    def advantages(self, group: Sequence[Sample]) -> Sequence[Sequence[float]] | None:
+        """For each sample of a group a number for each of its turns; None where the loss wants none."""
+        return None
+
+    def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """All samples of a job with their advantages; a group that has them already keeps them."""
+        assigned: list[list[Sample]] = []
+        for group in groups:
+            known = all(sample.advantages is not None for sample in group)
+            values = None if known else self.advantages(group)
+            rows = group if values is None else map(_with_advantages, group, values)
+            assigned.append(list(rows))
+        return assigned
+
+    def units(
+        self, groups: Sequence[Sequence[Unit]], divergences: Divergences | None = None
+    ) -> tuple[list[tuple[Sample, ...]], dict[str, float]]:
+        """All units of a job as the learner takes them, and metrics of what was measured on the way.
+
+        Raises TrainingError when it needs divergences and nobody can measure them.
+        """
+        if self.kind == "pairs":
+            return [unit.samples for group in groups for unit in group], {}
+        samples = [[unit for unit in group if isinstance(unit, Sample)] for group in groups]
+        metrics: dict[str, float] = {}
+        if "divergence" in self.needs():
+            if divergences is None:
+                raise TrainingError(f"{self.type_name}: an option needs a learner in this process: 'local'")
+            samples, metrics = _measured(samples, divergences)
+        return [sample.samples for group in self.assigned(samples) for sample in group], metrics
+
+    def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
+        """For every sample of an optimiser step the factor of its weights: here the mean over all tokens."""
+        total = sum(sum(sample.loss_weights) for unit in units for sample in unit)
+        return [[1.0 / max(total, 1e-9)] * len(unit) for unit in units]
+
+    def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """The micro-batch's share of the step's loss and of its metrics.
+
+        `logprobs_BT` are those of the policy in training, with gradient; `batch.weights_BT` are normalised.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no loss; override `loss`")
+
+
+async def _build(config: Algorithm, builder: Builder) -> AsyncIterator[CollectingBuilder]:
+    """The trajectory builder of any algorithm. Raises RequestError for what could never teach anything."""
+    await config.check_protocol(builder)
+    yield CollectingBuilder(config)
+
+
+def gradient_fields(algorithm: type[Algorithm], *, at_server: bool = False) -> Iterator[str]:
+    """The names of the options that are about the gradient; of those, the ones that a server has too."""
+    for name, field in algorithm.model_fields.items():
+        mark = next((mark for mark in field.metadata if isinstance(mark, Gradient)), None)
+        if mark is not None and (mark.everywhere or not at_server):
+            yield name
+
+
+def changed_options(algorithm: Algorithm, of: type[Algorithm] | None = None) -> dict[str, Any]:
+    """The options of the gradient (those that the class `of` has) that are not its defaults, as JSON."""
+    kind = of or type(algorithm)
+    values = algorithm.model_dump(mode="json", include={*gradient_fields(kind)})
+    return {name: value for name, value in values.items() if value != kind.model_fields[name].get_default()}
+
+
+def algorithm_type(name: Method) -> type[Algorithm]:
+    """The class of that name, imported where it is `module:Name`. Raises RequestError."""
+    if is_import_path(name) and name not in registry.names("trajectory_builders"):
+        import_object(name)
+    found = registry.lookup("trajectory_builders", name).config_type
+    if not issubclass(found, Algorithm):
+        raise RequestError(
+            f"'{name}' is no algorithm: {found.__qualname__} does not inherit from etude.Algorithm"
+        )
+    return found
+
+
+def load_algorithms(paths: Sequence[str]) -> None:
+    """Import algorithms that somebody vouches for, also from the current folder. Raises RequestError."""
+    if paths:
+        make_importable(Path.cwd())
+    for path in paths:
+        found = import_object(path)
+        if not (isinstance(found, type) and issubclass(found, Algorithm)):
+            raise RequestError(f"'{path}' is no algorithm: a class that inherits from etude.Algorithm")
+
+
+def algorithm_of(name: Method, options: Mapping[str, Any] | None = None) -> Algorithm:
+    """The algorithm of a collection or a job. Raises RequestError for an unknown one, and for its options."""
+    try:
+        return algorithm_type(name).model_validate(dict(options or {}))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise RequestError(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def loss_of(algorithm: Algorithm, known: Collection[Method]) -> type[Algorithm] | None:
+    """The one of the `known` algorithms that has the same loss; None where none has."""
+    own = type(algorithm)
+    bases = [base for base in own.__mro__ if issubclass(base, Algorithm) and base.type_name in known]
+    same = (all(getattr(own, part) is getattr(base, part) for part in base.loss_parts) for base in bases)
+    return next((base for base, is_same in zip(bases, same, strict=True) if is_same), None)
+
+
+def groups_of(
+    collection: TrajectoryCollection, algorithm: Algorithm, encoder: Encoder | None = None
+) -> list[list[Unit]]:
+    """The samples or pairs of a collection. Raises TrainingError for what the algorithm cannot learn from."""
+    needs = algorithm.needs_logprobs
+    return [
+        [
+            unit
+            for trajectory in group
+            for unit in units_of(trajectory, algorithm.kind, encoder, needs_logprobs=needs)
+        ]
+        for group in collection.trajectories
+    ]
+
+
+def kind_of(name: Method) -> Kind:
+    """What the algorithm of that name learns from; an unknown one is taken for one of samples."""
+    try:
+        return algorithm_type(name).kind
+    except EtudeError:
+        return "samples"
+
+
+def _with_advantages(sample: Sample, values: Sequence[float]) -> Sample:
+    if len(values) != len(sample.turns):
+        raise TrainingError(
+            f"episode {sample.episode or '?'} got {len(values)} advantages for {len(sample.turns)} turns"
+        )
+    return replace(sample, advantages=sample.by_token(values))
+
+
+def _measured(
+    groups: Sequence[Sequence[Sample]], divergences: Divergences
+) -> tuple[list[list[Sample]], dict[str, float]]:
+    """The samples with the divergence of each turn, and the mean of a sample's."""
+    by_turn = iter(divergences([sample for group in groups for sample in group]))
+    total, made = 0.0, []
+    for group in groups:
+        rows = []
+        for sample in group:
+            values = next(by_turn)
+            total += sum(values)
+            turns = [
+                replace(turn, divergence=value) for turn, value in zip(sample.turns, values, strict=True)
+            ]
+            rows.append(replace(sample, turns=tuple(turns)))
+        made.append(rows)
+    return made, {"kl_in_reward": total / max(sum(map(len, groups)), 1)}

@@ -1,0 +1,263 @@
+"""Scored episodes, which algorithms work on; in plays whose call is whose, and what it earned."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from etude.algorithms.samples import Branch, branches_in, is_targeted, pair_of, sample_of, with_returns
+from etude.core.call import Call
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.message import message_key
+from etude.core.sample import Pair, Sample, Unit
+from etude.protocols.tree import EpisodeTree, Node, choices
+from etude.rewards.shaping import discounted_returns
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredEpisode:
+    """An episode with its reward, and the branches of it that are trained on."""
+
+    episode: EpisodeRecord
+    reward: float
+    branches: tuple[Branch, ...]
+    reasoning: Any = None
+    agent: str | None = None
+    """Whose reward and branches these are, where the agents of an episode are told apart."""
+
+    def samples(self, discount: float = 1.0) -> list[Sample]:
+        """The samples of its branches."""
+        return [
+            sample_of(branch, self.episode, self.reward, discount, agent=self.agent, reasoning=self.reasoning)
+            for branch in self.branches
+        ]
+
+
+Group = Sequence[ScoredEpisode]
+"""The scored episodes of one example."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitGroup:
+    """What an algorithm made of a group of episodes: samples to be compared with each other, or pairs."""
+
+    units: Sequence[Unit]
+    rewards: Sequence[float] | None = None
+    """Of all episodes of the group, also of those that nothing was made of: by these it is judged. None:
+    those of the units."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one collection. Nothing that was left out goes uncounted."""
+
+    episodes: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
+    rewards: list[float] = field(default_factory=list)
+    """Of every scored episode, whether or not it is trained on."""
+    unscored: int = 0
+    """Episodes without a reward."""
+    untargeted: int = 0
+    """Scored episodes without a call to the target functions and model."""
+    branches: int = 0
+    drifted: int = 0
+    """Branches that began because a prompt repeated a conversation in other tokens."""
+    drift: Counter[str] = field(default_factory=Counter)
+    """The same by what the template writes differently: the role and kind of a message, or the tools."""
+    retried: int = 0
+    """Answers in a protocol that could not be used and were asked for again; they are not trained on."""
+    completion_tokens: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    """What the algorithm left out, by reason."""
+    reward_groups: dict[str, int] = field(default_factory=dict)
+    """Examples whose episodes are `compared`, and of them the `flat` ones, where all have one reward."""
+
+    def facts(self) -> dict[str, Any]:
+        """The counts as JSON."""
+        return asdict(self) | {"drift": dict(self.drift), "left_out": dict(self.left_out)}
+
+
+def reward_groups(groups: Iterable[Sequence[float]]) -> dict[str, int]:
+    """In how many groups rewards can be `compared`, and in how many they are all equal: `flat`."""
+    compared = [rewards for rewards in groups if len(rewards) > 1]
+    return {"compared": len(compared), "flat": sum(min(one) == max(one) for one in compared)}
+
+
+def rewards_of(group: Group) -> list[float]:
+    """The rewards of a group's episodes."""
+    return [scored.reward for scored in group]
+
+
+def is_play(episode: EpisodeRecord) -> bool:
+    """Whether a protocol was played in the episode."""
+    output = episode.output
+    return isinstance(output, Mapping) and {"protocol", "nodes", "bounds"} <= output.keys()
+
+
+def tree_of(episode: EpisodeRecord) -> EpisodeTree:
+    """The episode's tree. Raises RequestError when no protocol was played in it."""
+    try:
+        return EpisodeTree.from_json(episode.output)
+    except RequestError as error:
+        raise RequestError(f"episode {episode.id!r}: {error}") from None
+
+
+def without_retries(episode: EpisodeRecord) -> EpisodeRecord:
+    """The episode without the answers that could not be used and were asked for again."""
+    if not is_play(episode):
+        return episode
+    retried = {answer.call for node in tree_of(episode).nodes for answer in node.rejected}
+    kept = tuple(call for call in episode.calls if call.index not in retried)
+    return replace(episode, calls=kept) if len(kept) < len(episode.calls) else episode
+
+
+def agents_of(
+    tree: EpisodeTree, calls: Sequence[Call], functions: Collection[str], model: str | None
+) -> list[str]:
+    """The agents whose answers are by the targeted functions and model, in the order of the protocol."""
+    targeted = {call.index for call in calls if is_targeted(call, functions, model)}
+    answering = {node.agent for node in tree.nodes if node.call in targeted}
+    return [agent for agent in tree.agents if agent in answering]
+
+
+def by_agent(group: Group) -> list[list[ScoredEpisode]]:
+    """A group for each agent: its own part of each episode, with what it earned itself for the reward.
+
+    Raises RequestError for an episode in which no protocol was played.
+    """
+    groups: dict[str, list[ScoredEpisode]] = {}
+    for scored in group:
+        tree = tree_of(scored.episode)
+        calls = sorted(
+            (call for branch in scored.branches for call in branch.calls), key=lambda call: call.index
+        )
+        for agent in agents_of(tree, calls, ("*",), None):
+            own = {node.call for node in tree.nodes if node.agent == agent}
+            branches = tuple(branches_in([call for call in calls if call.index in own]))
+            part = replace(scored, reward=tree.value(None, agent), branches=branches, agent=agent)
+            groups.setdefault(agent, []).append(part)
+    return list(groups.values())
+
+
+def turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
+    """An agent's samples in a play that goes one way, with what it earned from each answer on."""
+    tree, agent = tree_of(scored.episode), str(scored.agent)
+    made = []
+    for branch, sample in zip(scored.branches, scored.samples(discount), strict=True):
+        returns = turn_returns(branch, tree, agent, discount)
+        if returns is not None:
+            made.append(with_returns(sample, returns))
+    return made
+
+
+def turn_returns(branch: Branch, tree: EpisodeTree, agent: str, discount: float) -> list[float] | None:
+    """What an agent earned from each call of a branch on; None where the play goes several ways.
+
+    What it earned before its first answer is no merit of any answer.
+    """
+    leaves = list(tree.leaves())
+    if len(leaves) != 1:
+        return None
+    path = tree.path(leaves[0])
+    own = {call.index: number for number, call in enumerate(branch.calls)}
+    steps, turn = [0.0] * len(branch.calls), None
+    for nodes in _by_round(path):
+        turn = next((own[node.call] for node in nodes if node.call in own), turn)
+        if turn is not None:
+            steps[turn] += sum(node.rewards.get(agent, 0.0) for node in nodes)
+    return discounted_returns(steps, discount)
+
+
+def _by_round(path: Sequence[Node]) -> Iterator[list[Node]]:
+    for number in sorted({node.round for node in path}):
+        yield [node for node in path if node.round == number]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One of several answers to a prompt."""
+
+    call: Call
+    value: float
+    """What it was worth to the agent that gave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One prompt of an episode, and the answers to it."""
+
+    scored: ScoredEpisode
+    index: int
+    """Order within the episode, and for its agent, from 0."""
+    candidates: tuple[Candidate, ...]
+    bounds: tuple[float, float] | None = None
+    """The least and the most that the agent can earn in the play; None outside of protocols."""
+
+    def sample(self, candidate: Candidate, *, alone: bool = False) -> Sample:
+        """The sample of an answer; `alone` it counts as an episode of its own in a group."""
+        scored = self.scored
+        made = sample_of(Branch(0, (candidate.call,)), scored.episode, candidate.value, agent=scored.agent)
+        name = f"{scored.episode.id}#{candidate.call.index}" if alone else scored.episode.id
+        return with_returns(replace(made, episode=name, notes={"turn": self.index}), None)
+
+    def pair(self, better: Candidate, worse: Candidate) -> Pair | None:
+        """The preference of one candidate over another; None when there is no difference to learn from."""
+        notes = {"episode": self.scored.episode.id, "turn": self.index}
+        if self.scored.agent is not None:
+            notes["agent"] = self.scored.agent
+        values = {"chosen_reward": better.value, "rejected_reward": worse.value}
+        return pair_of(self.sample(better), self.sample(worse), **notes, **values)
+
+
+def choices_of(scored: ScoredEpisode) -> Iterator[Choice]:
+    """The prompts of an episode that were answered more than once.
+
+    In a protocol these are the choices of the episode's agent, and an answer's value is that of its
+    nodes. Elsewhere they are calls with equal prompts, and the value is the step reward after the call;
+    one that got none is no candidate.
+    """
+    made = _in_play(scored) if is_play(scored.episode) else _in_calls(scored)
+    return (choice for choice in made if len(choice.candidates) > 1)
+
+
+def pair_rewards(pairs: Iterable[Pair]) -> list[float]:
+    """The values of all answers that are in one of the pairs."""
+    return [sample.reward for pair in pairs for sample in pair.samples]
+
+
+def _in_play(scored: ScoredEpisode) -> Iterator[Choice]:
+    tree = tree_of(scored.episode)
+    calls = {call.index: call for branch in scored.branches for call in branch.calls}
+    for index, choice in enumerate(choices(tree, scored.agent)):
+        candidates = tuple(
+            Candidate(calls[answer.call], answer.value) for answer in choice.answers if answer.call in calls
+        )
+        yield Choice(scored, index, candidates, tree.bounds[choice.agent])
+
+
+def _in_calls(scored: ScoredEpisode) -> Iterator[Choice]:
+    values: dict[int, list[float]] = {}
+    for event in scored.episode.events:
+        if event.kind == "step_reward" and event.value is not None:
+            values.setdefault(event.after_call, []).append(event.value)
+    prompts: dict[Any, list[Candidate]] = {}
+    for branch in scored.branches:
+        for call in branch.calls:
+            if call.index in values:
+                candidate = Candidate(call, math.fsum(values[call.index]))
+                prompts.setdefault(_prompt(call), []).append(candidate)
+    for index, candidates in enumerate(prompts.values()):
+        yield Choice(scored, index, tuple(candidates))
+
+
+def _prompt(call: Call) -> Any:
+    """What makes two prompts the same: the tokens, where they are known."""
+    completion = call.completion
+    if completion is not None and completion.prompt_ids is not None:
+        return completion.prompt_ids
+    return tuple(message_key(message) for message in call.request.messages)

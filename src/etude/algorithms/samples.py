@@ -1,0 +1,262 @@
+"""From calls to branches to samples: which calls of an episode are one token sequence.
+
+Training never tokenises text again, so two calls belong to one sequence only when the prompt of the
+later one starts with exactly the tokens of the earlier one: its prompt and what was sampled. Any other
+call starts a branch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from etude.core.call import Call, continues
+from etude.core.episode import EpisodeRecord, Event
+from etude.core.errors import TrainingError
+from etude.core.message import Message, message_key
+from etude.core.sample import Pair, Sample, Turn, shared_length
+from etude.rewards.shaping import discounted_returns
+
+EVERY_FUNCTION = "*"
+"""Stands for all functions among the targeted ones."""
+
+UNTOLD = "the engine does not tell"
+"""In place of a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Calls that extend each other, in order; each has a completion."""
+
+    index: int
+    """Order within the episode, from 0."""
+    calls: tuple[Call, ...]
+    drifted: bool = False
+    """Whether it began because a prompt repeated an earlier conversation in other tokens."""
+    fault: str = ""
+    """Which kind of message was other tokens then; of an engine that does not tell, that it does not."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...] | None:
+        """Prompt and completion of the last call: the whole sequence. None where tokens are unknown."""
+        return _sequence_of(self.calls[-1])
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The whole conversation."""
+        last = self.calls[-1]
+        reply = () if last.completion is None else (last.completion.message,)
+        return (*last.request.messages, *reply)
+
+
+def branches_of(
+    episode: EpisodeRecord, target_functions: Collection[str], target_model: str | None
+) -> list[Branch]:
+    """The branches of an episode, of calls by the functions (`*`: by any) to the model (None: to any)."""
+    return branches_in([call for call in episode.calls if is_targeted(call, target_functions, target_model)])
+
+
+def branches_in(calls: Sequence[Call]) -> list[Branch]:
+    """The branches that answered calls make."""
+    open_branches: list[list[Call]] = []
+    faults: list[str] = []
+    for call in calls:
+        if call.completion is None:
+            continue
+        extended = _branch_to_extend(open_branches, call)
+        if extended is not None:
+            extended.append(call)
+            continue
+        drifted = call.completion.drifted or any(_repeats(branch, call) for branch in open_branches)
+        faults.append((call.completion.fault or UNTOLD) if drifted else "")
+        open_branches.append([call])
+    return [
+        Branch(index, tuple(branch), bool(fault), fault)
+        for index, (branch, fault) in enumerate(zip(open_branches, faults, strict=True))
+    ]
+
+
+def is_targeted(call: Call, target_functions: Collection[str], target_model: str | None) -> bool:
+    """Whether a call was answered, by a model and for a function that are meant."""
+    if call.completion is None or not ({call.function, EVERY_FUNCTION} & set(target_functions)):
+        return False
+    return target_model is None or call.model == target_model
+
+
+def _sequence_of(call: Call) -> tuple[int, ...] | None:
+    """The tokens of a call, prompt and completion; None where the engine did not tell."""
+    completion = call.completion
+    if completion is None or completion.prompt_ids is None or completion.completion_ids is None:
+        return None
+    return completion.prompt_ids + completion.completion_ids
+
+
+def _branch_to_extend(branches: Sequence[list[Call]], call: Call) -> list[Call] | None:
+    """The branch with the longest sequence that the call extends."""
+    fitting = [branch for branch in branches if _extends(branch[-1], call)]
+    return max(
+        fitting, key=lambda branch: len(_sequence_of(branch[-1]) or branch[-1].request.messages), default=None
+    )
+
+
+def _extends(earlier: Call, call: Call) -> bool:
+    """By tokens where both calls have them, otherwise by messages."""
+    sequence = _sequence_of(earlier)
+    prompt = call.completion.prompt_ids if call.completion is not None else None
+    if sequence is None or prompt is None:
+        return continues(call.request.messages, earlier)
+    return prompt[: len(sequence)] == sequence
+
+
+def _repeats(branch: Sequence[Call], call: Call) -> bool:
+    """Whether the call's messages continue any call of a branch that its tokens do not extend."""
+    messages = call.request.messages
+    return any(continues(messages, earlier) and not _extends(earlier, call) for earlier in branch)
+
+
+def sample_of(
+    branch: Branch,
+    episode: EpisodeRecord,
+    reward: float,
+    discount: float = 1.0,
+    *,
+    agent: str | None = None,
+    **notes: Any,
+) -> Sample:
+    """The sample of a branch. Its turns have returns where the agent gave step rewards.
+
+    Without token ids of every call it has messages alone; see `require_tokens`.
+    """
+    ids: list[int] = []
+    mask: list[bool] = []
+    turns: list[Turn] = []
+    messages: list[Message] = []
+    known = all(_sequence_of(call) is not None for call in branch.calls)
+    for call in branch.calls:
+        completion = call.completion
+        if completion is None:
+            raise ValueError(f"call {call.index} has no completion and cannot be part of a branch")
+        prompt, sampled = (
+            (completion.prompt_ids or (), completion.completion_ids or ()) if known else ((), ())
+        )
+        mask += [False] * (len(prompt) - len(ids)) + [True] * len(sampled)
+        ids += [*prompt[len(ids) :], *sampled]
+        messages += call.request.messages[len(messages) :]
+        turns.append(
+            Turn(
+                start=len(prompt),
+                stop=len(ids),
+                message=len(messages),
+                temperature=call.request.sampling.temperature,
+                model_version=completion.model_version,
+                call=call.index,
+                function=call.function,
+                finish_reason=completion.finish_reason,
+            )
+        )
+        messages.append(completion.message)
+    made = Sample(
+        ids=tuple(ids),
+        mask=tuple(mask),
+        logprobs=_logprobs(branch, episode, turns, len(ids)),
+        turns=tuple(turns),
+        reward=reward,
+        example=episode.example.id,
+        episode=episode.id,
+        generation=episode.generation,
+        branch=branch.index,
+        agent=agent,
+        messages=tuple(messages),
+        tools=tuple(branch.calls[-1].request.tools),
+        notes={"drifted": branch.drifted, **notes},
+    )
+    return with_returns(made, step_returns(branch.calls, episode.events, reward, discount))
+
+
+def _logprobs(
+    branch: Branch, episode: EpisodeRecord, turns: Sequence[Turn], length: int
+) -> tuple[float, ...] | None:
+    """Of all tokens; None where an engine did not tell them. Raises TrainingError for too few or many."""
+    spread = [0.0] * length
+    for call, turn in zip(branch.calls, turns, strict=True):
+        if call.completion is None or call.completion.logprobs is None:
+            return None
+        if length and len(call.completion.logprobs) != turn.stop - turn.start:
+            raise TrainingError(
+                f"episode {episode.id!r}, call {call.index}: {len(call.completion.logprobs)} logprobs for "
+                f"{turn.stop - turn.start} sampled tokens"
+            )
+        spread[turn.start : turn.stop] = call.completion.logprobs if length else ()
+    return tuple(spread)
+
+
+def with_returns(sample: Sample, returns: Sequence[float] | None) -> Sample:
+    """The sample with what was earned from each turn on; None: with the reward alone."""
+    values = [None] * len(sample.turns) if returns is None else returns
+    turns = [replace(turn, value=value) for turn, value in zip(sample.turns, values, strict=True)]
+    return replace(sample, turns=tuple(turns))
+
+
+def step_returns(
+    calls: Sequence[Call], events: Sequence[Event], reward: float, discount: float
+) -> list[float] | None:
+    """The discounted return from each call on: step rewards, and `reward` at the end.
+
+    A step reward belongs to the branch's last call before it; one that was given before the first
+    call was earned by none. None when the agent gave no step rewards.
+    """
+    steps = [0.0] * len(calls)
+    given = False
+    for event in events:
+        earlier = [index for index, call in enumerate(calls) if call.index <= event.after_call]
+        if event.kind == "step_reward" and event.value is not None and earlier:
+            steps[earlier[-1]] += event.value
+            given = True
+    if not given:
+        return None
+    steps[-1] += reward
+    return list(discounted_returns(steps, discount))
+
+
+def pair_of(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
+    """The preference of one sample over another; None when there is no difference to learn from.
+
+    They part where their tokens part. Over several turns a response is the whole rest of the conversation;
+    the observations in it were not sampled and are masked (Rafailov et al., 2023). There is no difference
+    when the sequences are equal, or when nothing was sampled after they part.
+    """
+    if not chosen.ids or not rejected.ids:
+        differ = _keys(chosen.messages) != _keys(rejected.messages)
+        return Pair(chosen, rejected, notes=notes) if differ else None
+    start = shared_length(chosen.ids, rejected.ids)
+    if not any(chosen.mask[start:]) or not any(rejected.mask[start:]):
+        return None
+    return Pair(chosen, rejected, start, notes)
+
+
+def same_prompt(a: Sample, b: Sample) -> bool:
+    """Whether both began with the same prompt: the tokens where they are known."""
+    if a.ids and b.ids:
+        return a.ids[: a.turns[0].start] == b.ids[: b.turns[0].start]
+    return _keys(a.messages[: a.turns[0].message]) == _keys(b.messages[: b.turns[0].message])
+
+
+def _keys(messages: Sequence[Message]) -> list[str]:
+    return [message_key(message) for message in messages]
+
+
+def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> None:
+    """Raise TrainingError unless every call of the branch has its token ids (and logprobs)."""
+    for call in branch.calls:
+        missing = None
+        if _sequence_of(call) is None:
+            missing = "token ids"
+        elif logprobs and (call.completion is None or call.completion.logprobs is None):
+            missing = "logprobs"
+        if missing:
+            raise TrainingError(
+                f"episode {episode.id!r}, call {call.index}: the model {call.model!r} returned no {missing}, "
+                "and the trainer adapter needs them. Use an engine that returns them (an OpenAI-compatible "
+                "endpoint with 'logprobs: true' and 'return_token_ids: true'), or an adapter that takes text."
+            )

@@ -1,0 +1,313 @@
+"""The edge between samples and the toolkit's classes: trajectories of samples, and samples of trajectories.
+
+A user's builder makes trajectories, and a user's adapter takes them. What a gradient depends on are typed
+fields on both sides; `metadata` is for people.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from etude.core.errors import TrainingError
+from etude.core.message import Message, OpenAIMessage, message_key, text_of
+from etude.core.sample import Kind, Pair, Sample, Turn, Unit, shared_length
+from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
+
+Ids = tuple[int, ...]
+
+_KEPT = ("tool_calls", "tool_call_id", "name", "function_call", "refusal")
+_ROLES = {role.value: role for role in EpisodeItemRole} | {"developer": EpisodeItemRole.SYSTEM}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A model's tokens for what was never sampled."""
+
+    prompt: Callable[[list[OpenAIMessage] | str], Ids]
+    answer: Callable[[str], Ids]
+    """End of turn included."""
+
+
+def trajectory_of(unit: Unit, group_rewards: Sequence[float] | None = None) -> Trajectory:
+    """A sample as a trajectory, or a pair, whose reward is the difference of the two."""
+    first = unit.samples[0]
+    rewards = None if group_rewards is None else list(group_rewards)
+    common: dict[str, Any] = {
+        "reward": unit.reward,
+        "example_id": first.example,
+        "episode_id": first.episode,
+        "agent": first.agent,
+        "group_rewards": rewards,
+    }
+    if isinstance(unit, Pair):
+        return Trajectory(episode=[_preference(unit)], metadata={"id": first.example, **unit.notes}, **common)
+    facts = {
+        "id": first.example,
+        "generation": first.generation,
+        "episode": first.episode,
+        "branch": first.branch,
+        **({"agent": first.agent} if first.agent is not None else {}),
+    }
+    return Trajectory(
+        episode=_items(unit),
+        shaped_rewards=unit.returns,
+        tools=list(unit.tools) or None,
+        metadata=facts | dict(unit.notes),
+        **common,
+    )
+
+
+def units_of(
+    trajectory: Trajectory, kind: Kind, encoder: Encoder | None = None, *, needs_logprobs: bool = True
+) -> list[Unit]:
+    """The sample of a trajectory, or its pairs. Raises TrainingError, with the episode, for what is not so.
+
+    `encoder` makes the tokens of a replaced answer, and of a preference that is only text.
+    """
+    if kind != "pairs":
+        return [sample_of(trajectory, encoder, needs_logprobs=needs_logprobs)]
+    pairs: list[Unit] = []
+    for item in trajectory.episode:
+        if not isinstance(item, DPOItem):
+            raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
+        pairs.append(_pair_of(item, encoder, needs_logprobs))
+    return pairs
+
+
+def sample_of(
+    trajectory: Trajectory, encoder: Encoder | None = None, *, needs_logprobs: bool = True
+) -> Sample:
+    """The sample of a trajectory that has its tokens. Raises TrainingError."""
+    where = f"episode {trajectory.episode_id or '?'}"
+    items: list[EpisodeItem] = []
+    for item in trajectory.episode:
+        if not isinstance(item, EpisodeItem):
+            raise TrainingError("this algorithm trains on episodes, and found a preference (DPOItem)")
+        if item.is_sampled:
+            items.append(item)
+    returns: Sequence[float | None] = trajectory.shaped_rewards or [None] * len(items)
+    if len(returns) != len(items):
+        raise TrainingError(f"{where} has {len(returns)} shaped rewards for {len(items)} sampled messages")
+    columns = _Columns(where)
+    for item, value in zip(items, returns, strict=True):
+        columns.add(item, value, encoder, needs_logprobs)
+    return Sample(
+        ids=tuple(columns.ids),
+        mask=tuple(columns.mask),
+        logprobs=tuple(columns.logprobs),
+        advantages=columns.optional("advantages"),
+        weights=columns.optional("weights"),
+        teacher_logprobs=columns.optional("teacher_logprobs"),
+        turns=tuple(columns.turns),
+        reward=trajectory.reward,
+        example=trajectory.example_id,
+        episode=trajectory.episode_id,
+        agent=trajectory.agent,
+    )
+
+
+class _Columns:
+    """The per-token fields of a sample, answer by answer."""
+
+    def __init__(self, where: str) -> None:
+        self.ids: list[int] = []
+        self.mask: list[bool] = []
+        self.logprobs: list[float] = []
+        self.turns: list[Turn] = []
+        self._items: list[EpisodeItem] = []
+        self._where = where
+
+    def add(
+        self, item: EpisodeItem, value: float | None, encoder: Encoder | None, needs_logprobs: bool
+    ) -> None:
+        """What stood before an answer, and the answer."""
+        ids, logprobs = item.token_ids, item.logprobs
+        if ids is None and item.replaced and encoder is not None:
+            ids = encoder.answer(item.content)
+            logprobs = (0.0,) * len(ids)
+        if ids is None or item.context_ids is None:
+            raise TrainingError(
+                f"{self._where} has no token ids, which training needs; sample it with an engine that "
+                "returns them (llms _type: local, or openai with return_token_ids: true)"
+            )
+        logprobs = logprobs or ([] if needs_logprobs else [0.0] * len(ids))
+        for name, values in (("logprobs", logprobs), ("advantages", item.advantages)):
+            if values is not None and len(values) != len(ids):
+                raise TrainingError(f"{self._where} has {len(values)} {name} for {len(ids)} sampled tokens")
+        context = len(item.context_ids)
+        start = len(self.ids) + context
+        self.ids += [*item.context_ids, *ids]
+        self.mask += [False] * context + [True] * len(ids)
+        self.logprobs += [0.0] * context + [float(logprob) for logprob in logprobs]
+        self.turns.append(
+            Turn(
+                start,
+                start + len(ids),
+                temperature=item.temperature,
+                model_version=item.model_version,
+                finish_reason=item.finish_reason,
+                value=value,
+            )
+        )
+        self._items.append(item)
+
+    def optional(self, name: str) -> tuple[float, ...] | None:
+        """A per-token field that all answers have; None where not all of them do."""
+        columns = [getattr(item, name) for item in self._items]
+        if not columns or any(values is None for values in columns):
+            return None
+        spread = [0.0] * len(self.ids)
+        for turn, values in zip(self.turns, columns, strict=True):
+            if len(values) != turn.stop - turn.start:
+                count = turn.stop - turn.start
+                raise TrainingError(f"{self._where} has {len(values)} {name} for {count} sampled tokens")
+            spread[turn.start : turn.stop] = [float(value) for value in values]
+        return tuple(spread)
+
+
+def _items(sample: Sample) -> list[EpisodeItem]:
+    """The messages in order; over a sample, `context_ids` and `token_ids` in turn are the whole sequence."""
+    turns = {turn.message: turn for turn in sample.turns}
+    items, end = [], 0
+    for index, message in enumerate(sample.messages):
+        if (turn := turns.get(index)) is None:
+            items.append(_given(message))
+            continue
+        items.append(_answer(sample, turn, message, end))
+        end = turn.stop
+    return items
+
+
+def _answer(sample: Sample, turn: Turn, message: Message, end: int) -> EpisodeItem:
+    known = bool(sample.ids)
+    own = slice(turn.start, turn.stop)
+    facts = {"call": turn.call, "function": turn.function} | _extras(message)
+
+    def values(field: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        return None if field is None else field[own]
+
+    return EpisodeItem(
+        role=EpisodeItemRole.ASSISTANT,
+        content=text_of(message),
+        logprobs=() if turn.replaced else values(sample.logprobs) or (),
+        token_ids=sample.ids[own] if known and not turn.replaced else None,
+        context_ids=sample.ids[end : turn.start] if known else None,
+        advantages=values(sample.advantages),
+        weights=values(sample.weights),
+        teacher_logprobs=values(sample.teacher_logprobs),
+        replaced=turn.replaced,
+        temperature=turn.temperature,
+        model_version=turn.model_version,
+        finish_reason=turn.finish_reason,
+        metadata={key: value for key, value in facts.items() if value is not None} or None,
+    )
+
+
+def _given(message: Message) -> EpisodeItem:
+    """A message of the prompt. What the agent wrote for the assistant itself was not sampled."""
+    role = _ROLES.get(str(message.get("role")), EpisodeItemRole.OTHER)
+    spoken: dict[str, Any] = {"logprobs": (), "given": True} if role is EpisodeItemRole.ASSISTANT else {}
+    return EpisodeItem(role=role, content=text_of(message), metadata=_extras(message) or None, **spoken)
+
+
+def _extras(message: Message) -> dict[str, Any]:
+    extras = {key: message[key] for key in _KEPT if message.get(key) is not None}
+    if isinstance(message.get("content"), list):
+        extras["content"] = message["content"]
+    return extras
+
+
+def _preference(pair: Pair) -> DPOItem:
+    prompt, chosen, rejected = parted(pair.chosen.messages, pair.rejected.messages)
+    start = pair.shared
+    tokens: dict[str, Any] = {}
+    if pair.chosen.ids and pair.rejected.ids:
+        tokens["prompt_ids"] = pair.chosen.ids[:start]
+        for name, sample in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+            tokens[f"{name}_ids"] = sample.ids[start:]
+            tokens[f"{name}_mask"] = sample.mask[start:]
+            if sample.logprobs is not None:
+                tokens[f"{name}_logprobs"] = sample.logprobs[start:]
+    return DPOItem(
+        prompt=[OpenAIMessage.model_validate(_flat(message)) for message in prompt],
+        chosen_response=_response(chosen),
+        rejected_response=_response(rejected),
+        temperature=pair.chosen.turns[0].temperature,
+        turns=len(pair.chosen.turns),
+        **tokens,
+    )
+
+
+def parted(
+    chosen: Sequence[Message], rejected: Sequence[Message]
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """The messages that two conversations share, and what followed in each."""
+    shared = shared_length([*map(message_key, chosen)], [*map(message_key, rejected)])
+    return list(chosen[:shared]), list(chosen[shared:]), list(rejected[shared:])
+
+
+def _flat(message: Message) -> Message:
+    """The message with text for content; parts that are not text are described by themselves."""
+    return message | {"content": text_of(message)} if isinstance(message.get("content"), list) else message
+
+
+def _response(messages: Sequence[Message]) -> str:
+    """One reply as its text; a longer continuation as a transcript."""
+    if len(messages) == 1:
+        return _written(messages[0])
+    return "\n\n".join(f"[{str(message.get('role')).upper()}]: {_written(message)}" for message in messages)
+
+
+def _written(message: Message) -> str:
+    """The text of a message; its tool calls as JSON when there is no text."""
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    return text_of(message) or (json.dumps(calls) if calls else "")
+
+
+def _pair_of(item: DPOItem, encoder: Encoder | None, needs_logprobs: bool) -> Pair:
+    prompt = item.prompt_ids
+    known = prompt is not None and item.chosen_ids is not None and item.rejected_ids is not None
+    if not known:
+        if encoder is None:
+            raise TrainingError("a preference has no token ids, and there is no tokenizer for its texts")
+        prompt = encoder.prompt(item.prompt)
+    assert prompt is not None
+    sides: dict[str, Sample] = {}
+    for name in ("chosen", "rejected"):
+        ids, logprobs, mask = (getattr(item, f"{name}_{field}") for field in ("ids", "logprobs", "mask"))
+        if not known and encoder is not None:
+            ids, logprobs, mask = encoder.answer(getattr(item, f"{name}_response")), None, None
+        if needs_logprobs and not logprobs:
+            raise TrainingError(
+                "a preference has no logprobs of the policy that sampled it, which is DPO's reference; set "
+                "'reference: base' in the trajectory builder"
+            )
+        if len(mask or ids) != len(ids) or len(logprobs or ids) != len(ids):
+            raise TrainingError("a preference has a mask or logprobs of another length than its token ids")
+        start, stop = len(prompt), len(prompt) + len(ids)
+        sides[name] = Sample(
+            ids=prompt + ids,
+            mask=(False,) * start + (mask or (True,) * len(ids)),
+            logprobs=(0.0,) * start + (logprobs or (0.0,) * len(ids)),
+            turns=(Turn(start, stop, temperature=item.temperature),),
+        )
+    return Pair(sides["chosen"], sides["rejected"], len(prompt))
+
+
+def answered_as(sample: Sample, text: str) -> Sample:
+    """The sample with `text` for its last answer, which has no tokens yet: a backend makes them."""
+    last = sample.turns[-1]
+    message: Message = {"role": "assistant", "content": text}
+    cut = slice(0, last.start)
+    return replace(
+        sample,
+        ids=sample.ids[cut],
+        mask=sample.mask[cut],
+        logprobs=None if sample.logprobs is None else sample.logprobs[cut],
+        turns=(*sample.turns[:-1], replace(last, stop=last.start, finish_reason="stop", replaced=True)),
+        messages=(*sample.messages[: last.message], message),
+        notes={**sample.notes, "guess_replaced": True},
+    )

@@ -1,0 +1,174 @@
+"""Samples: the one value between the recorder's branches and the gradient, over files and the wire too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from operator import mul
+from typing import Any, Literal, TypeAlias
+
+from etude.core.message import Message, Tool
+
+Kind = Literal["samples", "pairs", "imitation"]
+"""What an algorithm learns from: samples with logprobs, pairs, or samples to imitate, which need none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer within a sample: `ids[start:stop]` are its tokens."""
+
+    start: int
+    stop: int
+    message: int = -1
+    """Index of the answer among the sample's messages; -1 where the sample has none."""
+    temperature: float = 1.0
+    model_version: int | None = None
+    """Version of the weights that sampled it; None where nobody knows."""
+    call: int | None = None
+    """Index of the call within the episode."""
+    function: str | None = None
+    """The agent's function that made the call."""
+    finish_reason: str = "stop"
+    value: float | None = None
+    """Discounted return from this answer on, where the agent gave step rewards."""
+    divergence: float = 0.0
+    """Σ log π_sampled - log π_reference over its tokens in nats, where a learner has measured it."""
+    replaced: bool = False
+    """Its text was written in place of what was sampled: it has no tokens until a backend makes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One token sequence that is trained on. All per-token fields have the length T of `ids`."""
+
+    ids: tuple[int, ...] = ()
+    """Prompt and answers in turn; empty where the engine tells no token ids."""
+    mask: tuple[bool, ...] = ()
+    """Which tokens the policy sampled: those that are trained on."""
+    logprobs: tuple[float, ...] | None = None
+    """Under the policy that sampled, at the turn's temperature; 0 where the mask is False. None where the
+    engine does not tell them."""
+    advantages: tuple[float, ...] | None = None
+    """How much better than expected each choice was; None until an algorithm has said so."""
+    weights: tuple[float, ...] | None = None
+    """Share of each token in the loss, in place of the mask."""
+    teacher_logprobs: tuple[float, ...] | None = None
+    """Under a teacher that was asked for the same tokens."""
+    turns: tuple[Turn, ...] = ()
+    reward: float = 0.0
+    example: str | None = None
+    episode: str | None = None
+    """Id of the episode, whose samples (branches) count as one in a group's statistics."""
+    generation: int | None = None
+    branch: int = 0
+    agent: str | None = None
+    """Whose answers these are, where the agents of an episode are told apart."""
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """For people who look at it. Nothing depends on them."""
+
+    def __post_init__(self) -> None:
+        optional = (self.logprobs, self.advantages, self.weights, self.teacher_logprobs)
+        fields = [self.ids, self.mask, *(values for values in optional if values is not None)]
+        lengths = {len(values) for values in fields}
+        if len(lengths) != 1:
+            raise ValueError(f"per-token fields differ in length: {sorted(lengths)}")
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """Itself, as a unit of the learner's."""
+        return (self,)
+
+    @property
+    def loss_weights(self) -> Sequence[float]:
+        """Share of each token in the loss [T]."""
+        return self.mask if self.weights is None else self.weights
+
+    @property
+    def gains(self) -> Sequence[float]:
+        """The advantages [T]; where there are none, 1 for what the policy sampled."""
+        return self.mask if self.advantages is None else self.advantages
+
+    @property
+    def temperatures(self) -> list[float]:
+        """At which each token was sampled [T]; of greedy ones 1, since their logprobs are the model's own."""
+        values = [1.0] * len(self.ids)
+        for turn in self.turns:
+            if turn.temperature not in (0, 1):
+                values[turn.start : turn.stop] = [turn.temperature] * (turn.stop - turn.start)
+        return values
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether any token has both a weight and an advantage."""
+        return any(map(mul, self.loss_weights, self.gains))
+
+    @property
+    def returns(self) -> list[float] | None:
+        """The return of each turn; None where the agent gave no step rewards."""
+        if all(turn.value is None for turn in self.turns):
+            return None
+        return [self.reward if turn.value is None else turn.value for turn in self.turns]
+
+    @property
+    def turn_rewards(self) -> list[float]:
+        """The return of each turn, or the reward for all of them."""
+        return self.returns or [self.reward] * len(self.turns)
+
+    def weighted(self, factors: Iterable[float]) -> Sample:
+        """The sample with the weights of each turn's tokens times a factor."""
+        return replace(self, weights=tuple(map(mul, self.loss_weights, self.by_token(factors))))
+
+    def by_token(self, values: Iterable[float]) -> tuple[float, ...]:
+        """A number for each turn as one for each token [T], with 0 for what was not sampled."""
+        spread = [0.0] * len(self.ids)
+        for turn, value in zip(self.turns, values, strict=True):
+            spread[turn.start : turn.stop] = [value] * (turn.stop - turn.start)
+        return tuple(spread)
+
+    def with_answer(self, ids: tuple[int, ...]) -> Sample:
+        """The sample with tokens for its last turn, whose text was replaced."""
+        last = replace(self.turns[-1], stop=self.turns[-1].start + len(ids))
+        return replace(
+            self,
+            ids=self.ids + ids,
+            mask=self.mask + (True,) * len(ids),
+            logprobs=None if self.logprobs is None else self.logprobs + (0.0,) * len(ids),
+            turns=(*self.turns[:-1], last),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A preference. Both samples begin with the same `shared` tokens, which are not trained on."""
+
+    chosen: Sample
+    rejected: Sample
+    shared: int = 0
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, sample in (("chosen", self.chosen), ("rejected", self.rejected)):
+            mask = (False,) * min(self.shared, len(sample.ids)) + sample.mask[self.shared :]
+            object.__setattr__(self, name, replace(sample, mask=mask))
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """Both, as a unit of the learner's."""
+        return (self.chosen, self.rejected)
+
+    @property
+    def reward(self) -> float:
+        """By how much the chosen one is better."""
+        return self.chosen.reward - self.rejected.reward
+
+
+Unit: TypeAlias = Sample | Pair
+"""What is learned from together: the samples of a pair are in one optimiser step and one micro-batch."""
+
+
+def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Length of the longest common beginning."""
+    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(a, b, strict=False)))

@@ -1,0 +1,223 @@
+"""Advantages of GRPO by hand, what an episode pays before it is compared, and the named variants."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from etude.algorithms.algorithm import algorithm_of
+from etude.algorithms.grpo import Grpo
+from etude.core.errors import RequestError
+from etude.core.sample import Sample, Turn
+from etude.learner.learner import Learner, LearnerOptions
+from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolved
+from tests.learner.trees import forest
+from tests.models.tiny_models import fresh_policy, true_logprobs
+
+PLAIN = Grpo(advantage_scale="none")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "scale", "expected"),
+    [
+        ([0.0, 1.0], "std", [-1.0, 1.0]),
+        ([0.0, 0.0, 1.0, 1.0], "std", [-1.0, -1.0, 1.0, 1.0]),
+        ([0.0, 0.0, 0.0, 1.0], "none", [-0.25, -0.25, -0.25, 0.75]),
+        ([1.0, 2.0, 3.0], "std", [-math.sqrt(1.5), 0.0, math.sqrt(1.5)]),
+        ([5.0], "std", [0.0]),
+        ([5.0], "none", [0.0]),
+        ([0.1, 0.1, 0.1], "std", [0.0, 0.0, 0.0]),
+        ([], "std", []),
+    ],
+)
+def test_an_advantage_is_the_distance_to_the_groups_mean(rewards, scale, expected):
+    assert Grpo(advantage_scale=scale).compare(rewards) == pytest.approx(expected)
+
+
+def test_rounding_among_equal_rewards_is_not_blown_up():
+    equal = [0.1 + 0.2, 0.3, 0.3]
+    assert len(set(equal)) == 2
+    assert Grpo().compare(equal) == [0.0, 0.0, 0.0]
+
+
+rewards = st.lists(st.floats(-100, 100), min_size=2, max_size=8)
+
+
+@given(rewards, st.floats(-50, 50), st.floats(0.1, 10))
+def test_scaled_advantages_do_not_depend_on_the_rewards_unit(group, shift, factor):
+    before = Grpo().compare(group)
+    after = Grpo().compare([value * factor + shift for value in group])
+    if max(group) - min(group) > 1e-3:
+        assert after == pytest.approx(before, abs=1e-4)
+    assert sum(before) == pytest.approx(0, abs=1e-6)
+
+
+def sample(reward, *turns, returns=None, **fields):
+    """A sample of one context token and some sampled ones for each turn, which is their number or a Turn."""
+    ids, mask, made = [], [], []
+    for number, turn in enumerate(turns):
+        given = turn if isinstance(turn, Turn) else Turn(0, turn)
+        start, length = len(ids) + 1, given.stop - given.start
+        ids += [7] * (1 + length)
+        mask += [False] + [True] * length
+        value = None if returns is None else returns[number]
+        made.append(replace(given, start=start, stop=start + length, value=value))
+    return Sample(tuple(ids), tuple(mask), (0.0,) * len(ids), turns=tuple(made), reward=reward, **fields)
+
+
+def test_turns_are_compared_with_the_same_turn_of_their_siblings():
+    group = [
+        sample(0.0, 1, 1, 1, returns=[1.0, 4.0, 9.0]),
+        sample(0.0, 1, 1, returns=[3.0, 4.0]),
+        sample(0.0, 1, 1, returns=[5.0, 7.0]),
+    ]
+    assert PLAIN.advantages(group) == [[-2.0, -1.0, 0.0], [0.0, -1.0], [2.0, 2.0]]
+
+
+def test_a_sample_without_returns_is_compared_by_its_reward_in_each_turn():
+    group = [
+        sample(9.0, 1, 1, returns=[3.0, 1.0]),
+        sample(1.0, 1, 1, returns=[1.0, 3.0]),
+        sample(2.0, 1),
+    ]
+    assert PLAIN.advantages(group) == [[1.0, -1.0], [-1.0, 1.0], [0.0]]
+
+
+def test_branches_of_one_episode_count_once_and_share_its_advantage():
+    group = [*(sample(1.0, 1, episode="e") for _ in range(3)), sample(0.0, 1, episode="f")]
+    assert PLAIN.advantages(group) == [[0.5], [0.5], [0.5], [-0.5]]
+
+
+def test_groups_are_scored_on_their_own_and_spread_over_the_sampled_tokens():
+    groups = [[sample(1.0, 2), sample(1.0, 1)], [sample(0.0, 1), sample(4.0, 1)], [sample(3.0, 1)]]
+    units, metrics = PLAIN.units(groups)
+    assert [unit[0].advantages for unit in units] == [(0, 0, 0), (0, 0), (0, -2), (0, 2), (0, 0)]
+    assert metrics == {}
+
+
+def test_advantages_that_samples_came_with_are_kept():
+    group = [sample(1.0, 1, advantages=(0.0, 5.0)), sample(0.0, 1, advantages=(0.0, -3.0))]
+    assert [unit[0].advantages for unit in Grpo().units([group])[0]] == [(0, 5), (0, -3)]
+
+
+def measured(*values):
+    """Divergences of the turns by hand."""
+    return lambda samples: [list(one) for one in values]
+
+
+def test_episodes_pay_before_they_are_compared():
+    group = [sample(1.0, 2, 1), sample(0.5, 2)]
+    priced = Grpo(reward_kl=0.1, advantage_scale="none")
+    units, metrics = priced.units([group], measured([2.0, 4.0], [-3.0]))
+    assert [unit[0].advantages[1] for unit in units] == pytest.approx([-0.2, 0.2])  # 0.4 against 0.8
+    assert metrics == {"kl_in_reward": pytest.approx(1.5)}
+
+
+def test_branches_of_an_episode_pay_together():
+    group = [sample(1.0, 1, episode="a"), sample(1.0, 1, episode="a"), sample(1.0, 1, episode="b")]
+    units, _ = Grpo(reward_kl=0.5, advantage_scale="none").units([group], measured([1.0], [2.0], [1.0]))
+    assert [unit[0].advantages[1] for unit in units] == [-0.5, -0.5, 0.5]
+
+
+def test_a_turn_pays_for_itself_and_those_after_it():
+    group = [sample(1.0, 1, 1, returns=[3.0, 1.0]), sample(0.0, 1, 1, returns=[0.0, 0.0])]
+    units, _ = Grpo(reward_kl=0.5, advantage_scale="none").units([group], measured([1.0, 2.0], [0.0, 0.0]))
+    assert units[0][0].advantages == (0, 0.75, 0, 0.0)
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+@pytest.mark.parametrize("token_budget", [10**6, 60])
+def test_divergences_are_from_the_base_model_by_turn(packing, token_budget):
+    of = fresh_policy()
+    of.keep_base()
+    samples = [
+        replace(one, turns=(replace(one.turns[0], stop=4), replace(one.turns[0], start=4)))
+        for one in forest(1, 20, temperatures=(1.0, 0.7))
+    ]
+    expected = []
+    for one in samples:
+        base = [0.0, *true_logprobs(of, one.ids[:1], one.ids[1:], one.turns[0].temperature)]
+        gaps = [
+            (sampled - reference) * trained
+            for trained, sampled, reference in zip(one.mask, one.logprobs, base, strict=True)
+        ]
+        expected.append([sum(gaps[turn.start : turn.stop]) for turn in one.turns])
+    with torch.no_grad():
+        for parameter in of.trainable().values():
+            parameter.mul_(1.1)
+    learner = Learner(of, LearnerOptions(packing=packing, token_budget=token_budget), seed=0)
+    assert learner.divergences(samples) == [pytest.approx(values, abs=1e-4) for values in expected]
+
+
+@pytest.mark.parametrize(("length", "punishment"), [(6, 0.0), (8, 0.0), (9, -0.5), (10, -1.0), (30, -1.0)])
+def test_long_answers_are_punished_softly_as_dapo_does(length, punishment):
+    algorithm = Grpo(overlong_limit=10, overlong_buffer=2, advantage_scale="none")
+    group = [sample(1.0, length), sample(1.0, 1)]
+    assert algorithm.advantages(group)[0] == [pytest.approx(punishment / 2)]
+
+
+def test_answers_that_were_cut_off_can_be_left_out_of_the_loss_and_count_in_the_mean():
+    cut = sample(0.0, Turn(0, 2, finish_reason="length"))
+    (first, second) = (unit[0] for unit in Grpo(mask_truncated=True).units([[cut, sample(1.0, 1)]])[0])
+    assert (first.loss_weights, second.loss_weights) == ((0, 0, 0), (0, 1))
+    assert second.advantages == (0, 1)
+
+
+TABLE = {
+    "dapo": (0.2, 0.28, 0.0, "token", "token", "clip", "std"),
+    "grpo": (0.2, 0.2, 0.04, "sequence", "token", "clip", "std"),
+    "dr_grpo": (0.2, 0.2, 0.0, "constant", "token", "clip", "none"),
+    "gspo": (3e-4, 4e-4, 0.0, "sequence", "sequence", "clip", "std"),
+    "cispo": (0.2, 4.0, 0.0, "token", "token", "cispo", "std"),
+}
+NAMES = ("clip_low", "clip_high", "beta", "aggregation", "ratio", "surrogate", "advantage_scale")
+
+
+@pytest.mark.parametrize("variant", TABLE)
+def test_a_variant_is_a_choice_of_options(variant):
+    expected = dict(zip(NAMES, TABLE[variant], strict=True))
+    in_config = Grpo(variant=variant).gradient()
+    asked = hyperparameters_for("grpo", variant=variant)
+    at_server = resolved("grpo", asked, 4, None, fine_tuned=False)
+    for found in (in_config, at_server):
+        assert found["variant"] == variant
+        assert {name: found[name] for name in NAMES} == expected
+
+
+def test_the_server_has_the_options_that_the_algorithm_declares():
+    plain = Grpo().gradient()
+    assert plain.pop("reward_kl") == 0.0  # Only a learner in this process can measure it.
+    job = resolved("grpo", hyperparameters_for("grpo"), 4, None, fine_tuned=False)
+    assert {name: job[name] for name in plain} == plain
+    assert job_algorithm("grpo", job) == Grpo()
+
+
+def test_each_option_of_a_variant_can_be_changed():
+    found = Grpo(variant="gspo", clip_high=0.01)
+    assert (found.clip_low, found.clip_high, found.ratio) == (3e-4, 0.01, "sequence")
+    asked = hyperparameters_for("grpo", variant="gspo", clip_high=0.01, clip_low="auto")
+    job = resolved("grpo", asked, 4, None, fine_tuned=False)
+    assert (job["clip_low"], job["clip_high"], job["ratio"]) == (3e-4, 0.01, "sequence")
+
+
+@pytest.mark.parametrize("name", ["grop", 3, ["grpo"]])
+def test_no_other_name_is_taken(name):
+    with pytest.raises(ValidationError, match="variant"):
+        Grpo(variant=name)
+
+
+def test_the_options_of_a_collection_make_the_algorithm_that_they_came_from():
+    found = Grpo(variant="cispo", beta=0.1)
+    assert algorithm_of("grpo", found.gradient()) == found
+    with pytest.raises(RequestError, match=r"grpo: clip_low: .*less than 1"):
+        algorithm_of("grpo", {"clip_low": 1.5})
+
+
+def test_the_size_of_a_group_can_be_called_group():
+    assert Grpo(group=4).num_generations == Grpo(num_generations=4).num_generations == 4

@@ -1,0 +1,186 @@
+"""Trajectories to samples and back: what was sampled is trained on, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.core.edge import Encoder, sample_of, trajectory_of, units_of
+from etude.core.errors import TrainingError
+from etude.core.message import OpenAIMessage
+from etude.core.sample import Sample, Turn
+from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
+
+
+def item(context, tokens, logprobs=None, **fields):
+    return EpisodeItem(
+        role=EpisodeItemRole.ASSISTANT,
+        content="",
+        context_ids=tuple(context),
+        token_ids=tuple(tokens),
+        logprobs=[-0.5] * len(tokens) if logprobs is None else logprobs,
+        **fields,
+    )
+
+
+USER = EpisodeItem(role=EpisodeItemRole.USER, content="a")
+GIVEN = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="an example", logprobs=(), given=True)
+
+
+def trajectory(reward, *items, shaped=None, episode=None):
+    return Trajectory(episode=list(items), reward=reward, shaped_rewards=shaped, episode_id=episode)
+
+
+def test_a_sample_is_context_and_sampled_tokens_in_turn():
+    one = trajectory(1.0, USER, GIVEN, item([1, 2], [3], [-0.1]), USER, item([4], [5, 6], [-0.2, -0.3]))
+    assert sample_of(one) == Sample(
+        ids=(1, 2, 3, 4, 5, 6),
+        mask=(False, False, True, False, True, True),
+        logprobs=(0, 0, -0.1, 0, -0.2, -0.3),
+        turns=(Turn(2, 3), Turn(4, 6)),
+        reward=1.0,
+    )
+
+
+def test_each_token_has_the_temperature_that_it_was_sampled_at():
+    one = trajectory(1.0, item([1], [2], temperature=0.5), item([3], [4], temperature=0.0))
+    assert sample_of(one).temperatures == [1.0, 0.5, 1.0, 1.0]  # A greedy token's logprob is the model's own.
+
+
+def test_what_is_imitated_needs_no_logprobs():
+    one = trajectory(0.0, GIVEN, item([1], [2, 3], logprobs=()))
+    found = sample_of(one, needs_logprobs=False)
+    assert (found.mask, found.logprobs) == ((False, True, True), (0, 0, 0))
+
+
+def test_advantages_and_weights_go_with_the_items():
+    one = trajectory(0.0, item([1], [2, 3], advantages=(0.5, 1.0), weights=(1.0, 0.0)))
+    found = sample_of(one)
+    assert (found.advantages, found.weights) == ((0, 0.5, 1), (0, 1, 0))
+    with pytest.raises(TrainingError, match="episode e has 1 advantages for 2 sampled tokens"):
+        sample_of(trajectory(0.0, item([1], [2, 3], advantages=(0.5,)), episode="e"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (
+            EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=[-1.0]),
+            "episode e has no token ids.*return_token_ids",
+        ),
+        (item([1], [2, 3], [-1.0]), "episode e has 1 logprobs for 2 sampled tokens"),
+        (item([1], [2, 3], ()), "episode e has 0 logprobs for 2 sampled tokens"),
+    ],
+)
+def test_an_episode_without_its_tokens_is_named(bad, message):
+    with pytest.raises(TrainingError, match=message):
+        sample_of(trajectory(1.0, bad, episode="e"))
+
+
+def test_shaped_rewards_of_another_number_are_named():
+    one = trajectory(1.0, item([1], [2]), shaped=[1.0, 2.0], episode="e")
+    with pytest.raises(TrainingError, match="episode e has 2 shaped rewards for 1 sampled messages"):
+        sample_of(one)
+
+
+def preference(**fields):
+    return DPOItem(prompt="a", chosen_response="b", rejected_response="c", **fields)
+
+
+def codes(text):
+    return tuple(map(ord, str(text)))
+
+
+BY_CHARACTERS = Encoder(codes, codes)
+
+
+def pairs_of(*items, encoder=BY_CHARACTERS, needs_logprobs=False):
+    return units_of(trajectory(1.0, *items), "pairs", encoder, needs_logprobs=needs_logprobs)
+
+
+def test_a_preference_is_a_pair_that_shares_its_prompt():
+    pair = preference(
+        prompt_ids=(1, 2),
+        chosen_ids=(3, 4),
+        rejected_ids=(5,),
+        chosen_logprobs=(-0.1, 0.0),
+        rejected_logprobs=(-0.3,),
+        chosen_mask=(True, False),
+        temperature=0.5,
+    )
+    (found,) = pairs_of(pair)
+    chosen, rejected = found.samples
+    assert (chosen.ids, chosen.mask, chosen.logprobs) == ((1, 2, 3, 4), (0, 0, 1, 0), (0, 0, -0.1, 0))
+    assert (rejected.ids, rejected.mask, rejected.logprobs) == ((1, 2, 5), (0, 0, 1), (0, 0, -0.3))
+    assert found.shared == 2
+    assert chosen.temperatures[2:] == [0.5, 0.5]
+
+
+def test_a_preference_that_is_only_text_is_tokenised():
+    pair = DPOItem(
+        prompt=[OpenAIMessage(role="user", content="a")], chosen_response="b", rejected_response="cd"
+    )
+    encoder = Encoder(lambda prompt: (7,), codes)
+    (found,) = pairs_of(pair, encoder=encoder)
+    assert (found.chosen.ids, found.rejected.ids) == ((7, 98), (7, 99, 100))
+    assert found.rejected.mask == (0, 1, 1)
+
+
+def test_a_preference_without_logprobs_cannot_have_the_sampler_for_reference():
+    assert pairs_of(preference())
+    with pytest.raises(TrainingError, match="reference: base"):
+        pairs_of(preference(), needs_logprobs=True)
+
+
+def test_other_data_than_preferences_is_refused():
+    with pytest.raises(TrainingError, match="DPO trains on preferences"):
+        pairs_of(item([1], [2]))
+    with pytest.raises(TrainingError, match="trains on episodes, and found a preference"):
+        sample_of(trajectory(1.0, preference()))
+    uneven = preference(prompt_ids=(1,), chosen_ids=(2, 3), rejected_ids=(4,), chosen_mask=(True,))
+    with pytest.raises(TrainingError, match="another length"):
+        pairs_of(uneven)
+
+
+long = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=4)
+
+
+@given(long, st.booleans())
+def test_a_sample_survives_the_edge(lengths, scored):
+    ids, mask, turns, messages = [], [], [], []
+    for number, (context, sampled) in enumerate(lengths):
+        messages += [
+            {"role": "user", "content": f"q{number}"},
+            {"role": "assistant", "content": f"a{number}"},
+        ]
+        start = len(ids) + context
+        ids += [*range(start + sampled - len(ids))]
+        mask += [False] * context + [True] * sampled
+        turns.append(Turn(start, len(ids), value=float(number) if scored else None, model_version=number))
+    one = Sample(
+        tuple(ids),
+        tuple(mask),
+        tuple(-0.5 * trained for trained in mask),
+        turns=tuple(replace(turn, message=2 * n + 1) for n, turn in enumerate(turns)),
+        reward=0.5,
+        example="x",
+        episode="e",
+        agent="solver",
+        messages=tuple(messages),
+    )
+    again = sample_of(trajectory_of(one))
+    assert again == replace(one, turns=tuple(turns), messages=())
+
+
+def test_twenty_thousand_tokens_take_no_time_to_speak_of():
+    turns = [Turn(200 * n + 100, 200 * n + 200, message=2 * n + 1) for n in range(100)]
+    messages = [{"role": role, "content": "…"} for _ in turns for role in ("user", "assistant")]
+    mask = tuple(at % 200 >= 100 for at in range(20_000))
+    one = Sample(tuple(range(20_000)), mask, (-0.5,) * 20_000, turns=tuple(turns), messages=tuple(messages))
+    start = time.perf_counter()
+    assert sample_of(trajectory_of(one)).ids == one.ids
+    assert time.perf_counter() - start < 2.0

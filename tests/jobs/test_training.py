@@ -1,0 +1,162 @@
+"""The job engine: what an interruption, a kill and a cancel leave, and what is gone on with."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from dataclasses import replace
+
+import pytest
+
+from etude.algorithms.grpo import Grpo
+from etude.core.errors import StoreError, TrainingError
+from etude.jobs.folders import StateFolders
+from etude.jobs.training import Interrupted, JobData, JobTraining
+from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.learner.schedule import Schedule
+from etude.learner.team import Team
+from tests.learner.gradients import batch_of, sequences
+from tests.models.tiny_models import fresh_policy, policy
+
+OPTIONS = LearnerOptions(learning_rate=1e-2, schedule=Schedule("cosine"))
+
+
+class Listener:
+    """Notes what it is told, and has `on_step` called after each step."""
+
+    def __init__(self, on_step=lambda step: None, keep=()):
+        self.starts, self.steps, self.checkpoints = [], [], []
+        self._on_step, self._keep = on_step, keep
+
+    def started(self, done):
+        self.starts.append(done)
+
+    def stepped(self, step, metrics):
+        self.steps.append((step.number, metrics))
+        self._on_step(step)
+
+    def checkpointed(self, step, version, metrics):
+        self.checkpoints.append((step.number, version.digest))
+        return self._keep
+
+
+def data(**options):
+    units = batch_of(sequences(policy(), 6))
+    return JobData(Grpo(), [(unit,) for unit in units], **{"passes": 2, "batch_size": 2, "seed": 3} | options)
+
+
+def training(folder, listener, team=None, every=1, **options):
+    learner = Learner(fresh_policy(), OPTIONS, seed=3, team=team)
+    checkpoints = None if folder is None else StateFolders(folder, "step-", "checkpoint")
+    return learner, JobTraining(learner, data(**options), listener, checkpoints, every)
+
+
+def weights(learner):
+    return {name: value.tolist() for name, value in learner.policy.trainable().items()}
+
+
+def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path):
+    whole, uninterrupted = training(None, listener := Listener())
+    metrics = uninterrupted.run(threading.Event())
+    assert [number for number, _ in listener.steps] == [1, 2, 3, 4, 5, 6]
+    assert whole.trained == 1
+
+    stopping = threading.Event()
+    first = Listener(lambda step: stopping.set() if step.number == 2 else None)
+    with pytest.raises(Interrupted):
+        training(tmp_path, first, every=100)[1].run(threading.Event(), stopping)
+    assert [number for number, _ in first.checkpoints] == [2]  # As it was asked to make way, and not before.
+    second = Listener()
+    resumed, rest = training(tmp_path, second, every=100)
+    resumed_metrics = rest.run(threading.Event())
+    assert {**resumed_metrics, "tokens_per_s": 0.0} == {**metrics, "tokens_per_s": 0.0}
+    assert second.starts == [2]
+    assert [number for number, _ in second.steps] == [3, 4, 5, 6]
+    assert weights(resumed) == weights(whole)
+    assert [step["loss"] for step in rest.history] == [step["loss"] for step in uninterrupted.history]
+
+
+def test_a_kill_costs_the_steps_since_the_last_checkpoint_alone(tmp_path):
+    def killed(step):
+        if step.number == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training(tmp_path, Listener(killed), every=2)[1].run(threading.Event())
+    shutil.copytree(tmp_path / "step-4", tmp_path / "step-5.part")  # It was being written.
+    resumed, rest = training(tmp_path, listener := Listener(), every=2)
+    rest.run(threading.Event())
+    assert listener.starts == [4]
+    assert weights(resumed) == weights(_uninterrupted())
+    assert [path.name for path in tmp_path.iterdir()] == ["step-6"]
+
+
+def _uninterrupted():
+    learner, job = training(None, Listener())
+    job.run(threading.Event())
+    return learner
+
+
+def test_checkpoints_that_somebody_needs_are_kept(tmp_path):
+    _, job = training(tmp_path, listener := Listener(keep={2, 3}))
+    job.run(threading.Event())
+    assert [number for number, _ in listener.checkpoints] == [1, 2, 3, 4, 5, 6]
+    assert len({digest for _, digest in listener.checkpoints}) == 6
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3", "step-6"]
+
+
+def test_the_end_of_an_epoch_is_a_checkpoint_and_validated(tmp_path):
+    held_out = [(unit,) for unit in batch_of(sequences(policy(), 2, seed=9))]
+    _, job = training(tmp_path, listener := Listener(), every=100, validation=held_out)
+    job.run(threading.Event())
+    assert [number for number, _ in listener.checkpoints] == [3, 6]
+    assert [number for number, metrics in listener.steps if "valid_loss" in metrics] == [3, 6]
+
+
+def test_a_canceled_job_says_how_far_it_was():
+    canceled = threading.Event()
+    _, job = training(None, Listener(lambda step: canceled.set() if step.number == 2 else None))
+    with pytest.raises(TrainingCanceled, match="canceled after 2 of 6 steps"):
+        job.run(canceled)
+
+
+def test_a_job_without_anything_to_learn_is_refused():
+    idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in sequences(policy(), 2)]
+    rows = [(unit,) for unit in batch_of(idle)]
+    with pytest.raises(TrainingError, match="nothing to learn from"):
+        JobTraining(Learner(fresh_policy(), OPTIONS, 0), JobData(Grpo(), rows), Listener())
+
+
+class Divided(Team):
+    """Two processes, of which the other has other weights."""
+
+    size = 2
+
+    def same(self, text):
+        return False
+
+
+def test_processes_with_different_weights_are_an_error_before_anything_is_written(tmp_path):
+    _, job = training(tmp_path, Listener(), team=Divided())
+    with pytest.raises(TrainingError, match="after step 1 the processes hold different weights"):
+        job.run(threading.Event())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_weights_that_processes_compare_are_those_of_now(tmp_path):
+    seen = []
+
+    class Compared(Divided):
+        def same(self, text):
+            seen.append(text)
+            return True
+
+    training(tmp_path, Listener(), team=Compared())[1].run(threading.Event())
+    assert len(set(seen)) == len(seen) == 6
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    training(tmp_path, Listener())[1].run(threading.Event())
+    (tmp_path / "step-6" / "job.json").write_text("{")
+    with pytest.raises(StoreError, match=r"step-6/job.json is damaged.*delete its folder"):
+        training(tmp_path, Listener())
