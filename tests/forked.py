@@ -2,12 +2,7 @@
 
 They have a working directory, an environment, pipes and signals like any other process, and start in
 milliseconds: `python -m etude` spends seconds on its imports. `Forked` is used as `subprocess.Popen` is;
-<<<<<<< HEAD
 `program` writes programs `etude` and `python` for shells. What is about start-up itself takes a real process.
-=======
-`program` writes programs `etude` and `python` for shells. None of them reaches the Hugging Face hub. What is
-about start-up itself takes a real process.
->>>>>>> w-config
 """
 
 from __future__ import annotations
@@ -212,12 +207,8 @@ def _run(request: dict[str, Any]) -> NoReturn:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
-<<<<<<< HEAD
         searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [request["folder"], *(entry for entry in searched if entry not in sys.path)]
-=======
-        sys.path.insert(0, request["folder"])
->>>>>>> w-config
         # The server's own have other buffers.
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w", encoding="utf-8")
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1)

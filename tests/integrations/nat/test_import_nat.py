@@ -239,7 +239,6 @@ def test_a_customizers_options_become_those_of_training_here(folder):
     }
     assert config["trajectory_builders"]["pairs"] == {
         "_type": "dpo",
-        "beta": 0.2,
         "compare": "turns",
         "num_generations": 1,
         "min_reward_diff": 0.01,
