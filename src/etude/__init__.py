@@ -149,7 +149,10 @@ _HOMES = {
     "etude.loop.interface": ("Trainer",),
     "etude.loop.trainer": ("EpochTrainer",),
     "etude.rewards.evaluator": ("evaluator",),
-    "etude.rollout.episode": ("Episode", "SyncEpisode"),
+    "etude.rollout.episode": (
+        "Episode",
+        "SyncEpisode",
+    ),
     "etude.rollout.function": ("function",),
     "etude.rollout.reply": (
         "Reply",

@@ -8,7 +8,6 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from etude.finetune import finetune
 
 from etude.algorithms.distillation import Distillation
 from etude.config.load import parse_config
@@ -17,6 +16,7 @@ from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.learner.scoring import logprobs_of
 from etude.store.run_folder import RunFolder
+from etude.verbs import train_in
 from tests.algorithms.test_grpo import sample
 from tests.backends.test_local import AGENT
 from tests.learner.trees import forest
@@ -85,13 +85,14 @@ async def test_a_run_learns_from_a_teacher_in_this_process_and_asks_it_once(tmp_
     with pytest.raises(ConfigError, match="teacher"):
         config(teacher="nobody")
     with RunFolder.create(tmp_path / "runs", "run") as run:
-        outcome = await finetune(config(teacher="expert"), run)
-        assert len({status.metadata["model_version"]["digest"] for status in outcome.statuses}) == 2
+        outcome = await train_in(config(teacher="expert"), run)
+        assert len({outcome.version(wish).chosen.version.digest for wish in ("v1", "v2")}) == 2
+        jobs = outcome.jobs
         asked = [key for key, _ in run.journal.scan("teacher/expert/")]
         assert len(asked) == len(set(asked)) == 2 * 2 * 2
     with RunFolder.open(tmp_path / "runs" / "run") as run:
-        again = await finetune(config(teacher="expert"), run)
-        assert [one.run_id for one in again.statuses] == [one.run_id for one in outcome.statuses]
+        again = await train_in(config(teacher="expert"), run)
+        assert again.jobs == jobs
         assert len(list(run.journal.scan("teacher/expert/"))) == len(asked)
 
 

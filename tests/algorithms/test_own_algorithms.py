@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from etude.finetune import finetune
 
 import etude
 from etude.algorithms.algorithm import algorithm_of, loss_of
+from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.edge import sample_of
 from etude.core.errors import CapabilityError, ConfigError, RequestError
+from etude.store.facts import histories_of
 from etude.store.run_folder import RunFolder
+from etude.verbs import train_in
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.test_lm_server import compared
 from tests.backends.test_local import AGENT
@@ -59,8 +61,9 @@ def config(algorithm, **options):
 async def trained(project, name, algorithm, **options):
     """The digest of what one epoch makes, and the metrics of its job."""
     with RunFolder.create(project / "runs", name) as run:
-        (status,) = (await finetune(config(algorithm, **options), run)).statuses
-    return status.metadata["model_version"]["digest"], status.metadata["metrics"]
+        outcome = await train_in(config(algorithm, **options), run)
+    (row,) = histories_of(outcome.folder)[None].epochs
+    return outcome.model.chosen.version.digest, row.status.metadata["metrics"]
 
 
 async def test_a_new_advantage_trains_other_weights_than_that_of_grpo(project):
@@ -123,6 +126,17 @@ async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):
     data = compared().model_copy(update={"method": "plain_gradient:PlainGradient"})
     with pytest.raises(CapabilityError, match="etude serve --algorithms plain_gradient:PlainGradient"):
         await LmStandIn().adapter().submit(data)
+    adapter = LmStandIn().adapter()
+    adapter.planned = algorithm_of("plain_gradient:PlainGradient")
+    with pytest.raises(CapabilityError, match="has no such loss"):
+        await adapter.initialize(FinetuneConfig())
+    for known in (
+        etude.Malt(initial_expert_iterations=1),
+        etude.ExpertIteration(),
+        algorithm_of("max_rl:MaxRL"),
+    ):
+        adapter.planned = known
+        await adapter.initialize(FinetuneConfig())
 
 
 def test_a_server_trains_with_an_algorithm_that_it_was_started_with(project, model):  # noqa: F811

@@ -73,7 +73,7 @@ def trained(objective: str, packing: str, weights: str, team: Team | None = None
     for seed in (1, 2):
         metrics = learner.train(batch(objective, seed), OBJECTIVES[objective])
     found = learner.evaluate(batch(objective, 3), OBJECTIVES[objective])
-    apart = learner.divergences(forest(3, UNITS))
+    apart = [sum(turns) for turns in learner.divergences(forest(3, UNITS))]
     told = {f"valid {name}": value for name, value in found.items()}
     told |= {f"divergence {number}": value for number, value in enumerate(apart)}
     return learner.policy, metrics | told

@@ -66,18 +66,18 @@ class OpenAiEngine:
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """The logprob of each token given those before it; 0 for the first.
 
-        For endpoints that take token ids and tell `prompt_logprobs`, as vLLM does. Raises EngineError.
+        For endpoints that take token ids and give `prompt_logprobs`, as vLLM does. Raises EngineError.
         """
         fields = {"prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
 
         def read(data: bytes, version: int) -> tuple[float, ...]:
             try:
-                told = from_json(data)["choices"][0]["prompt_logprobs"]
-                values = [row[str(token)]["logprob"] for token, row in zip(ids[1:], told[1:], strict=True)]
+                rows = from_json(data)["choices"][0]["prompt_logprobs"]
+                values = [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)]
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise Refused(
-                    "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an endpoint "
-                    "that tells them, such as vLLM"
+                    "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an "
+                    "endpoint that gives them, such as vLLM"
                 ) from error
             return (0.0, *map(float, values))
 
@@ -86,7 +86,7 @@ class OpenAiEngine:
     async def _answer(
         self, path: str, fields: dict[str, Any], key: int, read: Callable[[bytes, int], T]
     ) -> T:
-        """What `read` makes of an answer and the version that gave it. Raises EngineError."""
+        """The result of `read`, given an answer and the version that gave it. Raises EngineError."""
         try:
             async for attempt in self._attempts(key):
                 if attempt.num > 1:

@@ -17,6 +17,15 @@ _ROUGHLY = 5e-2
 """By how much of the largest logit others may be off; half precision rounds as much."""
 
 
+_LOGITS = 1 << 24
+"""Logits that are held at a time on a CPU, whose caches they outgrow soon."""
+_LOGITS_ON_GPU = 1 << 27
+"""Half a gigabyte in float32. Each chunk reads the head's weights again, and adds to their gradient."""
+
+Head = Callable[[Tensor], Tensor]
+"""Hidden states [E, D] to logits [E, V]."""
+
+
 def last_hidden(model: Any, ids_BT: Tensor) -> Tensor:
     """Last hidden states [B, T, D] of a plain forward pass."""
     hidden_BTD: Tensor = without_lora(model).base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
@@ -53,36 +62,25 @@ def has_plain_head(model: Any) -> bool:
     return logits.shape == plain.shape and off_by(model, logits, plain) is None
 
 
-_LOGITS = 1 << 24
-"""Logits that are held at a time on a CPU, whose caches they outgrow soon."""
-_LOGITS_ON_GPU = 1 << 27
-"""Half a gigabyte in float32. Each chunk reads the head's weights again, and adds to their gradient."""
-
-Head = Callable[[Tensor], Tensor]
-"""Hidden states [E, D] to logits [E, V]."""
-
-
 def selective_logprobs(
-    head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor, vocabulary: int
+    head: Head,
+    hidden_ED: Tensor,
+    targets_E: Tensor,
+    temperatures_E: Tensor,
+    vocabulary: int,
+    *,
+    entropies: bool = False,
 ) -> Tensor:
     """Logprobs [E] of `targets_E` after `hidden_ED`.
 
-    What does not fit into one chunk is computed again for the gradient, chunk by chunk.
+    With `entropies` two rows [2, E]: those logprobs, and the entropies in nats of the distributions that they
+    are of. There are only as many logits at a time as may be held: what does not fit into one chunk is
+    computed again for the gradient, chunk by chunk.
     """
-    return _by_chunks(_logprobs, head, (hidden_ED, targets_E, temperatures_E), vocabulary)
-
-
-def logprobs_and_entropies(
-    head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor, vocabulary: int
-) -> Tensor:
-    """Two rows [2, E]: those logprobs, and the entropies in nats of the distributions that they are of."""
-    return _by_chunks(_with_entropies, head, (hidden_ED, targets_E, temperatures_E), vocabulary)
-
-
-def _by_chunks(of: Callable[..., Tensor], head: Head, fields: tuple[Tensor, ...], vocabulary: int) -> Tensor:
-    """`of(head, *fields)`, with as many logits at a time as may be held, joined along the last dimension."""
-    held = _LOGITS_ON_GPU if fields[0].is_cuda else _LOGITS
+    of = _with_entropies if entropies else _logprobs
+    held = _LOGITS_ON_GPU if hidden_ED.is_cuda else _LOGITS
     size = max(1, held // vocabulary)
+    fields = hidden_ED, targets_E, temperatures_E
     parts = list(zip(*(torch.split(field, size) for field in fields), strict=True))
     if len(parts) <= 1:
         return of(head, *fields)

@@ -7,7 +7,7 @@ its business: see `etude.learner.padding` and `etude.learner.packed`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -16,7 +16,7 @@ import torch
 from etude.core.sample import Sample
 
 Unit: TypeAlias = Sequence[Sample]
-"""What must be learned from together: one sample, or (chosen, rejected)."""
+"""Samples that must be learned from together: one, or (chosen, rejected)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +41,37 @@ class MicroBatch:
     objective wants them."""
 
 
+class Forward(Protocol):
+    """A way of some sequences through a model, with the E choices that they are trained on."""
+
+    def chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
+        """Logprobs [E] of the choices; with `entropies` [2, E], those of the distributions below them."""
+
+    def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
+        """Values of the choices as entries of the micro-batch, [B, T]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """A micro-batch, and how its sequences go through a model."""
 
     micro: MicroBatch
-    logprobs: Callable[[Any], torch.Tensor]
-    """For a model the logprobs [B, T] of the micro-batch's tokens, with gradient."""
-    with_entropies: Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
-    """The same, and the entropies [B, T] of the distributions that they are of."""
+    forward: Forward
     rows: tuple[int, ...]
     """Which sequences the rows are, counted through all units that were cut."""
 
+    def logprobs(self, model: Any) -> torch.Tensor:
+        """The logprobs [B, T] of the micro-batch's tokens, with gradient."""
+        return self.forward.by_rows(self.forward.chosen(model, entropies=False))
+
+    def with_entropies(self, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and the entropies [B, T] of the distributions that they are of."""
+        logprobs_E, entropies_E = self.forward.chosen(model, entropies=True)
+        return self.forward.by_rows(logprobs_E), self.forward.by_rows(entropies_E)
+
 
 class Objective(Protocol):
-    """What the learner asks of an algorithm."""
+    """The learner's view of an algorithm."""
 
     @property
     def needs_reference(self) -> bool:

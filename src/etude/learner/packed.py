@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from etude.core.sample import Sample
-from etude.learner.head import head_logits, logprobs_and_entropies, selective_logprobs
-from etude.learner.objective import MicroBatch, Pass, Unit
+from etude.learner.head import head_logits, selective_logprobs
+from etude.learner.objective import Pass, Unit
 from etude.learner.packing import Row, packs
-from etude.learner.padding import Shares, sampled_logprobs
+from etude.learner.padding import Shares, micro_batch
 from etude.learner.tree import Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_model import tree_hidden
 from etude.models.architecture import text_config
@@ -26,27 +26,23 @@ _PAYS = 0.8
 
 
 class _Row:
-    """A sequence, as far as it is trained on."""
+    """A sample, as far as it is trained on."""
 
-    def __init__(self, sequence: Sample, number: int) -> None:
-        self.sequence = sequence
+    def __init__(self, sample: Sample, number: int) -> None:
+        self.sample = sample
         self.number = number
-        self.trained = np.flatnonzero(np.asarray(sequence.loss_weights[1:])) + 1
+        self.trained = np.flatnonzero(np.asarray(sample.loss_weights[1:])) + 1
         """Positions of the tokens with a weight; the first of all is not chosen after anything."""
         self._reach = slice(0, 0) if not len(self.trained) else slice(self.trained[0], self.trained[-1] + 1)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """What the model has to read: nothing that comes after the last choice, nor that itself."""
-        return self.sequence.ids[: max(self._reach.stop - 1, 0)]
+        """The tokens that the model has to read: none after the last choice, nor that itself."""
+        return self.sample.ids[: max(self._reach.stop - 1, 0)]
 
     def values(self, field: Sequence[float]) -> np.ndarray:
         """A field's values of the trained tokens."""
         return np.asarray(field[self._reach], dtype=np.float64)[self.trained - self._reach.start]
-
-    def temperatures(self) -> np.ndarray:
-        """Those of the trained tokens."""
-        return self.values(self.sequence.temperatures)
 
 
 class PackedStep:
@@ -55,7 +51,7 @@ class PackedStep:
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = units
         numbers = count()
-        self._rows = [[_Row(sequence, next(numbers)) for sequence in unit] for unit in units]
+        self._rows = [[_Row(sample, next(numbers)) for sample in unit] for unit in units]
         self._tree = token_tree([row.ids for unit in self._rows for row in unit])
 
     @property
@@ -65,14 +61,14 @@ class PackedStep:
 
     @property
     def pays(self) -> bool:
-        """Whether sequences have so much in common that a tree is faster than padding."""
-        tokens = sum(len(sequence.ids) for unit in self._units for sequence in unit)
+        """Whether samples have so much in common that a tree is faster than padding."""
+        tokens = sum(len(sample.ids) for unit in self._units for sample in unit)
         return 0 < len(self._tree) <= _PAYS * tokens
 
     def passes(
         self, factors: Sequence[Sequence[float]], shares: Shares, token_budget: int, device: torch.device
     ) -> Iterator[Pass]:
-        """Packs of at most `token_budget` tokens of the tree. See `padding.padded_passes`."""
+        """Packs of at most `token_budget` tokens of the tree; the arguments are those of `padded_passes`."""
         packed = packs(self._tree, self._unit_paths(), token_budget)
         for pack in packed:
             rows = [row for index in pack for row in self._rows[index]]
@@ -111,20 +107,11 @@ def _pass(
     def tensor(field: Callable[[Sample], Sequence[float]]) -> torch.Tensor:
         filled = np.zeros((len(rows), width), dtype=np.float32)
         for number, row in enumerate(rows):
-            filled[number, : len(row.trained)] = row.values(field(row.sequence))
+            filled[number, : len(row.trained)] = row.values(field(row.sample))
         return torch.from_numpy(filled).to(device)
 
-    micro = MicroBatch(
-        weights_BT=tensor(lambda sequence: sequence.loss_weights)
-        * torch.tensor(scales, device=device)[:, None],
-        advantages_BT=tensor(lambda sequence: sequence.gains),
-        sampled_BT=tensor(sampled_logprobs),
-        unit_share=shares[0],
-        token_share=shares[1],
-    )
     forward = _Forward.of(tree, rows, width, device)
-    numbers = tuple(row.number for row in rows)
-    return Pass(micro, partial(_logprobs, forward), partial(_with_entropies, forward), numbers)
+    return Pass(micro_batch(tensor, scales, shares), forward, tuple(row.number for row in rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +133,8 @@ class _Forward:
         """The rows' choices; those of the same token in the same place at the same temperature are one."""
         along = zip(tree.paths, rows, strict=True)
         places = np.concatenate([path[row.trained - 1] for path, row in along])
-        targets = np.concatenate([row.values(row.sequence.ids) for row in rows]).astype(np.int64)
-        temperatures = np.concatenate([row.temperatures() for row in rows])
+        targets = np.concatenate([row.values(row.sample.ids) for row in rows]).astype(np.int64)
+        temperatures = np.concatenate([row.values(row.sample.temperatures) for row in rows])
         degrees, degree = np.unique(temperatures, return_inverse=True)
         needed, after = np.unique(places, return_inverse=True)
         names = (after * (targets.max() + 1) + targets) * len(degrees) + degree
@@ -163,26 +150,15 @@ class _Forward:
             choices_BK=torch.from_numpy(choices).to(device),
         )
 
+    def chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
+        """Each choice is computed once, whichever rows have it."""
+        hidden_ED = tree_hidden(model, self.ids_N, self.layout).index_select(0, self.after_E)
+        head, vocabulary = partial(head_logits, model), text_config(model).vocab_size
+        return selective_logprobs(
+            head, hidden_ED, self.targets_E, self.temperatures_E, vocabulary, entropies=entropies
+        )
 
-def _logprobs(forward: _Forward, model: Any) -> torch.Tensor:
-    """Logprobs [B, K] of the rows' choices, each computed once."""
-    return _by_rows(forward, _chosen(selective_logprobs, forward, model))
-
-
-def _with_entropies(forward: _Forward, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and the entropies [B, K] of what was chosen from."""
-    logprobs_E, entropies_E = _chosen(logprobs_and_entropies, forward, model)
-    return _by_rows(forward, logprobs_E), _by_rows(forward, entropies_E)
-
-
-def _chosen(of: Callable[..., torch.Tensor], forward: _Forward, model: Any) -> torch.Tensor:
-    """A function of `etude.learner.head` of the tree's choices."""
-    hidden_QD = tree_hidden(model, forward.ids_N, forward.layout)
-    hidden_ED = hidden_QD.index_select(0, forward.after_E)
-    vocabulary = text_config(model).vocab_size
-    return of(partial(head_logits, model), hidden_ED, forward.targets_E, forward.temperatures_E, vocabulary)
-
-
-def _by_rows(forward: _Forward, values_E: torch.Tensor) -> torch.Tensor:
-    rows, width = forward.choices_BK.shape
-    return F.pad(values_E, (0, 1)).index_select(0, forward.choices_BK.flatten()).view(rows, width)
+    def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
+        """[B, K], with zeros for padding."""
+        values_F = F.pad(values_E, (0, 1))
+        return values_F.index_select(0, self.choices_BK.flatten()).view(self.choices_BK.shape)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from etude.core.sample import Sample
-from etude.learner.head import Head, head_logits, last_hidden, logprobs_and_entropies, selective_logprobs
+from etude.learner.head import Head, head_logits, last_hidden, selective_logprobs
 from etude.learner.objective import MicroBatch, Pass, Unit
 from etude.learner.packing import Row
 from etude.models.architecture import logits_after, text_config
@@ -52,7 +52,7 @@ def padded_passes(
     batch: list[int] = []
     rows = 0
     for index in order:
-        longest = max(len(sequence.ids) for sequence in units[index])
+        longest = max(len(sample.ids) for sample in units[index])
         rows += len(units[index])
         if batch and rows * longest > token_budget:
             yield padded(batch)
@@ -64,25 +64,37 @@ def padded_passes(
 
 def by_length(units: Sequence[Unit]) -> list[int]:
     """Indices of units, the shortest first."""
-    return sorted(range(len(units)), key=lambda index: max(len(s.ids) for s in units[index]))
+    return sorted(range(len(units)), key=lambda index: max(len(sample.ids) for sample in units[index]))
 
 
 def padded_row(units: Sequence[Unit]) -> Row:
     """The units of a step for dealing; nothing is shared. Padding to like lengths costs little."""
     order = by_length(units)
-    costs = tuple(sum(len(sequence.ids) for sequence in units[index]) for index in order)
+    costs = tuple(sum(len(sample.ids) for sample in units[index]) for index in order)
     return Row(tuple(order), costs, costs)
 
 
 def token_share(units: Sequence[Unit]) -> float:
-    """See `MicroBatch.token_share`."""
-    trained = sum(1 for unit in units for sequence in unit for weight in sequence.loss_weights if weight)
+    """One over the trained tokens of a step, as `MicroBatch` has it."""
+    trained = sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)
     return 1.0 / max(trained, 1)
 
 
-def sampled_logprobs(sample: Sample) -> Sequence[float]:
-    """Under the policy that sampled [T]; 0 where nobody knows, as for what is imitated."""
-    return sample.logprobs if sample.logprobs is not None else (0.0,) * len(sample.ids)
+def micro_batch(
+    tensor: Callable[[Callable[[Sample], Sequence[float]]], torch.Tensor],
+    scales: Sequence[float],
+    shares: Shares,
+) -> MicroBatch:
+    """Of rows whose fields `tensor` pads, and whose weights are scaled."""
+    weights_BT = tensor(lambda sample: sample.loss_weights)
+    return MicroBatch(
+        weights_BT=weights_BT * torch.tensor(scales, device=weights_BT.device)[:, None],
+        advantages_BT=tensor(lambda sample: sample.gains),
+        # 0 where nobody knows, as for what is imitated.
+        sampled_BT=tensor(lambda sample: sample.logprobs or (0.0,) * len(sample.ids)),
+        unit_share=shares[0],
+        token_share=shares[1],
+    )
 
 
 def _padded(
@@ -93,29 +105,20 @@ def _padded(
     device: torch.device,
     plain_head: bool,
 ) -> Pass:
-    sequences = [sequence for unit in units for sequence in unit]
-    scales = [factor for unit in factors for factor in unit]
-    width = max(len(sequence.ids) for sequence in sequences)
+    samples = [sample for unit in units for sample in unit]
+    width = max(len(sample.ids) for sample in samples)
 
     def tensor(
         field: Callable[[Sample], Sequence[float]], padding: float = 0, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        filled = [[*field(sequence), *[padding] * (width - len(sequence.ids))] for sequence in sequences]
+        filled = [[*field(sample), *[padding] * (width - len(sample.ids))] for sample in samples]
         return torch.tensor(filled, dtype=dtype, device=device)
 
-    scale_B1 = torch.tensor(scales, device=device)[:, None]
-    micro = MicroBatch(
-        weights_BT=tensor(lambda sequence: sequence.loss_weights) * scale_B1,
-        advantages_BT=tensor(lambda sequence: sequence.gains),
-        sampled_BT=tensor(sampled_logprobs),
-        unit_share=shares[0],
-        token_share=shares[1],
-    )
-    ids_BT = tensor(lambda sequence: sequence.ids, dtype=torch.long)
-    temperatures_BT = tensor(lambda sequence: sequence.temperatures, 1.0)
+    micro = micro_batch(tensor, [factor for unit in factors for factor in unit], shares)
+    ids_BT = tensor(lambda sample: sample.ids, dtype=torch.long)
+    temperatures_BT = tensor(lambda sample: sample.temperatures, 1.0)
     trained_BK = micro.weights_BT[:, 1:] != 0
-    forward = _Forward(ids_BT, temperatures_BT[:, 1:][trained_BK], trained_BK, plain_head)
-    return Pass(micro, partial(_token_logprobs, forward), partial(_with_entropies, forward), rows)
+    return Pass(micro, _Forward(ids_BT, temperatures_BT[:, 1:][trained_BK], trained_BK, plain_head), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,34 +132,22 @@ class _Forward:
     """Which they are, after the first of each row."""
     plain_head: bool
 
-    def chosen(self, of: Callable[..., torch.Tensor], model: Any) -> torch.Tensor:
-        """A function of `etude.learner.head` of these tokens."""
+    def chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
+        """The choice of each trained token, given those before it."""
         vocabulary = text_config(model).vocab_size
         positions = self.trained_BK.any(dim=0).nonzero().flatten()
         head: Head = partial(head_logits, model)
         if self.plain_head:
             states_BKD = last_hidden(model, self.ids_BT)[:, positions]
         else:
-            head, states_BKD = _itself, logits_after(model, self.ids_BT, positions)
+            head, states_BKD = (lambda logits: logits), logits_after(model, self.ids_BT, positions)
         states_ED = states_BKD[self.trained_BK[:, positions]]
-        return of(head, states_ED, self.ids_BT[:, 1:][self.trained_BK], self.temperatures_E, vocabulary)
+        targets_E = self.ids_BT[:, 1:][self.trained_BK]
+        return selective_logprobs(
+            head, states_ED, targets_E, self.temperatures_E, vocabulary, entropies=entropies
+        )
 
     def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
         """[B, T], with zeros for other tokens."""
         values_BK = values_E.new_zeros(self.trained_BK.shape).masked_scatter(self.trained_BK, values_E)
         return F.pad(values_BK, (1, 0))
-
-
-def _token_logprobs(forward: _Forward, model: Any) -> torch.Tensor:
-    """Logprobs [B, T] of the trained tokens given those before them, as they were sampled."""
-    return forward.by_rows(forward.chosen(selective_logprobs, model))
-
-
-def _with_entropies(forward: _Forward, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and the entropies [B, T] of what was chosen from."""
-    logprobs_E, entropies_E = forward.chosen(logprobs_and_entropies, model)
-    return forward.by_rows(logprobs_E), forward.by_rows(entropies_E)
-
-
-def _itself(logits: torch.Tensor) -> torch.Tensor:
-    return logits
