@@ -13,7 +13,9 @@ DEV := .venv/.installed-dev
 
 .PHONY: help demo test test-all tests tests-all lint types docs bench clean
 
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --cov --cov-fail-under=90
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+# Twice the time of tests that are Python and not torch: for test-all alone.
+COVERAGE = --cov --cov-fail-under=90
 
 help: ## Show what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,14 +27,14 @@ demo: $(LOCAL) ## Install, and watch an agent learn (ARGS="--task tictactoe")
 test: lint ## Install, and run all checks but the slow tests
 	@$(MAKE) --no-print-directory --jobs 2 types tests
 
-test-all: lint ## The same with the slow tests
+test-all: lint ## The same with the slow tests, and the coverage of all
 	@$(MAKE) --no-print-directory --jobs 2 types tests-all
 
 tests: $(DEV)
 	$(PYTEST) -m "not slow and not vllm and not nat" $(ARGS)
 
 tests-all: $(DEV)
-	$(PYTEST) -m "not vllm and not nat" $(ARGS)
+	$(PYTEST) $(COVERAGE) -m "not vllm and not nat" $(ARGS)
 
 lint: $(DEV) ## Style
 	$(BIN)/ruff check .

@@ -208,7 +208,8 @@ def _run(request: dict[str, Any]) -> NoReturn:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
-        sys.path.insert(0, request["folder"])
+        searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [request["folder"], *(entry for entry in searched if entry not in sys.path)]
         # The server's own have other buffers.
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w", encoding="utf-8")
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1)

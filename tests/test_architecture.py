@@ -39,8 +39,8 @@ ROOMS = [
     "preflight",
     "demo",
     "server",
-    "integrations",
     "components",
+    "integrations",
     "cli",
     "__main__",
 ]

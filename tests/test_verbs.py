@@ -2,8 +2,11 @@
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import datasets
 import pandas
@@ -12,7 +15,6 @@ import yaml
 from pydantic import Field
 
 import etude
-from etude.algorithms.grpo import GrpoBuilderConfig
 from etude.backends.capabilities import Capabilities
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
@@ -187,7 +189,7 @@ def own_parts():
 
 def test_live_functions_become_a_run_with_all_that_one_asks_of_it(project):
     play, correct = own_parts()
-    algorithm = GrpoBuilderConfig(num_generations=4)
+    algorithm = etude.Grpo(group=4)
     run = etude.train(
         play, reward=correct, validation=HELD_OUT, algorithm=algorithm, epochs=2, seed=3, name="mine", **PARTS
     )
@@ -346,3 +348,37 @@ def test_what_is_no_such_part_is_refused_before_there_is_a_folder(project, chang
     with pytest.raises((RequestError, ConfigError), match=error):
         etude.train(play, **{"reward": correct, **PARTS, **changes})
     assert not (project / "runs").exists()
+
+
+INTERRUPTED = """
+import asyncio, os, signal, threading
+import etude, tests.test_verbs as parts
+
+presses = iter([threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))])
+
+async def play(example, episode):
+    for press in presses:
+        press.start()
+    try:
+        await asyncio.sleep(60)
+    finally:
+        print("the agent was cancelled", flush=True)
+
+async def cell():
+    etude.train(play, reward=lambda example, output: 1.0, name="stopped", **parts.PARTS)
+
+try:
+    asyncio.run(cell())
+except KeyboardInterrupt:
+    print("interrupted;", etude.load_run("stopped").facts.state)
+"""
+
+
+def test_ctrl_c_in_a_running_event_loop_stops_the_work_and_keeps_the_run(project):
+    root = str(Path(__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=50, env=environment
+    )
+    assert "the agent was cancelled" in result.stdout, result.stderr
+    assert result.stdout.splitlines()[-1] == "interrupted; unfinished", result.stderr

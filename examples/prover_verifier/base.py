@@ -26,7 +26,7 @@ from etude.learner.learner import LearnerOptions
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
 from etude.protocols import Act, Widths, find_protocol
-from etude.protocols.asking import Question, Said
+from etude.protocols.asking import FinalAnswer, Question
 from etude.protocols.growing import Play, grow
 
 from task import LINES, PROTOCOLS, VERIFIER, HiddenBug
@@ -50,16 +50,16 @@ class Agents:
     """How often it judges by what it saw; otherwise it tosses a coin."""
     transcripts: dict[str, list[Message]] = field(default_factory=dict)
 
-    async def ask(self, questions: Sequence[Question]) -> list[Said]:
+    async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
         """Answer the turns of a round."""
         return [self._answer(question) for question in questions]
 
-    def _answer(self, question: Question) -> Said:
+    def _answer(self, question: Question) -> FinalAnswer:
         text = self._text(question)
         self.transcripts[question.turn.agent] = [*question.prompt, {"role": "assistant", "content": text}]
         act = SCENARIO.parse(text, question.turn)
         assert isinstance(act, Act)
-        return Said(0, text, act, False, ())
+        return FinalAnswer(0, text, act, False, ())
 
     def _text(self, question: Question) -> str:
         knows, told = question.prompt[0]["content"], question.prompt[-1]["content"]

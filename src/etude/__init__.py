@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etude.algorithms.algorithm import Algorithm, OfGradient
+    from etude.algorithms.distillation import Distillation
     from etude.algorithms.dpo import Dpo
     from etude.algorithms.expert_iteration import ExpertIteration
     from etude.algorithms.grpo import Grpo
     from etude.algorithms.malt import Malt
+    from etude.algorithms.reinforce_pp import ReinforcePP
+    from etude.algorithms.rloo import Rloo
     from etude.algorithms.supervised import Supervised
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
@@ -52,8 +55,7 @@ if TYPE_CHECKING:
     from etude.loop.interface import Trainer
     from etude.loop.trainer import EpochTrainer
     from etude.rewards.evaluator import evaluator
-    from etude.rollout.blocking import SyncEpisode
-    from etude.rollout.episode import Episode
+    from etude.rollout.episode import Episode, SyncEpisode
     from etude.rollout.function import function
     from etude.rollout.reply import Reply, ToolCall
     from etude.rollout.workflow import workflow
@@ -67,10 +69,13 @@ _HOMES = {
         "Algorithm",
         "OfGradient",
     ),
+    "etude.algorithms.distillation": ("Distillation",),
     "etude.algorithms.dpo": ("Dpo",),
     "etude.algorithms.expert_iteration": ("ExpertIteration",),
     "etude.algorithms.grpo": ("Grpo",),
     "etude.algorithms.malt": ("Malt",),
+    "etude.algorithms.reinforce_pp": ("ReinforcePP",),
+    "etude.algorithms.rloo": ("Rloo",),
     "etude.algorithms.supervised": ("Supervised",),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.backends.capabilities": ("Capabilities",),
@@ -144,8 +149,10 @@ _HOMES = {
     "etude.loop.interface": ("Trainer",),
     "etude.loop.trainer": ("EpochTrainer",),
     "etude.rewards.evaluator": ("evaluator",),
-    "etude.rollout.blocking": ("SyncEpisode",),
-    "etude.rollout.episode": ("Episode",),
+    "etude.rollout.episode": (
+        "Episode",
+        "SyncEpisode",
+    ),
     "etude.rollout.function": ("function",),
     "etude.rollout.reply": (
         "Reply",
@@ -178,6 +185,7 @@ __all__ = [
     "ConfigError",
     "DPOItem",
     "DatasetConfig",
+    "Distillation",
     "Dpo",
     "Engine",
     "Episode",
@@ -202,8 +210,10 @@ __all__ = [
     "OfGradient",
     "OpenAiSharedModelGroup",
     "Pair",
+    "ReinforcePP",
     "Reply",
     "RequestError",
+    "Rloo",
     "Run",
     "Sample",
     "SharedModelGroup",

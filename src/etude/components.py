@@ -1,6 +1,7 @@
-"""Everything that Etude ships under a `_type`: importing this module registers it.
+"""Everything of the core that stands under a `_type`: importing this module registers it.
 
-Installed packages do the same: they name such a module under the entry-point group `etude.components`.
+Installed packages do the same: they name such a module under the entry-point group `etude.components`. So do
+the integrations, of which nothing here knows.
 None of these modules needs torch before a component is built.
 """
 
@@ -13,16 +14,16 @@ import etude.backends.local
 import etude.backends.openai_adapter
 import etude.inference.local
 import etude.inference.openai_compatible
-import etude.integrations.art.components
-import etude.integrations.nat.components
 import etude.loop.live
 import etude.loop.trainer
-import etude.protocols.config
+import etude.protocols.registry
 import etude.rewards.evaluator
 import etude.rewards.judge
 import etude.rollout.datasets
 import etude.rollout.workflow
-import etude.scenarios.components
+import etude.scenarios.datasets
+import etude.scenarios.measures
+import etude.scenarios.scenario
 
 for module in pkgutil.iter_modules(etude.algorithms.__path__, "etude.algorithms."):
     importlib.import_module(module.name)

@@ -124,6 +124,8 @@ class Run:
     def metrics(self) -> Any:
         """A row for each validation and epoch, or of an evaluation for each episode.
 
+        Columns that begin with `training/` are those of the epoch's job.
+
         A data frame where pandas is installed, else a list of dicts.
         """
         rows = _item_rows(self.folder) if self.facts.kind == "evaluate" else _metric_rows(self.folder)
@@ -157,7 +159,10 @@ def _metric_rows(folder: Path) -> list[dict[str, Any]]:
         entries: list[Entry] = [*history.epochs, *history.validations]
         for entry in sorted(entries, key=lambda entry: entry.epoch):
             kind = "epoch" if isinstance(entry, EpochEntry) else "validation"
-            rows.append({**entry.metrics, **whose, "kind": kind, "epoch": entry.epoch})
+            job = entry.status if isinstance(entry, EpochEntry) else None
+            training = ((job and job.metadata) or {}).get("metrics") or {}
+            learned = {f"training/{name}": value for name, value in training.items()}
+            rows.append({**entry.metrics, **learned, **whose, "kind": kind, "epoch": entry.epoch})
     return rows
 
 

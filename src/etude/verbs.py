@@ -284,14 +284,23 @@ def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
         except BaseException as error:  # noqa: BLE001  raised again in the thread that waits
             outcome["error"] = error
 
+    def cancel() -> None:
+        while running:
+            loop, task = running.pop()
+            if task is not None:
+                loop.call_soon_threadsafe(task.cancel)
+
+    waiting = asyncio.current_task()
     thread = threading.Thread(target=run, name="etude")
     thread.start()
     try:
-        thread.join()
+        while thread.is_alive():
+            thread.join(0.2)
+            # `asyncio.run` makes a first Ctrl-C a cancellation, which this thread would notice at its end.
+            if waiting is not None and waiting.cancelling():
+                cancel()
     except KeyboardInterrupt:
-        for loop, task in running:
-            if task is not None:
-                loop.call_soon_threadsafe(task.cancel)
+        cancel()
         thread.join()
         raise
     if "error" in outcome:

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.collecting import examples_for_epoch
+from etude.algorithms.epochs import examples_for_epoch
 from etude.core.example import Example
 
 

@@ -53,6 +53,7 @@ def test_a_sample_is_the_same_from_the_file_as_from_the_trajectory() -> None:
         context_ids=(7, 8),
         advantages=(0.5, 1.5),
         weights=(1.0, 0.0),
+        teacher_logprobs=(-0.1, -0.2),
         temperature=0.7,
     )
     sample = sample_of(Trajectory(episode=[asked, given, said], reward=1.0, episode_id="a"))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 import torch
 
 from etude.core.call import Sampling
@@ -66,6 +67,17 @@ async def running(options: VllmOptions, source: Path) -> AsyncIterator[VllmProce
         await process.stop()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(
+    request: pytest.FixtureRequest, source: Path, tmp_path_factory
+) -> AsyncIterator[VllmProcess]:
+    """A process that several tests ask: to start one takes seconds."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        command = command_of(request.param, monkeypatch)
+        async with running(options_of(tmp_path_factory.mktemp("served"), command), source) as process:
+            yield process
+
+
 def engine_of(process: VllmProcess, name: str, source: Path) -> VllmEngine:
     return VllmEngine(process, name, Speech.load(source), max_tokens=16, wait=120)
 
@@ -88,28 +100,43 @@ def lora_folder(source: Path, folder: Path, seed: int) -> Policy:
     return policy
 
 
-@commands
-async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weights(command, source, tmp_path):
-    async with running(options_of(tmp_path, command), source) as process:
-        trained = lora_folder(source, tmp_path / "lora", 3)
-        await process.add_lora("lora-1", tmp_path / "lora")
-        answers = {}
-        for name, policy in ((str(source), Policy.load(source)), ("lora-1", trained)):
-            engine, told = engine_of(process, name, source), list[SampledToken]()
-            sampled = await engine.sample(TokenRequest(PROMPT, key=7, top=2), told.append)
-            expected = logprobs_of(policy, PROMPT, sampled.ids)
-            assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
-            assert [token.id for token in told] == list(sampled.ids)
-            assert (await engine.sample(TokenRequest(PROMPT, key=7, top=2))).ids == sampled.ids
-            assert [len(top) for top in sampled.top] == [2] * len(sampled.ids)
-            answers[name] = sampled.ids
-            await engine.close()
-        assert len(set(answers.values())) == 2
-        await process.remove_lora("lora-1")
-        gone = engine_of(process, "lora-1", source)
-        with pytest.raises(EngineError, match="404"):
-            await gone.sample(TokenRequest(PROMPT))
-        await gone.close()
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "served", ["stand-in", pytest.param("real", marks=pytest.mark.vllm)], indirect=True, scope="module"
+)
+async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weights(served, source, tmp_path):
+    trained = lora_folder(source, tmp_path / "lora", 3)
+    await served.add_lora("lora-1", tmp_path / "lora")
+    answers = {}
+    for name, policy in ((str(source), Policy.load(source)), ("lora-1", trained)):
+        engine, told = engine_of(served, name, source), list[SampledToken]()
+        sampled = await engine.sample(TokenRequest(PROMPT, key=7, top=2), told.append)
+        expected = logprobs_of(policy, PROMPT, sampled.ids)
+        assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
+        assert [token.id for token in told] == list(sampled.ids)
+        assert (await engine.sample(TokenRequest(PROMPT, key=7, top=2))).ids == sampled.ids
+        assert [len(top) for top in sampled.top] == [2] * len(sampled.ids)
+        answers[name] = sampled.ids
+        await engine.close()
+    assert len(set(answers.values())) == 2
+    await served.remove_lora("lora-1")
+    gone = engine_of(served, "lora-1", source)
+    with pytest.raises(EngineError, match="404"):
+        await gone.sample(TokenRequest(PROMPT))
+    await gone.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("served", ["stand-in"], indirect=True, scope="module")
+async def test_seeds_repeat_and_stop_strings_cut(served, source):
+    engine = engine_of(served, str(source), source)
+    one, same, other = [await engine.sample(TokenRequest(PROMPT, key=key)) for key in (3, 3, 4)]
+    assert one.ids == same.ids != other.ids
+    letter = next(letter for letter in one.text if letter.isalpha())
+    cut = await engine.sample(TokenRequest(PROMPT, Sampling(stop=(letter,)), key=3))
+    assert cut.text == one.text[: one.text.index(letter)] and cut.finish_reason == "stop"
+    assert cut.ids == one.ids[: len(cut.ids)]
+    await engine.close()
 
 
 @commands
@@ -139,18 +166,6 @@ async def test_a_process_that_hangs_is_started_anew(source, tmp_path):
         assert "did not answer for 0.5 s" in process.reason
         await process.ready(60)
         assert process.pid != first
-
-
-async def test_seeds_repeat_and_stop_strings_cut(source, tmp_path):
-    async with running(options_of(tmp_path), source) as process:
-        engine = engine_of(process, str(source), source)
-        one, same, other = [await engine.sample(TokenRequest(PROMPT, key=key)) for key in (3, 3, 4)]
-        assert one.ids == same.ids != other.ids
-        letter = next(letter for letter in one.text if letter.isalpha())
-        cut = await engine.sample(TokenRequest(PROMPT, Sampling(stop=(letter,)), key=3))
-        assert cut.text == one.text[: one.text.index(letter)] and cut.finish_reason == "stop"
-        assert cut.ids == one.ids[: len(cut.ids)]
-        await engine.close()
 
 
 async def test_a_model_that_cannot_be_served_is_told_with_the_last_lines(source, tmp_path):

@@ -43,7 +43,8 @@ SHARDED = [
     ("grpo", "tree", "half"),
     ("grpo", "padded", "half lora"),
 ]
-UNITS = 14
+UNITS = 8
+"""With steps of five the last step of a job is shorter."""
 
 
 def learner_of(packing: str, weights: str, team: Team | None = None, **options: object) -> Learner:

@@ -58,10 +58,10 @@ def test_the_block_mask_is_the_one_that_torch_makes(tree, window):
     size = len(layout.ends_N)
     assert size % 128 == 0 and (0 <= size - len(tree) < 128 or size == 256)
 
-    def looks(batch, head, query, key):
+    def attends(batch, head, query, key):
         return layout.attends(query, key, window)
 
-    made, wanted = layout.block_mask(window), create_block_mask(looks, None, None, size, size, device="cpu")
+    made, wanted = layout.block_mask(window), create_block_mask(attends, None, None, size, size, device="cpu")
     assert torch.equal(made.to_dense(), wanted.to_dense())
     assert made.shape == wanted.shape
     for kind in ("kv", "full_kv", "q", "full_q"):

@@ -40,7 +40,7 @@ def test_steps_far_below_the_resolution_move_the_model_as_in_float32():
     half, full = half_policy(), half_policy()
     full.model.float()
     start = full.copy_tensors()
-    options = LearnerOptions(learning_rate=1e-5, passes=300)
+    options = LearnerOptions(learning_rate=1e-5, passes=120)
     learners = [Learner(of, options, seed=0) for of in (half, full)]
     losses = [learner.train(job(units=6), Supervised())["loss"] for learner in learners]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)

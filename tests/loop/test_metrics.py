@@ -3,7 +3,14 @@ import pytest
 from etude.core.evaluation import EvalInput, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.numbers import finite
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.loop.metrics import collection_metrics, reason_for_skip, selection_metrics, validation_metrics
+from etude.loop.metrics import (
+    collection_metrics,
+    reason_for_skip,
+    reason_to_stop,
+    scores_of,
+    selection_metrics,
+    validation_metrics,
+)
 from etude.store.summary import summary_of
 from tests.report.histories import history
 
@@ -149,3 +156,35 @@ def test_groups_with_equal_rewards_are_counted_where_rewards_are_compared():
     assert collection_metrics(collection(), told)["reward_groups"] == told["reward_groups"]
     imitated = collection(flat).model_copy(update={"method": "supervised"})
     assert "reward_groups" not in collection_metrics(imitated, {})
+
+
+def test_validations_count_where_there_are_any_and_epochs_otherwise():
+    assert scores_of(history([0.1, 0.2], {0: 0.5})) == [0.5]
+    assert scores_of(history([0.1, None, 0.2])) == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "patience", "stops"),
+    [
+        ([0.5, 0.4], 2, False),
+        ([0.5, 0.4, 0.4], 2, True),
+        ([0.5, 0.4, 0.6], 2, False),
+        ([0.5, 0.6, 0.55, 0.6], 2, True),
+        ([0.5, 0.5], 1, True),
+        ([0.5, 0.4, 0.3], None, False),
+        ([], 1, False),
+    ],
+)
+def test_patience_ends_when_the_last_rewards_have_not_beaten_the_best(rewards, patience, stops):
+    assert (reason_to_stop(history(rewards), patience, None) is not None) == stops
+
+
+@pytest.mark.parametrize(("reward", "stops"), [(0.89, False), (0.9, True), (None, False)])
+def test_the_target_ends_when_the_last_reward_reaches_it(reward, stops):
+    assert (reason_to_stop(history([0.2], {0: 0.2, 1: reward}), None, 0.9) is not None) == stops
+
+
+def test_a_resumed_run_looks_only_at_what_was_known_then():
+    past = history([0.1, 0.2, 0.3], {0: 0.1, 1: 0.9, 2: 0.2, 3: 0.2}).until(2)
+    assert scores_of(past) == [0.1, 0.9, 0.2]
+    assert [entry.epoch for entry in past.epochs] == [1, 2]

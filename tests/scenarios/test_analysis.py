@@ -15,8 +15,7 @@ from etude.protocols import PROTOCOLS, Node
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.rollout.workflow import as_workflow
-from etude.scenarios.analysers import ANALYSERS, analyser_named
-from etude.scenarios.analysis import analyse, analyse_phase
+from etude.scenarios.analysis import ANALYSERS, analyse, analyse_phase, analyser_named
 from etude.scenarios.scenario import CodeValidation
 from etude.store.encode import encode_episode
 from etude.store.journal import Journal

@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, EtudeError, RequestError
 from etude.scenarios.buggify import BuggifySettings, buggify
-from etude.scenarios.dataset_config import BuggyAppsConfig
-from etude.scenarios.datasets import load_programs
+from etude.scenarios.datasets import BuggyAppsConfig, ProgramProblem, load_programs
 from etude.scenarios.edits import comments, edit_distance, program_in, same_program
-from etude.scenarios.problems import ProgramProblem
 from etude.scenarios.sandbox.check import IoTests
 from etude.store.journal import Journal
 from tests.rewards.scripted_engine import ScriptedEngine, answering

@@ -12,9 +12,7 @@ import pytest
 
 from etude.core.errors import DatasetError, MissingExtraError
 from etude.core.example import Example
-from etude.scenarios.dataset_config import AppsConfig, BuggyAppsConfig
-from etude.scenarios.datasets import load_programs
-from etude.scenarios.problems import read_problems
+from etude.scenarios.datasets import AppsConfig, BuggyAppsConfig, load_programs, read_problems
 from etude.scenarios.sandbox.check import IoTests
 
 APPS_ROW = {

@@ -17,15 +17,18 @@ from etude.core.evaluation import EvalInputItem
 from etude.core.stats import estimate
 from etude.protocols import EpisodeTree, Node
 from etude.rewards.scorer import evaluate
-from etude.scenarios.evaluators import (
+from etude.scenarios.measures import (
+    Conduct,
     NeitherConfig,
     NoDecisionConfig,
     RetryProportionConfig,
     TokenLimitProportionConfig,
     VerdictAccuracyConfig,
+    accuracy,
+    conduct,
+    endings,
     play_evaluator,
 )
-from etude.scenarios.measures import Conduct, accuracy, conduct, endings
 from etude.scenarios.summary import summarise, summarise_phase
 from etude.store.encode import encode_episode
 from etude.store.journal import Journal

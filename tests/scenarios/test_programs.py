@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from etude.scenarios.programs.generate import FAMILIES, generate_rows
-from etude.scenarios.programs.mutate import mutants
+from etude.scenarios.programs.generate import FAMILIES, generate_rows, mutants
 from etude.scenarios.programs.problem import Family
 from etude.scenarios.sandbox.check import IoTests, check_program, same_value
 

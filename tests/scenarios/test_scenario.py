@@ -33,9 +33,8 @@ from etude.protocols import (
 )
 from etude.protocols.decision import VERDICTS
 from etude.protocols.log import Log, log_of
-from etude.scenarios.prompts import PROMPTS
+from etude.scenarios.prompts import PROMPTS, fenced, how_to_decide
 from etude.scenarios.scenario import CodeValidation, stance_of
-from etude.scenarios.wording import fenced, how_to_decide
 from tests.support import ScriptedEngine
 
 EXAMPLE = Example(

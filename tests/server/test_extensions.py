@@ -61,7 +61,7 @@ class NoEngine:
 
     async def open(self) -> None: ...
 
-    def place(self, model: Any) -> str:
+    def memory_group(self, model: Any) -> str:
         return ""
 
     async def load(self, model: Any) -> Any:

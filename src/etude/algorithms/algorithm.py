@@ -188,7 +188,11 @@ def algorithm_type(name: Method) -> type[Algorithm]:
 
 
 def load_algorithms(paths: Sequence[str]) -> None:
-    """Import algorithms that somebody vouches for, also from the current folder. Raises RequestError."""
+    """Import what ships, and algorithms that somebody vouches for, also from the current folder.
+
+    Raises RequestError.
+    """
+    registry.load_entry_points()
     if paths:
         make_importable(Path.cwd())
     for path in paths:
@@ -235,6 +239,21 @@ def kind_of(name: Method) -> Kind:
         return algorithm_type(name).kind
     except EtudeError:
         return "samples"
+
+
+def by_turn(
+    returns: Sequence[Sequence[float]], compare: Callable[[Sequence[float]], Sequence[float]]
+) -> list[list[float]]:
+    """The advantages of every turn against the same turn of its siblings; shapes as `returns`.
+
+    `returns[i][t]` is the return of sample i from turn t on. Samples may differ in their number of turns.
+    """
+    advantages: list[list[float]] = [[] for _ in returns]
+    for turn in range(max(map(len, returns), default=0)):
+        rows = [row for row, values in enumerate(returns) if len(values) > turn]
+        for row, value in zip(rows, compare([returns[row][turn] for row in rows]), strict=True):
+            advantages[row].append(value)
+    return advantages
 
 
 def _with_advantages(sample: Sample, values: Sequence[float]) -> Sample:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +23,7 @@ from etude.algorithms.episodes import (
     rewards_of,
     without_retries,
 )
+from etude.algorithms.epochs import examples_for_epoch, iter_collections, together
 from etude.algorithms.samples import branches_of, require_tokens
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
@@ -37,13 +36,12 @@ from etude.core.keys import content_hash, generator
 from etude.core.sample import Unit
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.protocols.growing import branching
-from etude.rewards.collections import numbered, phase_name, worked_on
+from etude.rewards.collections import phase_name, worked_on
 from etude.rewards.scorer import read_score
-from etude.store.episodes import iter_episodes
-from etude.store.journal import Journal
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
+    from etude.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +67,12 @@ class Collecting(TrajectoryBuilderConfig):
         default=None,
         ge=1,
         description="Examples of an epoch, from a shuffle that cycles through the dataset; all by default.",
+    )
+    replace_flat_groups: int = Field(
+        default=0,
+        ge=0,
+        description="Other examples, at most, that an epoch plays in place of those whose episodes all "
+        "earned the same (dynamic sampling, DAPO).",
     )
     discount: float = Field(
         default=1.0, ge=0, le=1, description="Discount of later rewards, for agents that give step rewards."
@@ -112,6 +116,10 @@ class Collecting(TrajectoryBuilderConfig):
         parts = [part for group in episodes for part in self.parts(group)]
         return [UnitGroup(self.samples(part, collected.tally), rewards_of(part)) for part in parts]
 
+    async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
+        """The samples with what others must be asked for, such as a teacher among the runtime's engines."""
+        return groups
+
     def parts(self, group: Group) -> list[Group]:
         """The group itself or, where `credit` says so, a group for each agent."""
         return [group] if self.credit == "episode" else [*by_agent(group)]
@@ -134,6 +142,8 @@ class CollectingBuilder(TrajectoryBuilder):
         self.method = self.algorithm.methods[-1]
         self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
+        self._replacements: dict[int, int] = {}
+        """Examples that an epoch played in place of others."""
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -178,6 +188,23 @@ class CollectingBuilder(TrajectoryBuilder):
         examples = examples_for_epoch(
             self.runtime.examples, self.algorithm.examples_per_epoch, epoch, self.run_config.seed
         )
+        output = await self._run(examples, epoch)
+        left, latest = self.algorithm.replace_flat_groups, output
+        known = {example.id for example in examples}
+        others = [example for example in self.runtime.examples if example.id not in known]
+        generator(self.run_config.seed, "replacements", epoch).shuffle(others)
+        while count := min(await self._flat_groups(latest, epoch), left):
+            # A stored run is read back without its examples: there each call gives what it gave then.
+            if not others and self.runtime.examples:
+                break
+            latest, others = await self._run(others[:count], epoch), others[count:]
+            left -= count
+            played = {item.id for item in latest.eval_input.eval_input_items}
+            self._replacements[epoch] = self._replacements.get(epoch, 0) + len(played)
+            output = together(output, latest)
+        return output
+
+    async def _run(self, examples: Sequence[Example], epoch: int) -> EvaluationRunOutput:
         self.runtime.progress.phase("collecting", len(examples) * self.algorithm.num_generations)
         return await self.runtime.evaluation.run(
             examples,
@@ -187,6 +214,15 @@ class CollectingBuilder(TrajectoryBuilder):
             on_score=self._score_made,
         )
 
+    async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:
+        """In how many examples there is nothing to compare; 0 where nobody asks for others in their place."""
+        if not self.algorithm.replace_flat_groups:
+            return 0
+        rewards: dict[str, set[float | None]] = {item.id: set() for item in self._rewards_in(output)}
+        for item in self._rewards_in(output):
+            rewards[item.id].add(await self.reward_of(item, {"epoch": epoch}))
+        return sum(len(values - {None}) < 2 for values in rewards.values())
+
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Wait for the episodes and build the groups, in the order of the examples."""
         if run_id not in self.evaluation_runs:
@@ -195,13 +231,15 @@ class CollectingBuilder(TrajectoryBuilder):
             output = await self.evaluation_runs[run_id]
         finally:
             self.evaluation_runs.pop(run_id, None)
-        tally, epoch = Tally(failures=dict(output.failures)), self.epoch_of(meta)
+        tally, epoch = Tally(), self.epoch_of(meta)
         about = {"run_id": run_id, **(meta or {})}
         episodes: list[Group] = [*await self._scored_groups(output, tally, about)]
         tally.reward_groups = reward_groups(map(rewards_of, episodes))
+        tally.replacements = self._replacements.pop(epoch, 0)
         for earlier in self.algorithm.earlier_epochs(epoch):
             episodes += await self.stored_groups(earlier, about)
         groups = self.algorithm.groups(episodes, Collected(epoch, self.run_config.seed, tally))
+        groups = await self.algorithm.completed(groups, self._runtime)
         self._facts = {run_id: tally.facts()}
         method, options = self.algorithm.method_at(epoch)
         return TrajectoryCollection(
@@ -258,9 +296,6 @@ class CollectingBuilder(TrajectoryBuilder):
     ) -> ScoredEpisode | None:
         """An episode with its reward and its branches; None when no call of it is targeted."""
         tally.rewards.append(reward)
-        tally.completion_tokens += sum(
-            call.completion.usage.completion_tokens for call in episode.calls if call.completion is not None
-        )
         used = without_retries(episode)
         tally.retried += len(episode.calls) - len(used.calls)
         branches = tuple(branches_of(used, self.run_config.target_functions, self.target_model))
@@ -337,54 +372,6 @@ class CollectingBuilder(TrajectoryBuilder):
         return self.run_config.reward_function.name
 
 
-def iter_collections(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:
-    """The stored episodes of all collections of one kind that an epoch has."""
-    for call in count(1):
-        episodes = iter_episodes(journal, f"{numbered(phase, call)}/")
-        first = next(episodes, None)
-        if first is None:
-            return
-        yield from chain([first], episodes)
-
-
 def _label(widths: Any) -> str:
     """Widths as a part of a phase's name."""
     return str(widths) if isinstance(widths, int) else content_hash(widths)[:8]
-
-
-def examples_for_epoch(
-    examples: Sequence[Example], count: int | None, epoch: int, seed: int
-) -> list[Example]:
-    """`count` examples for an epoch, from a seeded shuffle that cycles through the dataset.
-
-    Each pass uses every example once, in an order of its own, and no epoch has an example twice. All
-    examples in their own order when `count` is None or covers them.
-    """
-    if count is None or count >= len(examples):
-        return list(examples)
-    chosen: list[int] = []
-    waiting: list[int] = []
-    passes = 0
-    for _ in range(epoch + 1):
-        if len(waiting) < count:
-            waiting += _next_pass(len(examples), waiting, count - len(waiting), seed, passes)
-            passes += 1
-        chosen, waiting = waiting[:count], waiting[count:]
-    return [examples[index] for index in chosen]
-
-
-def _next_pass(size: int, left: Sequence[int], needed: int, seed: int, number: int) -> list[int]:
-    """A shuffle of all indices whose first `needed` are none of those left over from the pass before."""
-    order = _shuffled(size, seed, number)
-    skipped = set(left)
-    head = [index for index in order if index not in skipped][:needed]
-    taken = set(head)
-    return head + [index for index in order if index not in taken]
-
-
-@lru_cache(maxsize=4)
-def _shuffled(size: int, seed: int, number: int) -> tuple[int, ...]:
-    """Kept, because every epoch starts from the first pass."""
-    order = list(range(size))
-    generator(seed, "examples", number).shuffle(order)
-    return tuple(order)

@@ -53,11 +53,9 @@ class UnitGroup:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one collection. Nothing that was left out goes uncounted."""
+    """Counts of one collection: those that the run does not make of the episodes that it hands out."""
 
     episodes: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
-    """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
     rewards: list[float] = field(default_factory=list)
     """Of every scored episode, whether or not it is trained on."""
     unscored: int = 0
@@ -71,7 +69,8 @@ class Tally:
     """The same by what the template writes differently: the role and kind of a message, or the tools."""
     retried: int = 0
     """Answers in a protocol that could not be used and were asked for again; they are not trained on."""
-    completion_tokens: int = 0
+    replacements: int = 0
+    """Examples that were played in place of others, whose episodes had all earned the same."""
     left_out: Counter[str] = field(default_factory=Counter)
     """What the algorithm left out, by reason."""
     reward_groups: dict[str, int] = field(default_factory=dict)

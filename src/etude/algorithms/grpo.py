@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from operator import sub
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.algorithm import Algorithm, Gradient, Need, OfGradient
+from etude.algorithms.algorithm import Algorithm, Gradient, Need, OfGradient, by_turn
 from etude.algorithms.collecting import Collected
 from etude.algorithms.episodes import Group, Tally, UnitGroup, choices_of, turn_samples
 from etude.algorithms.off_policy import OffPolicy
@@ -53,7 +54,7 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
     policy has strayed by more than `off_policy_limit` have v = 0 where A < 0 (DeepSeek-V3.2, 2025).
     """
 
-    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "surrogate_gain", "importance")
+    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "importance")
 
     credit: Literal["episode", "agent", "turn"] = Field(  # type: ignore[assignment]
         "episode",
@@ -61,36 +62,25 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
         "episodes, by what it earned. `turn`: and each of its answers by what it earned from there on; where "
         "a play branches, with the other answers to its prompt. `episode`: all have the episode's reward.",
     )
-    drop_flat_groups: bool = Field(
-        True,
-        description="Leave out groups whose rewards are all equal: they have no advantage and teach nothing.",
-    )
+    drop_flat_groups: bool = Field(True, description="Leave out groups with no advantage.")
     variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = Field(
         "dapo", description="A name for a choice of the options below; each can be changed."
     )
     clip_low: OfGradient[float] = Field(0.2, gt=0, lt=1, description="ε_low of the clipped ratio.")
     clip_high: OfGradient[FiniteFloat] = Field(0.28, gt=0, description="ε_high (clip-higher, DAPO).")
-    beta: OfGradient[FiniteFloat] = Field(
-        0.0, ge=0, description="Weight of the KL to the base model in the loss."
-    )
+    beta: OfGradient[FiniteFloat] = Field(0.0, ge=0, description="Weight of the KL to the base model.")
     reward_kl: Annotated[FiniteFloat, Gradient(everywhere=False)] = Field(
-        0.0,
-        ge=0,
-        description="Price in the reward of each nat that an episode is from the base model; `local` only.",
+        0.0, ge=0, description="Price in the reward of each nat away from the base model; `local` only."
     )
     kl_estimator: OfGradient[Literal["k3", "unbiased"]] = Field(
         "k3", description="How that KL is estimated (Schulman's, or times the ratio: DeepSeek-V3.2)."
     )
-    entropy_bonus: OfGradient[FiniteFloat] = Field(
-        0.0, ge=0, description="Weight of the entropy that is rewarded at every sampled token."
-    )
+    entropy_bonus: OfGradient[FiniteFloat] = Field(0.0, ge=0, description="Weight of each token's entropy.")
     aggregation: OfGradient[Literal["token", "sequence", "constant"]] = Field(
         "token",
         description="Averages over all tokens (DAPO), per sequence (GRPO), or by a constant (Dr. GRPO).",
     )
-    constant_length: OfGradient[int] = Field(
-        256, ge=1, description="The constant of `aggregation: constant`, in tokens."
-    )
+    constant_length: OfGradient[int] = Field(256, ge=1, description="Tokens of `aggregation: constant`.")
     ratio: OfGradient[Literal["token", "sequence"]] = Field(
         "token", description="Each token's own ratio, or one of the whole sequence (GSPO)."
     )
@@ -103,12 +93,8 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
     overlong_limit: OfGradient[int | None] = Field(
         None, ge=1, description="Tokens at which an answer is punished by 1; left out: none is (DAPO)."
     )
-    overlong_buffer: OfGradient[int] = Field(
-        1, ge=1, description="Tokens below that limit over which the punishment rises from 0."
-    )
-    mask_truncated: OfGradient[bool] = Field(
-        False, description="Leave answers that were cut off out of the loss (DAPO)."
-    )
+    overlong_buffer: OfGradient[int] = Field(1, ge=1, description="Tokens before it over which that grows.")
+    mask_truncated: OfGradient[bool] = Field(False, description="Leave cut-off answers out (DAPO).")
 
     @model_validator(mode="before")
     @classmethod
@@ -141,11 +127,9 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
     def samples(self, group: Group, tally: Tally) -> Sequence[Unit]:
         """Every branch of every episode of a group; nothing when the group has no advantage."""
         samples = [sample for scored in group for sample in scored.samples(self.discount)]
-        if self.drop_flat_groups and len(group) == 1:
-            tally.left_out[GROUP_OF_ONE] += 1
-            return []
-        if self.drop_flat_groups and _is_flat(samples):
-            tally.left_out[EQUAL_REWARDS] += 1
+        alone, flat = len(group) == 1, _is_flat(samples)
+        if self.drop_flat_groups and (alone or flat):
+            tally.left_out[GROUP_OF_ONE if alone else EQUAL_REWARDS] += 1
             return []
         return samples
 
@@ -181,25 +165,16 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
     def advantages(self, group: Sequence[Sample]) -> list[list[float]]:
         """Of episodes, whose branches share one; with step rewards of turns, against siblings' same turn."""
         prices = [[self._price(turn) for turn in sample.turns] for sample in group]
-        if not any(sample.returns for sample in group):
-            names = [
-                index if sample.episode is None else sample.episode for index, sample in enumerate(group)
-            ]
-            rewards: dict[Any, float] = {}
-            for name, sample, own in zip(names, group, prices, strict=True):
-                rewards[name] = rewards.get(name, sample.reward) - math.fsum(own)
-            by_name = dict(zip(rewards, self.compare([*rewards.values()]), strict=True))
-            return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
-        advantages: list[list[float]] = [[] for _ in group]
-        returns = [
-            [value - price for value, price in zip(values, [*accumulate(own[::-1])][::-1], strict=True)]
-            for values, own in zip((sample.turn_rewards for sample in group), prices, strict=True)
-        ]
-        for turn in range(max(map(len, returns))):
-            rows = [row for row, values in enumerate(returns) if len(values) > turn]
-            for row, value in zip(rows, self.compare([returns[row][turn] for row in rows]), strict=True):
-                advantages[row].append(value)
-        return advantages
+        if any(sample.returns for sample in group):
+            owed = [[*accumulate(own[::-1])][::-1] for own in prices]
+            values = [map(sub, sample.turn_rewards, own) for sample, own in zip(group, owed, strict=True)]
+            return by_turn([list(returns) for returns in values], self.compare)
+        names = [index if sample.episode is None else sample.episode for index, sample in enumerate(group)]
+        rewards: dict[Any, float] = {}
+        for name, sample, own in zip(names, group, prices, strict=True):
+            rewards[name] = rewards.get(name, sample.reward) - math.fsum(own)
+        by_name = dict(zip(rewards, self.compare([*rewards.values()]), strict=True))
+        return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
 
     def _price(self, turn: Turn) -> float:
         """What an answer, and those before it, pay: for leaving the base model, and DAPO's for length."""
@@ -221,12 +196,8 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
 
     def needs(self) -> set[Need]:
         """Only the KL term looks at the reference, the bonus at entropies, the price at divergences."""
-        wants: dict[Need, float] = {
-            "reference": self.beta,
-            "entropy": self.entropy_bonus,
-            "divergence": self.reward_kl,
-        }
-        return {"logprobs", *(need for need, weight in wants.items() if weight)}
+        wants = (("reference", self.beta), ("entropy", self.entropy_bonus), ("divergence", self.reward_kl))
+        return {"logprobs", *(need for need, weight in wants if weight)}  # type: ignore[arg-type]
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
         """Factors that make sums a mean over tokens, over samples of their token means, or Dr. GRPO's."""
@@ -253,9 +224,14 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
         from_BT = log_ratio_BT if self.correction == "none" else log_ratio_BT - now_BT
         if self.ratio == "sequence":
             from_BT = (from_BT.sum(dim=1, keepdim=True) / lengths_B1).expand_as(from_BT)
-        gain_BT, metrics["clip_fraction"] = self.surrogate_gain(
-            from_BT.exp(), logprobs_BT, batch.advantages_BT
-        )
+        ratio_BT, advantages_BT = from_BT.exp(), batch.advantages_BT
+        cut_BT = ratio_BT.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages_BT
+        gain_BT = torch.minimum(ratio_BT * advantages_BT, cut_BT)
+        metrics["clip_fraction"] = ratio_BT * advantages_BT > cut_BT
+        if self.surrogate == "cispo":
+            bounded_BT = ratio_BT.detach().clamp(max=1 + self.clip_high)
+            gain_BT = bounded_BT * advantages_BT * logprobs_BT
+            metrics["clip_fraction"] = ratio_BT > 1 + self.clip_high
         loss = -(weights_BT * gain_BT).sum()
         if batch.reference_BT is not None:
             gap_BT = torch.where(trained_BT, batch.reference_BT - logprobs_BT, 0.0)
@@ -270,19 +246,6 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
             name: float((values_BT * trained_BT).sum()) * batch.token_share
             for name, values_BT in metrics.items()
         }
-
-    def surrogate_gain(
-        self, ratio_BT: torch.Tensor, logprobs_BT: torch.Tensor, advantages_BT: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is to grow for each token, and whether its ratio was cut."""
-        import torch
-
-        low, high = 1 - self.clip_low, 1 + self.clip_high
-        if self.surrogate == "cispo":
-            weight_BT = ratio_BT.detach().clamp(max=high)
-            return weight_BT * advantages_BT * logprobs_BT, ratio_BT > high
-        plain_BT, cut_BT = ratio_BT * advantages_BT, ratio_BT.clamp(low, high) * advantages_BT
-        return torch.minimum(plain_BT, cut_BT), plain_BT > cut_BT
 
 
 def _is_flat(samples: Sequence[Sample]) -> bool:

@@ -153,6 +153,8 @@ def sample_of(
                 call=call.index,
                 function=call.function,
                 finish_reason=completion.finish_reason,
+                token_ids=None if known else completion.completion_ids,
+                logprobs=None if known else completion.logprobs,
             )
         )
         messages.append(completion.message)

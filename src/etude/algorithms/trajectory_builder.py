@@ -139,9 +139,9 @@ class TrajectoryBuilder(ABC):
     def facts(self, run_id: str) -> dict[str, Any]:
         """What a finished collection says about itself, as JSON; empty when the builder does not say.
 
-        The trainer understands `rewards` (of all scored episodes, trained on or not), `episodes`,
-        `failures` (counts by kind), `unscored`, `untargeted`, `completion_tokens`, `left_out` (counts by
-        reason) and `model_versions` (calls by the version of the weights that answered them).
+        The run counts the episodes, failures, calls and tokens of what it hands out itself. A builder adds
+        what only it knows: `rewards` (as it shapes them), `untargeted`, `left_out` (counts by reason). Of
+        episodes that do not come from the run it may tell those counts too, by the same names.
         """
         return {}
 

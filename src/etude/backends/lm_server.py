@@ -104,7 +104,7 @@ class LmServerAdapter(OpenAiJobs):
         return status
 
     async def put_engine_away(self) -> None:
-        """Free the device until `bring_engine_back`; requests wait meanwhile, or are told to come again."""
+        """Free the device until `bring_engine_back`; requests wait meanwhile, or are asked to come again."""
         await self.server.stop_engine(timeout=self.adapter_config.ready_timeout)
 
     async def bring_engine_back(self) -> None:

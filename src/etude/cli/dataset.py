@@ -16,7 +16,7 @@ from etude.cli.console import emit, path_shown, say, table, warn
 if TYPE_CHECKING:
     from etude.inference.openai_compatible import OpenAiEngine
     from etude.scenarios.buggify import Buggified, BuggifySettings
-    from etude.scenarios.dataset_config import ProgramsConfig
+    from etude.scenarios.datasets import ProgramsConfig
 
 app = typer.Typer(help="Make data sets.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -70,8 +70,7 @@ def buggify(
     """
     from etude.inference.openai_compatible import OpenAiEngine
     from etude.inference.openai_config import OpenAiLlmConfig
-    from etude.scenarios.buggify import BuggifySettings
-    from etude.scenarios.buggify_file import programs_config, work_folder
+    from etude.scenarios.buggify import BuggifySettings, programs_config, work_folder
 
     settings = BuggifySettings(model, share, per_problem, attempts, temperature, seed=seed)
     config = programs_config(source, split=split, difficulty=None if difficulty is None else difficulty.value)
@@ -92,7 +91,7 @@ async def _buggify(
     limit: int | None,
     concurrency: int,
 ) -> Buggified:
-    from etude.scenarios.buggify_file import buggify_file
+    from etude.scenarios.buggify import buggify_file
 
     def tell(done: int, of: int, made: int) -> None:
         if done == of or done * 20 // of > (done - 1) * 20 // of:

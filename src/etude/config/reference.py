@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import cleandoc
 from typing import Any
 
 from pydantic import BaseModel
@@ -61,7 +62,7 @@ def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:
 
 
 def _table(model: type[BaseModel]) -> Iterator[str]:
-    yield f"{(model.__doc__ or '').strip()}\n"
+    yield f"{cleandoc(model.__doc__ or '')}\n"
     fields = {
         field.alias or name: field
         for name, field in model.model_fields.items()

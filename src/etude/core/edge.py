@@ -169,15 +169,17 @@ class _Columns:
 
 
 def _items(sample: Sample) -> list[EpisodeItem]:
-    """The messages in order; over a sample, `context_ids` and `token_ids` in turn are the whole sequence."""
-    turns = {turn.message: turn for turn in sample.turns}
-    items, end = [], 0
-    for index, message in enumerate(sample.messages):
-        if (turn := turns.get(index)) is None:
-            items.append(_given(message))
-            continue
-        items.append(_answer(sample, turn, message, end))
-        end = turn.stop
+    """The messages in order; over a sample, `context_ids` and `token_ids` in turn are the whole sequence.
+
+    Of a sample without messages the answers alone, without their texts.
+    """
+    items: list[EpisodeItem] = []
+    seen, end = 0, 0
+    for turn in sample.turns:
+        items += map(_given, sample.messages[seen : max(turn.message, 0)])
+        answer = sample.messages[turn.message] if turn.message >= 0 else {}
+        items.append(_answer(sample, turn, answer, end))
+        seen, end = turn.message + 1, turn.stop
     return items
 
 
@@ -192,8 +194,8 @@ def _answer(sample: Sample, turn: Turn, message: Message, end: int) -> EpisodeIt
     return EpisodeItem(
         role=EpisodeItemRole.ASSISTANT,
         content=text_of(message),
-        logprobs=() if turn.replaced else values(sample.logprobs) or (),
-        token_ids=sample.ids[own] if known and not turn.replaced else None,
+        logprobs=() if turn.replaced else values(sample.logprobs) or turn.logprobs or (),
+        token_ids=None if turn.replaced else sample.ids[own] if known else turn.token_ids,
         context_ids=sample.ids[end : turn.start] if known else None,
         advantages=values(sample.advantages),
         weights=values(sample.weights),

@@ -36,6 +36,11 @@ class Turn:
     """Σ log π_sampled - log π_reference over its tokens in nats, where a learner has measured it."""
     replaced: bool = False
     """Its text was written in place of what was sampled: it has no tokens until a backend makes them."""
+    token_ids: tuple[int, ...] | None = None
+    """Its tokens where the engine returns them without those of the prompt, and the sample so has no `ids`:
+    for backends that render prompts themselves."""
+    logprobs: tuple[float, ...] | None = None
+    """Those of `token_ids`."""
 
 
 @dataclass(frozen=True, slots=True)

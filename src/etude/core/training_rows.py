@@ -122,14 +122,16 @@ class GrpoTurn(_Row):
     """Of the sampled tokens; left out: they are made from the group's rewards."""
     weights: tuple[NonNegativeFloat, ...] | None = None
     """Of the sampled tokens in the loss; left out: all weigh the same."""
+    teacher_logprobs: tuple[FiniteFloat, ...] | None = None
+    """Of the sampled tokens under a teacher."""
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     finish_reason: str | None = None
     """`length` for an answer that was cut off."""
 
     @model_validator(mode="after")
     def _one_number_a_token(self) -> GrpoTurn:
-        columns = {"logprobs": self.logprobs, "advantages": self.advantages, "weights": self.weights}
-        for name, values in columns.items():
+        for name in ("logprobs", "advantages", "weights", "teacher_logprobs"):
+            values = getattr(self, name)
             if values is not None and len(values) != len(self.token_ids):
                 raise ValueError(f"{len(values)} {name} for {len(self.token_ids)} token_ids")
         return self
@@ -199,6 +201,7 @@ def _row_of(sample: Sample) -> GrpoTrajectory:
                 logprobs=(sample.logprobs or ())[own],
                 advantages=None if sample.advantages is None else sample.advantages[own],
                 weights=None if sample.weights is None else sample.weights[own],
+                teacher_logprobs=None if sample.teacher_logprobs is None else sample.teacher_logprobs[own],
                 temperature=turn.temperature,
                 finish_reason="length" if turn.finish_reason == "length" else None,
             )
@@ -247,6 +250,7 @@ def _sample_of(row: GrpoTrajectory, index: int) -> Sample:
         logprobs=column("logprobs"),
         advantages=column("advantages"),
         weights=column("weights"),
+        teacher_logprobs=column("teacher_logprobs"),
         turns=tuple(turns),
         reward=row.reward,
         episode=row.episode if row.episode is not None else f"#{index}",

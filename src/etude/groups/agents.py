@@ -93,13 +93,13 @@ class ModelSettings:
 def _of_jobs(config: JobsConfig) -> dict[str, Any]:
     """The settings of a config of fine-tuning jobs; None where it leaves a value to the API."""
     own: Mapping[str, Any] = config.hyperparameters if isinstance(config, LmServerAdapterConfig) else {}
-    given: dict[str, Any] = {"n_epochs": config.n_epochs, "beta": config.beta, **own}
-    rank, alpha = given.get("lora_rank"), given.get("lora_alpha")
+    values: dict[str, Any] = {"n_epochs": config.n_epochs, "beta": config.beta, **own}
+    rank, alpha = values.get("lora_rank"), values.get("lora_alpha")
     settings = {
         "min_rows": config.min_rows,
-        "num_epochs": given["n_epochs"],
-        "rl_learning_rate": given.get("learning_rate"),
-        "dpo_beta": given["beta"],
+        "num_epochs": values["n_epochs"],
+        "rl_learning_rate": values.get("learning_rate"),
+        "dpo_beta": values["beta"],
         "lora_rank": rank,
         # A server's own choice is twice the rank.
         "lora_alpha_scale": (2.0 if alpha in (None, "auto") else alpha / rank)
@@ -155,12 +155,12 @@ def by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
 def agreed(group: str, agents: Mapping[str, GroupAgent]) -> ModelSettings:
     """The settings that all agents have. Raises RequestError naming the first that they differ in."""
     first, *others = agents.values()
-    mine = asdict(first.settings)
+    settings = asdict(first.settings)
     for other in others:
         for name, value in asdict(other.settings).items():
-            if value != mine[name]:
+            if value != settings[name]:
                 raise RequestError(
                     f"group '{group}': agents that share a model must agree on {name}, and it is "
-                    f"{mine[name]!r} for '{first.agent_name}' and {value!r} for '{other.agent_name}'"
+                    f"{settings[name]!r} for '{first.agent_name}' and {value!r} for '{other.agent_name}'"
                 )
     return first.settings

@@ -54,49 +54,6 @@ FOR_GROUPS = Advice(
 )
 
 
-async def wait_for(
-    adapter: TrainerAdapter, ref: TrainingJobRef, seconds: float, poll_interval: float, advice: Advice
-) -> TrainingJobStatus:
-    """The final status of a job.
-
-    After `seconds` the backend is asked to cancel it. Raises TrainingError when it is cancelled then, and
-    JobStillRunning when the backend does not say so.
-    """
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            status = await adapter.wait_until_complete(ref, poll_interval=poll_interval)
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        return await _cancel(adapter, ref, seconds, advice, error)
-    if not status.status.is_final:
-        raise TrainingError(
-            f"job {ref.run_id} ({ref.backend}): wait_until_complete came back while it is '{status.status}'"
-        )
-    return status
-
-
-async def _cancel(
-    adapter: TrainerAdapter, ref: TrainingJobRef, seconds: float, advice: Advice, cause: TimeoutError
-) -> TrainingJobStatus:
-    """Ask the backend to cancel a job; the status that it then reports, if the job is completed after all."""
-    await adapter.cancel(ref)
-    status = await adapter.status(ref)
-    for pause in islice(pauses(1.0, 1.0), _LOOKS):
-        if status.status.is_final or type(adapter).cancel is TrainerAdapter.cancel:
-            break
-        await asyncio.sleep(pause)
-        status = await adapter.status(ref)
-    late = f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s"
-    if status.status is TrainingStatusEnum.COMPLETED:
-        return status
-    if status.status.is_final:
-        raise TrainingError(f"{late} and was cancelled. {advice.late}") from cause
-    raise JobStillRunning(
-        f"{late}. Its backend was asked to cancel it and says that it is '{status.status}'. {advice.running}"
-    ) from cause
-
-
 def require_completed(ref: TrainingJobRef, status: TrainingJobStatus, advice: Advice) -> None:
     """Raise TrainingError for a job that failed, was cancelled or is not known to the backend."""
     if status.status is TrainingStatusEnum.COMPLETED:
@@ -125,9 +82,6 @@ def version_of(status: TrainingJobStatus, required: bool, ref: TrainingJobRef) -
     return None
 
 
-Warn = Callable[[str], None]
-
-
 @dataclass(frozen=True, slots=True)
 class LineRules:
     """Which jobs are submitted, and from which weights they start."""
@@ -154,7 +108,7 @@ class ModelLine:
         journal: Journal,
         *,
         rules: LineRules | None = None,
-        warn: Warn = lambda text: None,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`name` is unique within the run; `model` is the entry of `llms` that `engine` is."""
         self.name = name
@@ -215,20 +169,20 @@ class ModelLine:
             return skipped
         start = (self.log.base() if self.rules.from_scratch else None) or self.version
         name, data = collection.run_id, JobData.of(collection, start, self._hyperparameters)
-        known = await self._known(name, data)
-        number = self.log.newest() + 1 if known is None or known.number is None else known.number
+        earlier = await self._known(name, data)
+        number = self.log.newest() + 1 if earlier is None or earlier.number is None else earlier.number
         await self._start_from(start)
         await self.adapter.count_from(number - 1)
         await self.log.add_job(name, data.model_copy(update={"number": number}))
         try:
             ref = await self.adapter.submit(collection)
         except RequestError as error:
-            await self._not_made(name, known)
+            await self.log.take_back_job(name, earlier)
             if isinstance(error, JobNameTakenError):
                 raise JobNameTakenError(name, error.differences, self.advice.taken) from error
             raise
         if isinstance(ref, Skipped):
-            await self._not_made(name, known)
+            await self.log.take_back_job(name, earlier)
             if self.version is not None and start != self.version:
                 # Nothing is being trained after all: sampling goes on from where it was.
                 await self.adapter.restore(self.version)
@@ -245,13 +199,45 @@ class ModelLine:
     async def wait(self, ref: TrainingJobRef, seconds: float, poll_interval: float) -> TrainingJobStatus:
         """The status of the completed job; the backend's message about it is passed on, once.
 
-        Raises TrainingError when it ends otherwise, or not in time.
+        After `seconds` the backend is asked to cancel the job. Raises TrainingError when it is cancelled
+        then or does not end as completed, and JobStillRunning when the backend does not cancel it.
         """
-        status = await wait_for(self.adapter, ref, seconds, poll_interval, self.advice)
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                status = await self.adapter.wait_until_complete(ref, poll_interval=poll_interval)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            late = f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s"
+            status = await self._cancel(ref, late, error)
+        if not status.status.is_final:
+            raise TrainingError(
+                f"job {ref.run_id} ({ref.backend}): wait_until_complete came back while it is "
+                f"'{status.status}'"
+            )
         require_completed(ref, await self.noted(ref, status), self.advice)
         if status.message:
             self._say_once(status.message)
         return status
+
+    async def _cancel(self, ref: TrainingJobRef, late: str, cause: TimeoutError) -> TrainingJobStatus:
+        """Ask the backend to cancel a job that is `late`; its status, if it is completed after all."""
+        adapter = self.adapter
+        await adapter.cancel(ref)
+        status = await adapter.status(ref)
+        for pause in islice(pauses(1.0, 1.0), _LOOKS):
+            if status.status.is_final or type(adapter).cancel is TrainerAdapter.cancel:
+                break
+            await asyncio.sleep(pause)
+            status = await adapter.status(ref)
+        if status.status is TrainingStatusEnum.COMPLETED:
+            return status
+        if status.status.is_final:
+            raise TrainingError(f"{late} and was cancelled. {self.advice.late}") from cause
+        raise JobStillRunning(
+            f"{late}. Its backend was asked to cancel it and says that it is '{status.status}'. "
+            f"{self.advice.running}"
+        ) from cause
 
     async def adopt(self, ref: TrainingJobRef, status: TrainingJobStatus) -> ModelVersion | None:
         """Sample from the weights that a completed job made, once it is sure that they are new.
@@ -300,14 +286,14 @@ class ModelLine:
     def _backend(self) -> str:
         return f"'{self.adapter.adapter_config.type_name}'"
 
-    async def _known(self, name: str, asked: JobData) -> JobData | None:
-        """The noted job of that name, if any. Raises JobNameTakenError when it differs from the one asked."""
-        known = self.log.job(name)
-        if known is not None and known.differences(asked):
+    async def _known(self, name: str, wanted: JobData) -> JobData | None:
+        """The earlier job of that name, if any. Raises JobNameTakenError when it differs from the new one."""
+        earlier = self.log.job(name)
+        if earlier is not None and earlier.differences(wanted):
             ref = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)
             if await self.is_known(ref):
-                raise JobNameTakenError(name, known.differences(asked), self.advice.taken)
-        return known
+                raise JobNameTakenError(name, earlier.differences(wanted), self.advice.taken)
+        return earlier
 
     async def _start_from(self, start: ModelVersion | None) -> None:
         """Have the backend's next job start from a version, whatever it has done meanwhile."""
@@ -317,15 +303,8 @@ class ModelLine:
         check_way_back(self._backend, self.adapter.capabilities(), start.number, last)
         await self.adapter.restore(start)
 
-    async def _not_made(self, name: str, known: JobData | None) -> None:
-        """Note that a job was not made after all; an earlier one of that name may have been."""
-        if known is None:
-            await self.log.forget_job(name)
-        else:
-            await self.log.add_job(name, known)
-
     async def noted(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
-        """The status; of a job that has ended in vain, the number is free again."""
+        """The status; the version number of a job that ended without one is free again."""
         if status.status.is_final and status.status is not TrainingStatusEnum.COMPLETED:
             await self.log.release(ref.run_id)
         return status

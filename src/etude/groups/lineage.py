@@ -1,4 +1,4 @@
-"""Lineage: where each version of a model came from, and the checks that a new one is new and in use."""
+"""Lineage: the job and data behind each version of a model, and whether a version is new and in use."""
 
 from __future__ import annotations
 
@@ -93,9 +93,12 @@ class LineageLog:
         value = self._journal.get(f"{self._prefix}jobs/{run_id}")
         return None if value is None else JobData.model_validate(value)
 
-    async def forget_job(self, run_id: str) -> None:
-        """Forget a job that was not made after all."""
-        await self._journal.forget(f"{self._prefix}jobs/{run_id}")
+    async def take_back_job(self, run_id: str, earlier: JobData | None) -> None:
+        """Undo `add_job` for a job that was not made; `earlier` is the one that had the name before."""
+        if earlier is not None:
+            await self.add_job(run_id, earlier)
+        else:
+            await self._journal.forget(f"{self._prefix}jobs/{run_id}")
 
     async def release(self, run_id: str) -> None:
         """Note that a job makes no version: its number can be another's."""
@@ -127,7 +130,7 @@ class LineageLog:
             )
 
     def entry(self, number: int) -> LineageEntry | None:
-        """Where a version came from; None for one that is not noted."""
+        """The entry of a version; None when it has none."""
         value = self._journal.get(self._key(number))
         return None if value is None else LineageEntry.model_validate(value)
 

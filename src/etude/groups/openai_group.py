@@ -39,7 +39,7 @@ _LOG = logging.getLogger("etude.groups")
 _POLL = 0.5
 
 
-async def _until(is_ready: Callable[[], Awaitable[bool]], seconds: float, who: str, what: str) -> None:
+async def _until(is_ready: Callable[[], Awaitable[bool]], seconds: float, who: str, service: str) -> None:
     """Poll until it is ready, and log what `who` waits for if that is not at once.
 
     Raises TimeoutError, naming both, when it is not ready after `seconds`.
@@ -48,15 +48,15 @@ async def _until(is_ready: Callable[[], Awaitable[bool]], seconds: float, who: s
         async with asyncio.timeout(seconds) as limit:
             if await is_ready():
                 return
-            _LOG.warning("%s waits up to %g s for %s, which is not healthy", who, seconds, what)
+            _LOG.warning("%s waits up to %g s for %s, which is not healthy", who, seconds, service)
             # A server in another process sends no event when it has started.
             while not await is_ready():  # noqa: ASYNC110
                 await asyncio.sleep(min(_POLL, seconds))
-            _LOG.warning("%s goes on: %s is healthy", who, what)
+            _LOG.warning("%s goes on: %s is healthy", who, service)
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise TimeoutError(f"{who} is not ready after {seconds:g} s: {what} is not healthy") from error
+        raise TimeoutError(f"{who} is not ready after {seconds:g} s: {service} is not healthy") from error
 
 
 OpenAiSharedModelGroupState = SharedModelGroupState
@@ -106,7 +106,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
 
     @property
     def training_client_type(self) -> ClientType:
-        """Where jobs are sent: the OpenAI API, a language-model server, another adapter, or nowhere."""
+        """The kind of backend that jobs go to: OpenAI, a language-model server, another adapter, or none."""
         adapter = self.line.adapter
         if isinstance(adapter, LmServerAdapter):
             return "lm_server"
@@ -309,11 +309,11 @@ class OpenAiSharedModelGroup(SharedModelGroup):
 
     def _is_hosted_here(self, status: TrainingJobStatus) -> bool:
         """Whether the model that a job made is sampled from already: after a state that says so."""
-        made = version_of(status, False, TrainingJobRef(run_id=status.run_id, backend=status.backend))
-        now = self.line.version
-        if made is None or now is None or not isinstance(self.line.adapter, OpenAiJobs):
+        version = version_of(status, False, TrainingJobRef(run_id=status.run_id, backend=status.backend))
+        current = self.line.version
+        if version is None or current is None or not isinstance(self.line.adapter, OpenAiJobs):
             return False
-        return made.location == now.location
+        return version.location == current.location
 
     def _require_own(self, per_agent: Mapping[str, Any]) -> None:
         for name in per_agent:

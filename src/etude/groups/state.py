@@ -31,7 +31,7 @@ class SharedModelGroupState(BaseModel):
 
     @property
     def fine_tuned_model_name(self) -> str | None:
-        """Where the fine-tuned weights are; None for the base model."""
+        """The name or folder of the fine-tuned weights; None for the base model."""
         return self.version.location if self.version is not None and self.version.number else None
 
 
@@ -93,9 +93,9 @@ def by_own_names(state: HostedState, base: str, line: ModelLine) -> SharedModelG
         job = TrainingJobRef(run_id=state.job_id, backend=adapter.backend, metadata={"job_id": state.job_id})
     if state.model is None or state.model == base:
         return SharedModelGroupState(fine_tune_job=job)
-    known = [entry.version for entry in line.log.entries() if entry.version.location == state.model]
-    unknown = hosted_version(line.log.newest() + 1, state.job_id or "", state.model)
-    return SharedModelGroupState(fine_tune_job=job, version=known[-1] if known else unknown)
+    noted = [entry.version for entry in line.log.entries() if entry.version.location == state.model]
+    new = hosted_version(line.log.newest() + 1, state.job_id or "", state.model)
+    return SharedModelGroupState(fine_tune_job=job, version=noted[-1] if noted else new)
 
 
 def _require_keys(state: Mapping[Any, Any], known: Any, prefix: str) -> None:

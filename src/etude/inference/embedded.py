@@ -33,10 +33,8 @@ class _Job:
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Sampled]
     on_token: OnToken | None = None
-    finish_reason: str = ""
-    text: str = ""
-    version: int = 0
-    """Of the weights that sampled the last token."""
+    result: Sampled | None = None
+    """Once it is finished."""
 
 
 class EmbeddedEngine:
@@ -187,11 +185,7 @@ class EmbeddedEngine:
             grown = {id(row) for row in self._decoder.step([job.row for job in alive])}
             version = self.policy.version
         self._report([job for job in alive if job.on_token is not None and id(job.row) in grown])
-        for job in alive:
-            if id(job.row) in grown and self._is_finished(job):
-                job.version = version
-                done.append(job)
-        return done
+        return done + [job for job in alive if id(job.row) in grown and self._is_finished(job, version)]
 
     def _report(self, jobs: Sequence[_Job]) -> None:
         """Pass new tokens on to those who want each at once."""
@@ -200,15 +194,21 @@ class EmbeddedEngine:
             with suppress(RuntimeError):  # The loop was closed, and nobody listens any more.
                 loop.call_soon_threadsafe(_report_all, news)
 
-    def _is_finished(self, job: _Job) -> bool:
-        ids, stops = job.row.ids, job.row.sampling.stop
+    def _is_finished(self, job: _Job, version: int) -> bool:
+        """Whether the last token, sampled from weights of `version`, ends the job; it has a result then."""
+        row, start = job.row, job.prompt_length
+        ids, stops = row.ids, row.sampling.stop
         if ids[-1] in self.policy.stop_ids:
-            job.finish_reason, job.text = "stop", self._text(ids[job.prompt_length : -1])
+            reason, text = "stop", self._text(ids[start:-1])
         elif stops and (cut := self._before_stop_string(job, stops)) is not None:
-            job.finish_reason, job.text = "stop", cut
+            reason, text = "stop", cut
         elif len(ids) >= job.limit:
-            job.finish_reason, job.text = "length", self._text(ids[job.prompt_length :])
-        return bool(job.finish_reason)
+            reason, text = "length", self._text(ids[start:])
+        else:
+            return False
+        logprobs, top = tuple(row.logprobs), tuple(row.top_logprobs)
+        job.result = Sampled(tuple(ids[:start]), tuple(ids[start:]), logprobs, top, text, reason, version)
+        return True
 
     def _text(self, ids: Sequence[int]) -> str:
         return self.policy.template.decode(ids)
@@ -221,24 +221,11 @@ class EmbeddedEngine:
         return before_stop(self._text(sampled), stops) if any(stop in tail for stop in stops) else None
 
     def _deliver(self, jobs: Sequence[_Job], error: str | None = None) -> None:
-        """Hand answers, or the error, over to the event loops that wait for them: one wake-up per loop."""
+        """Hand results, or the error, over to the event loops that wait for them: one wake-up per loop."""
         for loop in {job.loop for job in jobs}:
             mine = [job for job in jobs if job.loop is loop and not job.future.cancelled()]
-            results = [(job.future, EngineError(error) if error else self._outcome(job)) for job in mine]
             with suppress(RuntimeError):  # The loop was closed, and nobody waits any more.
-                loop.call_soon_threadsafe(_resolve, results)
-
-    def _outcome(self, job: _Job) -> Sampled:
-        row, length = job.row, job.prompt_length
-        return Sampled(
-            prompt_ids=tuple(row.ids[:length]),
-            ids=tuple(row.ids[length:]),
-            logprobs=tuple(row.logprobs),
-            top=tuple(row.top_logprobs),
-            text=job.text,
-            finish_reason=job.finish_reason,
-            version=job.version,
-        )
+                loop.call_soon_threadsafe(_resolve, mine, error)
 
 
 def _newest(row: Row) -> SampledToken:
@@ -251,11 +238,11 @@ def _report_all(news: list[tuple[_Job, SampledToken]]) -> None:
             job.on_token(token)
 
 
-def _resolve(batch: list[tuple[asyncio.Future[Sampled], Sampled | EngineError]]) -> None:
-    for future, result in batch:
-        if future.done():
+def _resolve(jobs: Sequence[_Job], error: str | None) -> None:
+    for job in jobs:
+        if job.future.done():
             continue
-        if isinstance(result, EngineError):
-            future.set_exception(result)
+        if error is not None or job.result is None:
+            job.future.set_exception(EngineError(error or "the engine has no result"))
         else:
-            future.set_result(result)
+            job.future.set_result(job.result)

@@ -171,7 +171,7 @@ _CPU = torch.device("cpu")
 
 
 class SingleTokens:
-    """What stays the same from step to step is made once, and what a token changes is counted up in place.
+    """Makes once whatever stays the same from step to step, and counts up in place whatever a token changes.
 
     The rows are in the first slots, where keys and values are read without a copy.
     """

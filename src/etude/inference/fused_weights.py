@@ -82,7 +82,7 @@ def can_fuse(model: Any) -> bool:
         and inner.config.hidden_act == "silu"
         and isinstance(body.embed_tokens, nn.Embedding)
         and isinstance(inner.lm_head, nn.Linear)
-        and all(map(_is_affine, _projections(body.layers)))
+        and all(_is_affine(module) for name, module in body.layers.named_modules() if name.endswith("_proj"))
     )
 
 
@@ -144,17 +144,6 @@ def _paired(rows: torch.Tensor, size: int) -> torch.Tensor:
 def _stacked(first: Affine, second: Affine) -> Affine:
     biases = [bias for _, bias in (first, second) if bias is not None]
     return torch.cat([first[0], second[0]]), torch.cat(biases) if biases else None
-
-
-def _projections(layers: Sequence[Any]) -> list[Any]:
-    attention = [
-        getattr(layer.self_attn, name)
-        for layer in layers
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj")
-    ]
-    return attention + [
-        getattr(layer.mlp, name) for layer in layers for name in ("gate_proj", "up_proj", "down_proj")
-    ]
 
 
 def _is_affine(module: Any) -> bool:

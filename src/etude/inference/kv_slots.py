@@ -54,7 +54,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate for the owner's size; shapes [B, H, T, D]."""
         slots, columns = self._owner.slots, self._owner.columns
-        shapes = [(slots, one.shape[1], columns, one.shape[3]) for one in (key_states, value_states)]
+        shapes = [(slots, x.shape[1], columns, x.shape[3]) for x in (key_states, value_states)]
         if shapes[0] == shapes[1]:
             self._both = key_states.new_zeros((2, *shapes[0]))
             self.keys, self.values = self._both.unbind()
@@ -106,9 +106,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.is_initialized:
             return
         for held in (self.keys, self.values) if self._both is None else self._both.transpose(0, 1)[None]:
-            read = [held[one.source, ..., : one.length, :].clone() for one in copies]
-            for one, tokens in zip(copies, read, strict=True):
-                held[one.target, ..., : one.length, :] = tokens
+            read = [held[copy.source, ..., : copy.length, :].clone() for copy in copies]
+            for copy, tokens in zip(copies, read, strict=True):
+                held[copy.target, ..., : copy.length, :] = tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the span; masks are made by the caller, so this is for information."""
@@ -154,7 +154,7 @@ class KvSlots(Cache):  # type: ignore[misc]
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Put leading tokens of some slots into others; all are read before any is written."""
-        copies = [one for one in copies if one.length]
+        copies = [copy for copy in copies if copy.length]
         for layer in self.layers if copies else ():
             layer.copy(copies)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import stamina
+from pydantic_core import from_json
 
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 _SILENT = logging.NullHandler()
+
+T = TypeVar("T")
 
 
 class OpenAiEngine:
@@ -58,12 +61,38 @@ class OpenAiEngine:
         if "max_tokens" in fields:
             fields[self._provider.max_tokens] = fields.pop("max_tokens")
         fields |= self._fixed_fields
+        return await self._answer("chat/completions", fields, request.key, parse_completion)
+
+    async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        """The logprob of each token given those before it; 0 for the first.
+
+        For endpoints that take token ids and tell `prompt_logprobs`, as vLLM does. Raises EngineError.
+        """
+        fields = {"prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+
+        def read(data: bytes, version: int) -> tuple[float, ...]:
+            try:
+                told = from_json(data)["choices"][0]["prompt_logprobs"]
+                values = [row[str(token)]["logprob"] for token, row in zip(ids[1:], told[1:], strict=True)]
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                raise Refused(
+                    "the answer has no prompt_logprobs of the prompt's tokens; a teacher needs an endpoint "
+                    "that tells them, such as vLLM"
+                ) from error
+            return (0.0, *map(float, values))
+
+        return await self._answer("completions", fields, len(ids), read)
+
+    async def _answer(
+        self, path: str, fields: dict[str, Any], key: int, read: Callable[[bytes, int], T]
+    ) -> T:
+        """What `read` makes of an answer and the version that gave it. Raises EngineError."""
         try:
-            async for attempt in self._attempts(request.key):
+            async for attempt in self._attempts(key):
                 if attempt.num > 1:
                     note_retry()
                 with attempt:
-                    return await self._attempt(fields)
+                    return read(*await self._attempt(path, fields))
         except Refused as error:
             raise self._error(str(error), ImpossibleCall if error.impossible else EngineError) from None
         except Disturbed as error:
@@ -79,7 +108,7 @@ class OpenAiEngine:
         self._closed = True
         await self._lanes.close()
 
-    async def _attempt(self, fields: dict[str, Any]) -> Completion:
+    async def _attempt(self, path: str, fields: dict[str, Any]) -> tuple[bytes, int]:
         import httpx
 
         if self._closed:
@@ -90,7 +119,7 @@ class OpenAiEngine:
         try:
             # httpx limits each read; an endpoint that trickles bytes could hold the call for ever.
             async with asyncio.timeout(seconds):
-                response = await self._lanes.post(f"{self._base_url}/chat/completions", content)
+                response = await self._lanes.post(f"{self._base_url}/{path}", content)
         except TimeoutError:
             raise Disturbed(f"no answer within {seconds:g} s; `request_timeout` sets the limit") from None
         except httpx.LocalProtocolError as error:
@@ -99,7 +128,7 @@ class OpenAiEngine:
             raise Disturbed(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         if response.status_code != 200:
             raise failure_of(response.status_code, response.headers, response.content)
-        return parse_completion(response.content, version)
+        return response.content, version
 
     def _attempts(self, key: int) -> AsyncIterator[stamina.Attempt]:
         config = self._config

@@ -61,15 +61,15 @@ class SlotDecoder:
         for batch in self._batches(rows):
             speaking = batch[0].pending == 1 and not self._deterministic
             logits_BV = self._one_more(batch) if speaking else self._forward(batch)
-            whole = [index for index, row in enumerate(batch) if row.pending == 0]
-            if whole:
-                ready = [batch[index] for index in whole]
-                append_samples(ready, logits_BV if len(ready) == len(batch) else logits_BV[whole])
-                grown += ready
+            ready = [index for index, row in enumerate(batch) if row.pending == 0]
+            if ready:
+                read = [batch[index] for index in ready]
+                append_samples(read, logits_BV if len(ready) == len(batch) else logits_BV[ready])
+                grown += read
         return grown
 
     def release(self, row: Row) -> None:
-        """What was read stays in the slot, until another conversation needs it."""
+        """Keep the tokens read in the slot, until another conversation needs it."""
         self._table.release(row)
 
     def forget(self) -> None:

@@ -15,7 +15,7 @@ To read fewer takes less time than to wait until another row has read them."""
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """What a slot holds, and for whom."""
+    """The contents of a slot, and their owner."""
 
     slot: int
     conversation: str = ""
@@ -82,7 +82,7 @@ class SlotTable:
         return row in self._waiting
 
     def copies(self) -> list[Copy]:
-        """What to copy now, before any slot is written to; it counts as read."""
+        """The copies to make now, before any slot is written to; their tokens count as read."""
         ready, self._copies = self._copies, []
         for row, (leader, length) in list(self._waiting.items()):
             is_here = self._held[leader.slot].row is leader
@@ -116,7 +116,7 @@ class SlotTable:
         """Exchange two slots; gives what is to be copied at the same time for that."""
         held = self._held
         pair = held[first], held[second]
-        lengths = [len(one.ids) if one.row is None else one.row.cached for one in pair]
+        lengths = [len(slot.ids) if slot.row is None else slot.row.cached for slot in pair]
         held[second], held[first] = pair
         for slot in (first, second):
             held[slot].slot, row = slot, held[slot].row

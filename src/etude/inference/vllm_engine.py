@@ -16,7 +16,7 @@ from etude.inference.vllm_process import VllmProcess
 from etude.models.speech import Speech
 
 _ID = "token_id:"
-"""What vLLM puts before ids that stand for token texts."""
+"""vLLM puts it before ids that stand for token texts."""
 _SEED_BITS = 63
 _READ_SECONDS = 600.0
 

@@ -1,4 +1,4 @@
-"""Attention over token trees by PyTorch's FlexAttention, whose kernels skip the blocks that nobody looks at.
+"""Attention over token trees by PyTorch's FlexAttention, whose kernels skip blocks without any score.
 
 It is called here and not by `transformers`, which repeats keys for some numbers of heads, and falls silently
 back to all scores at once when it has been compiled eight times.
@@ -23,18 +23,18 @@ _FEWEST = 2
 _NARROWEST = 16
 """Numbers of a head that the kernels can multiply at a time."""
 _PAIRS = 1 << 24
-"""Pairs of tokens that are looked at together when a mask is made."""
+"""Pairs of tokens that are compared at a time when a mask is made."""
 _COMPILATIONS = 64
 """At most, over all models of a process: for one size and then for any, for each kind of model, of mask, and
 with and without a gradient."""
 
-Looks = Callable[[Any, Any, Tensor, Tensor], Tensor]
-"""Whether the tokens at some places look at those at others, for a sequence and a head that play no part."""
+Attends = Callable[[Any, Any, Tensor, Tensor], Tensor]
+"""Whether queries at some indices attend to keys at others, for a sequence and a head that play no part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How much a token looks at another, beside which those are."""
+    """How scores follow from queries and keys, beside which tokens attend to which."""
 
     scale: float
     softcap: float | None = None
@@ -47,23 +47,23 @@ def filled(size: int) -> int:
 
 
 def block_mask(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Any:
-    """The blocks of a tree in which some tokens look at others, and in which all do.
+    """The blocks of a tree in which some tokens attend to others, and in which all do.
 
     As `create_block_mask` makes it, which needs compiling for every size or all pairs of tokens at once.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    looks = _looks(ends_N.int(), depths_N.int(), window)
+    attends = _attends(ends_N.int(), depths_N.int(), window)
     size = len(ends_N)
-    places = torch.arange(size, device=ends_N.device, dtype=torch.int32)
+    indices = torch.arange(size, device=ends_N.device, dtype=torch.int32)
     counts = [
-        looks(None, None, rows[:, :, None], places).view(-1, BLOCK, size // BLOCK, BLOCK).sum(dim=(1, 3))
-        for rows in torch.split(places.view(-1, BLOCK), max(1, _PAIRS // (BLOCK * size)))
+        attends(None, None, rows[:, :, None], indices).view(-1, BLOCK, size // BLOCK, BLOCK).sum(dim=(1, 3))
+        for rows in torch.split(indices.view(-1, BLOCK), max(1, _PAIRS // (BLOCK * size)))
     ]
     counts_QK = torch.cat(counts)
     whole_QK = counts_QK == BLOCK * BLOCK
     parts, wholes = _listed((counts_QK > 0) & ~whole_QK), _listed(whole_QK)
-    return BlockMask.from_kv_blocks(*parts, *wholes, BLOCK_SIZE=BLOCK, mask_mod=looks)
+    return BlockMask.from_kv_blocks(*parts, *wholes, BLOCK_SIZE=BLOCK, mask_mod=attends)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores, compiled: bool) -> Tensor:
@@ -74,7 +74,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores,
     """
     width = query.shape[-1]
     if width < _NARROWEST:
-        query, key, value = (F.pad(one, (0, _NARROWEST - width)) for one in (query, key, value))
+        query, key, value = (F.pad(x, (0, _NARROWEST - width)) for x in (query, key, value))
     if compiled:
         shape = query.shape[1], key.shape[1], query.shape[-1]
         reason = _why_not(query.device, query.dtype, shape, scores)
@@ -88,8 +88,8 @@ def _call(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores, 
     run = _compiled() if compiled else _flex
     # Otherwise a second model's scale or softcap would become a variable, which the kernels do not take.
     with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS, specialize_float=True):
-        found: Tensor = run(query, key, value, mask, scores.scale, cap)
-    return found
+        out: Tensor = run(query, key, value, mask, scores.scale, cap)
+    return out
 
 
 def _flex(query: Any, key: Any, value: Any, mask: Any, scale: float, cap: Any) -> Any:
@@ -122,8 +122,8 @@ def _why_not(
             )
             ends, depths = torch.full((size,), size, device=device), torch.arange(size, device=device)
             with torch.enable_grad():
-                found = _call(query, key, value, block_mask(ends, depths, scores.window), scores, True)
-                torch.autograd.grad(found.sum(), (query, key, value))
+                out = _call(query, key, value, block_mask(ends, depths, scores.window), scores, True)
+                torch.autograd.grad(out.sum(), (query, key, value))
     except torch.OutOfMemoryError:
         raise
     except (
@@ -136,18 +136,18 @@ def _why_not(
         SubprocessError,
     ) as error:
         first = _first(error)
-        told = str(first).strip().splitlines() or [""]
-        return f"FlexAttention does not run here: {type(first).__name__}: {told[0]}"
+        lines = str(first).strip().splitlines() or [""]
+        return f"FlexAttention does not run here: {type(first).__name__}: {lines[0]}"
     return None
 
 
 def _first(error: BaseException) -> BaseException:
-    """What an error came from: compilers wrap theirs."""
+    """The error that this one came from: compilers wrap theirs."""
     before = error.__cause__ or error.__context__
     return error if before is None else _first(before)
 
 
-def _looks(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Looks:
+def _attends(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Attends:
     """A function of tensors alone, as the compiler wants it."""
     if window is None:
         return lambda batch, head, query, key: (key <= query) & (query < ends_N[key])

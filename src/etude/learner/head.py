@@ -33,9 +33,9 @@ def head_logits(model: Any, hidden_ED: Tensor) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def off_by(model: Any, found: Tensor, plain: Tensor) -> str | None:
-    """By how much of the largest logit `found` is off, if that is more than rounding; None if not."""
-    difference = float((plain.float() - found.float()).abs().max() / plain.abs().max())
+def off_by(model: Any, logits: Tensor, plain: Tensor) -> str | None:
+    """By how much of the largest logit `logits` are off, if that is more than rounding; None if not."""
+    difference = float((plain.float() - logits.float()).abs().max() / plain.abs().max())
     within = difference <= _TOLERANCES.get(next(model.parameters()).dtype, _ROUGHLY)
     return None if within else f"{difference:.1g}"  # Nor is not-a-number within.
 
@@ -46,11 +46,11 @@ def has_plain_head(model: Any) -> bool:
     device, size = next(model.parameters()).device, text_config(model).vocab_size
     ids_1T = (torch.arange(6, device=device) * 7 % size)[None]
     try:
-        found = head_logits(model, last_hidden(model, ids_1T)[0])
+        logits = head_logits(model, last_hidden(model, ids_1T)[0])
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError):
         return False
     plain = logits_after(model, ids_1T, torch.arange(6, device=device))[0]
-    return found.shape == plain.shape and off_by(model, found, plain) is None
+    return logits.shape == plain.shape and off_by(model, logits, plain) is None
 
 
 _LOGITS = 1 << 24

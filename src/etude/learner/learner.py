@@ -53,7 +53,7 @@ class LearnerOptions:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one optimiser step did."""
+    """The outcome of one optimiser step."""
 
     step: int
     """Steps taken since the base model."""
@@ -207,8 +207,8 @@ class Learner:
             metrics, tokens = self.add_gradient(units, objective, canceled)
         except TrainingCanceled:
             metrics, tokens = {}, 0
-        told = {"tokens": float(tokens), "canceled": float(canceled.is_set())}
-        totals = self.team.sum(metrics | told)
+        counts = {"tokens": float(tokens), "canceled": float(canceled.is_set())}
+        totals = self.team.sum(metrics | counts)
         if totals.pop("canceled"):
             raise TrainingCanceled("canceled")
         self.team.sum_gradients(self.optimiser.gradients)
@@ -310,7 +310,7 @@ class Learner:
         self.optimiser.restore({})
 
     def snapshot(self) -> Snapshot:
-        """What a checkpoint needs, for the leader to write; others get nothing. All must call it together."""
+        """All of a checkpoint, for the leader to write; others get nothing. All must call it together."""
         return Snapshot(self.team.whole(self.policy.trainable()), self.team.whole(self.optimiser.tensors()))
 
 

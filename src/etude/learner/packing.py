@@ -27,7 +27,7 @@ def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int)
     for piece in _pieces(tree, units, places, token_budget):
         wanted = np.unique(np.concatenate([places[index] for index in piece]))
         costs = [len(wanted) - int(mask[wanted].sum()) for mask in held]
-        room = [token_budget - there - cost for there, cost in zip(used, costs, strict=True)]
+        room = [token_budget - size - cost for size, cost in zip(used, costs, strict=True)]
         fitting = [number for number in range(len(packed)) if room[number] >= 0]
         if fitting:
             best = min(fitting, key=lambda number: (costs[number], room[number]))
@@ -58,9 +58,9 @@ def _pieces(
     for piece in pieces.values():
         size = len(np.unique(np.concatenate([places[index] for index in piece])))
         # Preferences may have a second sequence outside the subtree of their first.
-        whole = size <= token_budget
-        result += [(size, piece)] if whole else [(len(places[index]), [index]) for index in piece]
-    return [piece for _, piece in sorted(result, key=lambda one: (-one[0], one[1]))]
+        fits_together = size <= token_budget
+        result += [(size, piece)] if fits_together else [(len(places[index]), [index]) for index in piece]
+    return [piece for _, piece in sorted(result, key=lambda sized: (-sized[0], sized[1]))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +93,17 @@ def runs(alone: Sequence[int], after: Sequence[int], count: int) -> list[tuple[i
             high = middle
         else:
             low = middle + 1
-    found = _greedy(alone, after, high)
-    return found + [(len(alone), len(alone))] * (count - len(found))
+    parts = _greedy(alone, after, high)
+    return parts + [(len(alone), len(alone))] * (count - len(parts))
 
 
 def _greedy(alone: Sequence[int], after: Sequence[int], most: int) -> list[tuple[int, int]]:
     """The fewest runs that cost no more than `most`."""
-    found: list[tuple[int, int]] = []
+    parts: list[tuple[int, int]] = []
     start, cost = 0, 0
     for index in range(len(alone)):
         cost = cost + after[index] if index > start else alone[index]
         if cost > most and index > start:
-            found.append((start, index))
+            parts.append((start, index))
             start, cost = index, alone[index]
-    return found + ([(start, len(alone))] if alone else [])
+    return parts + ([(start, len(alone))] if alone else [])

@@ -25,7 +25,7 @@ _KEPT_SCORES = 1 << 22
 """Masks of so many scores in all are kept from layer to layer; larger ones are made anew."""
 
 Kernel: TypeAlias = Literal["blocks", "flex", "plain flex"]
-"""What attends: a call for each block, which the CPU is good at; FlexAttention; or that as it is defined, for
+"""Of attention: a call for each block, which the CPU is good at; FlexAttention; or that as it is defined, for
 tests, in memory for all pairs of tokens."""
 
 
@@ -51,10 +51,10 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def before(self, place: int) -> Places:
-        """The places of the tokens that come before one in its sequences, from the first on."""
-        earlier = np.arange(place)
-        return earlier[self.ends[:place] > place]
+    def before(self, index: int) -> Places:
+        """The tokens that come before one in its sequences, from the first on."""
+        earlier = np.arange(index)
+        return earlier[self.ends[:index] > index]
 
 
 def token_tree(sequences: Sequence[Sequence[int]]) -> TokenTree:
@@ -78,10 +78,10 @@ def token_tree(sequences: Sequence[Sequence[int]]) -> TokenTree:
     return TokenTree(np.concatenate(ids), np.concatenate(depths), ends[:size], tuple(paths))
 
 
-def common_prefix(one: Places, other: Places) -> int:
+def common_prefix(first: Places, second: Places) -> int:
     """How many tokens two sequences have in common from the start."""
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length
 
 

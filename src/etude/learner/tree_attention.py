@@ -67,16 +67,16 @@ def _attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if tree.kernel != "blocks":
         scores = flex.Scores(scale, softcap, window)
-        found = flex.attend(query, key, value, tree.block_mask(window), scores, tree.kernel == "flex")
-        return found.transpose(1, 2), None
+        out = flex.attend(query, key, value, tree.block_mask(window), scores, tree.kernel == "flex")
+        return out.transpose(1, 2), None
     last = getattr(module, "layer_idx", None) == text_config(module).num_hidden_layers - 1
     queries = tree.last if last else tree.all
     spec = AttentionSpec(tree, queries, window, scale, softcap)
     if queries is tree.all:
         return attend(query[0], key[0], value[0], spec).unsqueeze(0), None
-    found_QHD = attend(query[0].index_select(1, queries.places_Q), key[0], value[0], spec)
-    out_NHD = query.new_zeros(query.shape[2], *found_QHD.shape[1:])
-    return out_NHD.index_copy(0, queries.places_Q, found_QHD).unsqueeze(0), None
+    out_QHD = attend(query[0].index_select(1, queries.places_Q), key[0], value[0], spec)
+    out_NHD = query.new_zeros(query.shape[2], *out_QHD.shape[1:])
+    return out_NHD.index_copy(0, queries.places_Q, out_QHD).unsqueeze(0), None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

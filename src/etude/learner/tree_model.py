@@ -22,10 +22,10 @@ def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Te
         return lean_hidden(plain, ids_N, layout)
     filled_1N = F.pad(ids_N, (0, len(layout.depths_N) - len(ids_N)))[None]
     with tree_attention(model):
-        found = plain.base_model(
+        output = plain.base_model(
             input_ids=filled_1N, position_ids=layout.depths_N[None], use_cache=False, tree=layout
         )
-    hidden_QD: torch.Tensor = found.last_hidden_state[0].index_select(0, layout.last.places_Q)
+    hidden_QD: torch.Tensor = output.last_hidden_state[0].index_select(0, layout.last.places_Q)
     return hidden_QD
 
 
@@ -33,8 +33,8 @@ def why_not_trees(model: Any, kernel: Kernel | None = None) -> str | None:
     """Why a model does not take token trees, as a sentence of its own; None if it does.
 
     Whether its attention, its positions and its head are what this module takes them for is seen by
-    trying: a small tree must give the logits of plain forward passes. `kernel` is what attends, if not the
-    one for its device.
+    trying: a small tree must give the logits of plain forward passes. `kernel` is left out for the one that
+    the model's device has.
     """
     kinds = layer_kinds(model)
     if not getattr(without_lora(model), "_supports_attention_backend", False):
@@ -63,13 +63,13 @@ def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | Non
     needed = np.flatnonzero(tree.depths >= len(stem) - 1)
     layout = TreeLayout.of(tree, device, needed, most=3, kernel=kernel)
     logits_QV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
-    plain, found = [], []
+    plain, logits = [], []
     for sequence, path in zip(sequences, tree.paths, strict=True):
         positions = torch.arange(len(stem) - 1, len(sequence), device=device)
         plain.append(logits_after(model, torch.tensor([sequence], device=device), positions)[0])
         rows = np.searchsorted(needed, path[len(stem) - 1 :])
-        found.append(logits_QV[torch.from_numpy(rows).to(device)])
-    return layout.windows, off_by(model, torch.cat(found), torch.cat(plain))
+        logits.append(logits_QV[torch.from_numpy(rows).to(device)])
+    return layout.windows, off_by(model, torch.cat(logits), torch.cat(plain))
 
 
 def is_lean(model: Any) -> bool:
@@ -96,7 +96,7 @@ def lean_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Te
 
 
 def _layer(layer: Any, x_NE: torch.Tensor, turn_N1C: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-    """What a layer makes of all tokens, for those that are looking."""
+    """The states after a layer [Q, E] of the tokens that attend in it, from those of all before it [N, E]."""
     attention, queries = layer.self_attn, spec.queries
     normed_NE = _normed(layer.input_layernorm, x_NE)
     key = _turned(_heads(attention, "k", normed_NE), turn_N1C)
@@ -104,8 +104,8 @@ def _layer(layer: Any, x_NE: torch.Tensor, turn_N1C: torch.Tensor, spec: Attenti
     if len(queries.places_Q) < len(x_NE):
         x_NE, normed_NE, turn_N1C = (_of(queries, values) for values in (x_NE, normed_NE, turn_N1C))
     query = _turned(_heads(attention, "q", normed_NE), turn_N1C)
-    found = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), spec)
-    x_QE = x_NE + attention.o_proj(found.flatten(1))
+    mixed = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), spec)
+    x_QE = x_NE + attention.o_proj(mixed.flatten(1))
     return x_QE + layer.mlp(_normed(layer.post_attention_layernorm, x_QE))  # type: ignore[no-any-return]
 
 
@@ -127,8 +127,8 @@ def _turned(heads_NHD: torch.Tensor, turn_N1C: torch.Tensor) -> torch.Tensor:
 
 
 def _normed(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = _Norm.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
-    return found
+    normed: torch.Tensor = _Norm.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
+    return normed
 
 
 class _Norm(torch.autograd.Function):

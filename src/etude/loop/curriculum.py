@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from etude.config.finetuning import CurriculumLearningConfig
@@ -26,21 +25,6 @@ Groups = list[list[Trajectory]]
 
 _ROUNDING = 1e-9
 """10 groups at 0.1 + 0.2 are 3 groups, not 4."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ranked:
-    """A group with what it is judged by."""
-
-    place: int
-    trajectories: list[Trajectory]
-    average: float
-    spread: float
-
-    @property
-    def id(self) -> str:
-        example = self.trajectories[0].example_id
-        return str(self.place) if example is None else example
 
 
 def initial_state(config: CurriculumLearningConfig) -> State:
@@ -82,7 +66,9 @@ def apply(
     if not config.enabled:
         return present, dict(state), {"curriculum_percentile": 1.0}
     if len(present) == 1:
-        return _single(present[0], state, config, seed, epoch)
+        kept = _subsample(present[0], len(present[0]), config, seed, epoch)
+        share = state["current_percentile"]
+        return [kept], dict(state), {"curriculum_percentile": share, "curriculum_groups": 1}
     return _several(present, state, config, seed, epoch)
 
 
@@ -90,26 +76,19 @@ def _is_set(value: Any) -> bool:
     return isinstance(value, set | frozenset)
 
 
-def _single(
-    group: list[Trajectory], state: State, config: CurriculumLearningConfig, seed: int, epoch: int
-) -> tuple[Groups, State, dict[str, Any]]:
-    kept = _subsample(group, len(group), config, seed, epoch)
-    return [kept], dict(state), {"curriculum_percentile": state["current_percentile"], "curriculum_groups": 1}
-
-
 def _several(
     groups: Groups, state: State, config: CurriculumLearningConfig, seed: int, epoch: int
 ) -> tuple[Groups, State, dict[str, Any]]:
-    ranked = [_rank(place, group) for place, group in enumerate(groups)]
-    valid = [group for group in ranked if group.spread >= config.min_reward_diff - _ROUNDING]
+    valid = [group for group in groups if _differs(group, config.min_reward_diff)]
     facts: dict[str, Any] = {
         "curriculum_groups": len(valid),
-        "curriculum_flat_groups": len(ranked) - len(valid),
+        "curriculum_flat_groups": len(groups) - len(valid),
     }
     if not valid:
         return [], dict(state), facts | {"curriculum_percentile": state["current_percentile"]}
+    positions = {id(group): str(index) for index, group in enumerate(groups)}
     sign = 1 if config.sort_ascending else -1
-    valid.sort(key=lambda group: sign * group.average)
+    valid.sort(key=lambda group: sign * _average(group))
     expanded = _expand(state, config, epoch)
     share = expanded["current_percentile"]
     selected = valid[: max(1, math.ceil(len(valid) * share - _ROUNDING))]
@@ -117,10 +96,16 @@ def _several(
     after = expanded | {
         "epochs_at_percentile": expanded["epochs_at_percentile"] + 1,
         "total_groups": len(valid),
-        "included_groups": sorted(group.id for group in selected),
+        "included_groups": sorted(group[0].example_id or positions[id(group)] for group in selected),
     }
-    facts |= {"curriculum_percentile": share, **_difficulty(valid)}
-    return [group.trajectories for group in selected], after, facts
+    averages = sorted(map(_average, valid), reverse=True)
+    facts |= {
+        "curriculum_percentile": share,
+        "curriculum_easiest": averages[0],
+        "curriculum_median": averages[len(averages) // 2],
+        "curriculum_hardest": averages[-1],
+    }
+    return selected, after, facts
 
 
 def _expand(state: State, config: CurriculumLearningConfig, epoch: int) -> State:
@@ -135,10 +120,20 @@ def _expand(state: State, config: CurriculumLearningConfig, epoch: int) -> State
     }
 
 
-def _rank(place: int, group: list[Trajectory]) -> _Ranked:
-    """A group is judged by all of its episodes, where the builder tells their rewards."""
-    rewards = group[0].group_rewards or [trajectory.reward for trajectory in group]
-    return _Ranked(place, group, math.fsum(rewards) / len(rewards), max(rewards) - min(rewards))
+def rewards_of(group: Sequence[Trajectory]) -> list[float]:
+    """The rewards of all of a group's episodes where the builder tells them, else of its trajectories."""
+    known = group[0].group_rewards if group else None
+    return list(known or [trajectory.reward for trajectory in group])
+
+
+def _average(group: Sequence[Trajectory]) -> float:
+    rewards = rewards_of(group)
+    return math.fsum(rewards) / len(rewards)
+
+
+def _differs(group: Sequence[Trajectory], least: float) -> bool:
+    rewards = rewards_of(group)
+    return max(rewards) - min(rewards) >= least - _ROUNDING
 
 
 def _subsample(items: list[T], of: int, config: CurriculumLearningConfig, seed: int, epoch: int) -> list[T]:
@@ -148,15 +143,5 @@ def _subsample(items: list[T], of: int, config: CurriculumLearningConfig, seed: 
     size = math.ceil(of * config.random_subsample - _ROUNDING)
     if len(items) <= size:
         return items
-    places = generator(seed, "curriculum", epoch).sample(range(len(items)), size)
-    return [items[place] for place in sorted(places)]
-
-
-def _difficulty(valid: Sequence[_Ranked]) -> dict[str, float]:
-    """Average rewards of the easiest, the middle and the hardest group."""
-    averages = sorted((group.average for group in valid), reverse=True)
-    return {
-        "curriculum_easiest": averages[0],
-        "curriculum_median": averages[len(averages) // 2],
-        "curriculum_hardest": averages[-1],
-    }
+    chosen = generator(seed, "curriculum", epoch).sample(range(len(items)), size)
+    return [items[index] for index in sorted(chosen)]

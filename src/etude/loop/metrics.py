@@ -11,7 +11,8 @@ from etude.algorithms.episodes import reward_groups
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.stats import estimate
-from etude.core.trajectory import Trajectory, TrajectoryCollection
+from etude.core.trajectory import TrajectoryCollection
+from etude.loop.curriculum import rewards_of
 
 
 def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def _compared(collection: TrajectoryCollection, facts: Mapping[str, Any]) -> dic
     if not len(collection) and "reward_groups" in facts:
         return dict(facts["reward_groups"])
     shaped = [
-        [*_group_rewards(group), *(reward for each in group for reward in each.shaped_rewards or ())]
+        [*rewards_of(group), *(reward for each in group for reward in each.shaped_rewards or ())]
         for group in collection.trajectories
     ]
     return reward_groups(shaped)
@@ -156,9 +157,4 @@ def _compared(collection: TrajectoryCollection, facts: Mapping[str, Any]) -> dic
 def _rewards(collection: TrajectoryCollection) -> list[float]:
     """Rewards by episode: the group's own where the builder tells them, since one may give several
     trajectories, or a pair a difference."""
-    return [reward for group in collection.trajectories for reward in _group_rewards(group)]
-
-
-def _group_rewards(group: Sequence[Trajectory]) -> list[float]:
-    known = group[0].group_rewards if group else None
-    return list(known or [trajectory.reward for trajectory in group])
+    return [reward for group in collection.trajectories for reward in rewards_of(group)]

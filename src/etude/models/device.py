@@ -22,8 +22,8 @@ def choose_device(wish: str = "auto") -> torch.device:
         device = torch.device(wish)
     except RuntimeError as error:
         raise RequestError(f"device '{wish}' is not known; use auto, cpu, cuda, cuda:N or mps") from error
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(device.type, False):
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not usable.get(device.type, False):
         raise RequestError(f"device '{wish}' is not available on this machine; use device: auto or cpu")
     return device
 

@@ -85,8 +85,8 @@ class ChatTemplate:
         extended = self._extension(request, call) if call is not None else None
         if extended is not None:
             return Prompt(extended)
-        whole = self._text(request.messages, request.tools, ask=True)
-        return Prompt(self._tokenised(whole), None if call is None else self._fault(request, call))
+        text = self._text(request.messages, request.tools, ask=True)
+        return Prompt(self._tokenised(text), None if call is None else self._fault(request, call))
 
     def transcript(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Transcript:
         """Tokens of one finished conversation."""
@@ -101,18 +101,20 @@ class ChatTemplate:
         not sampled, as in OpenAI's training files. Raises RequestError when the template
         renders a conversation differently once it has gone on.
         """
-        places = [
+        indices = [
             [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
             for messages in conversations
         ]
-        turns = [(talk, index) for talk, found in zip(conversations, places, strict=True) for index in found]
-        asked = iter(self._texts([talk[:index] for talk, index in turns], tools, ask=True))
-        closed = iter(self._texts([talk[: index + 1] for talk, index in turns], tools, ask=False))
-        pieces = [
-            list(self._pieces(messages, tools, zip(found, asked, closed, strict=False)))
-            for messages, found in zip(conversations, places, strict=True)
+        spoken = [
+            (talk, index) for talk, turns in zip(conversations, indices, strict=True) for index in turns
         ]
-        texts = list(dict.fromkeys(piece.whole for talk in pieces for piece in talk))
+        asked = iter(self._texts([talk[:index] for talk, index in spoken], tools, ask=True))
+        closed = iter(self._texts([talk[: index + 1] for talk, index in spoken], tools, ask=False))
+        pieces = [
+            list(self._pieces(messages, tools, zip(turns, asked, closed, strict=False)))
+            for messages, turns in zip(conversations, indices, strict=True)
+        ]
+        texts = list(dict.fromkeys(piece.with_end for talk in pieces for piece in talk))
         ids_of = dict(zip(texts, self._tokenise(texts), strict=True))
         return [self._joined(talk, ids_of) for talk in pieces]
 
@@ -144,16 +146,16 @@ class ChatTemplate:
             return _End(ends[0].start(), ends[0].group()) if ends else None
         # How it goes on shows what ends a turn: some templates also end the whole conversation.
         following = messages[index + 1] if index + 1 < len(messages) else _QUESTION
-        whole = self._text_or_none([*messages[: index + 1], following], tools) or closed
-        return self._end_of_turn(asked, closed, whole) or self._end_of_turn(asked, closed, closed)
+        longer = self._text_or_none([*messages[: index + 1], following], tools) or closed
+        return self._end_of_turn(asked, closed, longer) or self._end_of_turn(asked, closed, closed)
 
     def _joined(self, pieces: Iterable[_Piece], ids_of: Mapping[str, tuple[int, ...]]) -> Transcript:
         ids: list[int] = []
         sampled: list[bool] = []
         for piece in pieces:
-            found = self._after(piece.before, piece.text, ids_of[piece.whole])
-            ids += found
-            sampled += [piece.sampled] * len(found)
+            new = self._after(piece.before, piece.text, ids_of[piece.with_end])
+            ids += new
+            sampled += [piece.sampled] * len(new)
         return tuple(ids), tuple(sampled)
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
@@ -181,14 +183,14 @@ class ChatTemplate:
         # With the tools of the earlier call: its tokens were made with them, and other tools may show.
         asked = self._text(spoken[:-1], call.request.tools, ask=True)
         closed = self._text(spoken, call.request.tools, ask=False)
-        whole = self._text(request.messages, request.tools, ask=True)
-        end = self._end_of_turn(asked, closed, whole)
+        longer = self._text(request.messages, request.tools, ask=True)
+        end = self._end_of_turn(asked, closed, longer)
         if end is None or not closed.startswith(asked):
             return None
         if before.completion_ids[-1] in self._stop_ids:
-            tail = self._following(whole[end.position + len(end.token) :], end)
+            tail = self._following(longer[end.position + len(end.token) :], end)
         else:
-            tail = self._tokenised(whole[end.position :])
+            tail = self._tokenised(longer[end.position :])
         return before.prompt_ids + before.completion_ids + tail
 
     def _fault(self, request: ChatRequest, call: Call) -> Fault:
@@ -220,15 +222,15 @@ class ChatTemplate:
             return ids
         return ids[1:] if ids[:1] == (self._end_tokens[before],) else self._tokenised(text)
 
-    def _end_of_turn(self, asked: str, closed: str, whole: str) -> _End | None:
-        """The last end-of-turn token of the assistant's turn up to which `whole` repeats `closed`.
+    def _end_of_turn(self, asked: str, closed: str, longer: str) -> _End | None:
+        """The last end-of-turn token of the assistant's turn up to which `longer` repeats `closed`.
 
-        `asked` is the rendering before the turn, `closed` that after it, `whole` one that goes on.
+        `asked` is the rendering before the turn, `closed` that after it, `longer` one that goes on.
         """
         ends = [
-            _End(found.start(), found.group())
-            for found in self._end_pattern.finditer(closed, len(asked))
-            if whole.startswith(closed[: found.end()])
+            _End(match.start(), match.group())
+            for match in self._end_pattern.finditer(closed, len(asked))
+            if longer.startswith(closed[: match.end()])
         ]
         return ends[-1] if ends else None
 
@@ -304,7 +306,7 @@ class _Piece:
     sampled: bool
 
     @property
-    def whole(self) -> str:
+    def with_end(self) -> str:
         return self.before + self.text
 
 

@@ -80,7 +80,7 @@ def build_tokenizer(texts: Iterable[str], *, vocab_size: int = 512, splits: Sequ
 
 
 def texts_of(transcripts: Iterable[Sequence[Message]], tools: Sequence[Tool] = ()) -> Iterator[str]:
-    """What is said in conversations, tool calls as `CHAT_TEMPLATE` writes them: for `build_tokenizer`."""
+    """The texts of conversations, tool calls as `CHAT_TEMPLATE` writes them: for `build_tokenizer`."""
     for tool in tools:
         yield tool["function"]["name"]
     for message in chain.from_iterable(transcripts):

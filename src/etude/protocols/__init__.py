@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from etude.protocols.arrays import Rollouts
-from etude.protocols.config import ProtocolReward
 from etude.protocols.decision import (
     SCALES,
     AtLeast,
@@ -29,7 +28,7 @@ from etude.protocols.named import (
 from etude.protocols.outcome import Outcome, PlayLog, Utterance
 from etude.protocols.payoffs import ProofPayoff, Terms
 from etude.protocols.protocol import Protocol
-from etude.protocols.registry import find_protocol, find_scenario, register_scenario
+from etude.protocols.registry import ProtocolReward, find_protocol, find_scenario, register_scenario
 from etude.protocols.rules import Fork, Role, Round, Turn
 from etude.protocols.scenario import Act, Malformed, Scenario, parse_answer
 from etude.protocols.transcripts import as_json, as_yaml, transcript

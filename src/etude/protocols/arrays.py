@@ -133,11 +133,11 @@ class _Arrays:
             for channel, text in node.messages.items():
                 text_BRC[b, node.round, self.channels[channel]] = text
                 who_BRC[b, node.round, self.channels[channel]] = self.agents[node.agent]
-        said = np.tri(self.rounds, self.rounds, after - 1, dtype=bool)[None, :, :, None]
+        visible = np.tri(self.rounds, self.rounds, after - 1, dtype=bool)[None, :, :, None]
         return {
-            "message_history": np.where(said, text_BRC[:, None], None),
-            "message_agent_id": np.where(said, who_BRC[:, None], -1),
-            "raw_message_history": np.where(said, raw_BRA[:, None], None),
+            "message_history": np.where(visible, text_BRC[:, None], None),
+            "message_agent_id": np.where(visible, who_BRC[:, None], -1),
+            "raw_message_history": np.where(visible, raw_BRA[:, None], None),
         }
 
     def _of_agents(self) -> tuple[dict[str, Any], Any]:

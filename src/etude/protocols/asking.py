@@ -27,7 +27,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class FinalAnswer:
     """The answer that counts, well-formed or not, and those before it that did not."""
 
     call: int
@@ -57,14 +57,14 @@ class Asker:
         self._sampling = sampling
         self._calls = 0
 
-    async def ask(self, questions: Sequence[Question]) -> list[Said]:
+    async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
         """The answers to all questions, asked at the same time.
 
         Malformed answers are asked again together, once all answers are in: so the order of the calls
         follows from the answers alone. Raises what `Episode.chat` raises, once every call has ended, and
         EpisodeError for an act that the turn does not allow.
         """
-        answers: dict[int, Said] = {}
+        answers: dict[int, FinalAnswer] = {}
         rejected: dict[int, tuple[Rejected, ...]] = {}
         for retries_left in range(self._retries, -1, -1):
             waiting = [index for index in range(len(questions)) if index not in answers]
@@ -75,7 +75,8 @@ class Asker:
                 if isinstance(act, Malformed) and retries_left:
                     rejected[index] = (*before, Rejected(call, act.reason))
                 else:
-                    answers[index] = Said(call, reply.text, act, reply.finish_reason == "length", before)
+                    cut_off = reply.finish_reason == "length"
+                    answers[index] = FinalAnswer(call, reply.text, act, cut_off, before)
         return [answers[index] for index in range(len(questions))]
 
     async def _chat(self, question: Question) -> tuple[int, Reply]:

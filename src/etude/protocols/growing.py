@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from etude.config.nearest import alternatives
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
-from etude.protocols.asking import Question, Said
+from etude.protocols.asking import FinalAnswer, Question
 from etude.protocols.decision import VERDICTS, Verdict
 from etude.protocols.log import log_of, play_log
 from etude.protocols.outcome import Outcome
@@ -160,7 +160,7 @@ class Play:
 class Answers(typing.Protocol):
     """Answers the turns of a play: the agents' models, or a script."""
 
-    async def ask(self, questions: Sequence[Question]) -> list[Said]:
+    async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
         """The answers to the questions of a round, in their order."""
 
 
@@ -199,11 +199,11 @@ class _Growing:
         protocol, facts = self._protocol, self._facts
         ways = self._ways((), 0)
         for number in range(len(self._schedule)):
-            here = [way for way in ways if way.number == number]
-            questions = [question for way in here for question in self._questions(way)]
+            current = [way for way in ways if way.number == number]
+            questions = [question for way in current for question in self._questions(way)]
             answers = iter(await self._asker.ask(questions) if questions else ())
             ways = [way for way in ways if way.number > number]
-            for way in here:
+            for way in current:
                 for path in self._branches(way, answers):
                     ways += self._completed(way, path)
         return EpisodeTree(
@@ -233,7 +233,7 @@ class _Growing:
             question = Question(turn, play.scenario.render(play.example, log, turn.agent, turn))
             yield from [question] * play.widths.at(turn.agent, way.number)
 
-    def _branches(self, way: _Way, answers: Iterator[Said]) -> list[Path]:
+    def _branches(self, way: _Way, answers: Iterator[FinalAnswer]) -> list[Path]:
         """The path with each combination of the answers of a round."""
         branches = [way.path]
         for turn in way.turns:
@@ -245,7 +245,7 @@ class _Growing:
             ]
         return branches
 
-    def _add_node(self, path: Path, number: int, turn: Turn, answer: Said) -> Node:
+    def _add_node(self, path: Path, number: int, turn: Turn, answer: FinalAnswer) -> Node:
         act = answer.act if isinstance(answer.act, Act) else Act()
         announced = {} if act.decision is None else turn.announced(act.decision)
         node = Node(
@@ -316,10 +316,10 @@ def _ending(protocol: Protocol, outcome: Outcome) -> str:
     return "invalid" if cut_short else "undecided"
 
 
-def _verdict(what: str, value: Any, example: Example) -> Verdict:
+def _verdict(name: str, value: Any, example: Example) -> Verdict:
     for verdict in VERDICTS:
         if value == verdict:
             return verdict
     raise EpisodeError(
-        f"the scenario's {what} of example '{example.id}' is {value!r}; it must be 0 (reject) or 1 (accept)"
+        f"the scenario's {name} of example '{example.id}' is {value!r}; it must be 0 (reject) or 1 (accept)"
     )

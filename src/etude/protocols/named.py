@@ -146,8 +146,8 @@ def merlin_arthur(**terms: Any) -> Protocol:
 
 def solo_verifier(**terms: Any) -> Protocol:
     """The verifier decides alone: the baseline of the other protocols."""
-    given = terms_of(solo_verifier, terms, has_provers=False)
-    return _proof("solo_verifier", given, {}, {}, [((VERIFIER,),)], max_rounds=1)
+    own_terms = terms_of(solo_verifier, terms, has_provers=False)
+    return _proof("solo_verifier", own_terms, {}, {}, [((VERIFIER,),)], max_rounds=1)
 
 
 PROTOCOLS: Mapping[str, Callable[..., Protocol]] = MappingProxyType(
@@ -215,22 +215,22 @@ def _proof(
     )
 
 
-def _round_count(protocol: str, given: int | None, cycle: Cycle) -> int:
+def _round_count(protocol: str, max_rounds: int | None, cycle: Cycle) -> int:
     """The number of rounds. Raises RequestError for a number whose last round is not the verifier's."""
 
     def ends_well(count: int) -> bool:
         return cycle[(count - 1) % len(cycle)] == (VERIFIER,)
 
-    if given is None:
+    if max_rounds is None:
         return next(count for count in range(_LEAST_ROUNDS, _LEAST_ROUNDS + len(cycle)) if ends_well(count))
-    near = range(max(given - len(cycle), 0) + 1, max(given, 0) + len(cycle) + 1)
-    if given not in near or not ends_well(given):
+    near = range(max(max_rounds - len(cycle), 0) + 1, max(max_rounds, 0) + len(cycle) + 1)
+    if max_rounds not in near or not ends_well(max_rounds):
         good = " or ".join(str(count) for count in near if ends_well(count))
         raise RequestError(
-            f"{protocol}: with max_message_rounds {given} the last round is not the verifier's, which has to "
-            f"decide there; use {good}"
+            f"{protocol}: with max_message_rounds {max_rounds} the last round is not the verifier's, which "
+            f"has to decide there; use {good}"
         )
-    return given
+    return max_rounds
 
 
 def _schedule(

@@ -1,4 +1,4 @@
-"""Outcomes: everything that was said in a play, and what a round of it came to."""
+"""The log of everything that was said in a play, and the outcome of a round of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Utterance:
     text: str = ""
     """The answer as the model wrote it."""
     messages: Mapping[str, str] = field(default_factory=dict)
-    """What it says, by channel; empty for a secret decision and for a malformed answer."""
+    """Its messages, by channel; empty for a secret decision and for a malformed answer."""
     decision: float | None = None
     """In [-1, 1], from reject to accept; None when it does not decide."""
     malformed: bool = False
@@ -44,11 +44,13 @@ class PlayLog:
 
     def of(self, agent: str) -> tuple[Utterance, ...]:
         """The answers of an agent."""
-        return tuple(said for said in self.utterances if said.agent == agent)
+        return tuple(utterance for utterance in self.utterances if utterance.agent == agent)
 
     def on(self, channel: str) -> tuple[str, ...]:
         """The messages on a channel."""
-        return tuple(said.messages[channel] for said in self.utterances if channel in said.messages)
+        return tuple(
+            utterance.messages[channel] for utterance in self.utterances if channel in utterance.messages
+        )
 
     def last(self, agent: str) -> Utterance | None:
         """The last answer of an agent; None before its first."""
@@ -58,7 +60,7 @@ class PlayLog:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round came to: all that payoffs may depend on."""
+    """The result of a round: all that payoffs may depend on."""
 
     truth: Verdict
     """The right verdict."""
@@ -69,8 +71,8 @@ class Outcome:
     decider: str | None = None
     """Of the round's agents the one whose role may decide, whether or not it did; of several the first."""
     decision: float | None = None
-    """The verdict, in [-1, 1], from reject to accept; None when there was none. With a vote, what the
-    ballots came to."""
+    """The verdict, in [-1, 1], from reject to accept; None when there was none. With a vote, that of the
+    ballots."""
     invalid: frozenset[str] = frozenset()
     """Agents whose answer stayed malformed."""
     ballots: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -83,4 +85,4 @@ class Outcome:
 
 
 Payoff: TypeAlias = Callable[[Outcome], Mapping[str, float]]
-"""What each agent earns with a round; agents that are left out earn nothing. A pure function."""
+"""The rewards of a round by agent; agents that are left out earn nothing. A pure function."""

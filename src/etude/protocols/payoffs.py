@@ -42,21 +42,21 @@ class Terms:
     @property
     def neither_reward(self) -> float:
         """The reward of a verifier for neither."""
-        given = self.verifier_neither_accept_nor_reject_reward
-        return (self.verifier_reward + self.verifier_incorrect_penalty) / 2 if given is None else given
+        reward = self.verifier_neither_accept_nor_reject_reward
+        return (self.verifier_reward + self.verifier_incorrect_penalty) / 2 if reward is None else reward
 
 
 _PROVER_TERMS = ("prover_reward", "shared_reward", "prover_invalid_response_penalty")
 
 
-def terms_of(protocol: Callable[..., Any], given: Mapping[str, Any], *, has_provers: bool = True) -> Terms:
-    """The terms of a named protocol, which is the function `protocol`, with those that are given set.
+def terms_of(protocol: Callable[..., Any], values: Mapping[str, Any], *, has_provers: bool = True) -> Terms:
+    """The terms of a named protocol, which is the function `protocol`, with the values given for some.
 
     Raises RequestError for names that are neither terms nor parameters of the function itself, and for
     values that they cannot have.
     """
     allowed = [term.name for term in fields(Terms) if has_provers or term.name not in _PROVER_TERMS]
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in allowed:
             own = inspect.signature(protocol).parameters.values()
             known = [parameter.name for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
@@ -66,7 +66,7 @@ def terms_of(protocol: Callable[..., Any], given: Mapping[str, Any], *, has_prov
         is_valid, expected = _check_term(name, value)
         if not is_valid:
             raise RequestError(f"{protocol.__name__}: {name} must be {expected}, found {value!r}")
-    return Terms(**given)
+    return Terms(**values)
 
 
 def _check_term(name: str, value: Any) -> tuple[bool, str]:

@@ -40,7 +40,7 @@ class Protocol(Rules):
     has_given_bounds: bool = field(init=False, default=False)
     """Whether the bounds were given and not worked out."""
     untried: tuple[str, ...] = field(init=False, default=())
-    """What could not be tried before a play, in sentences for a person; empty when everything was."""
+    """The checks that only a play can make, in sentences for a person; empty when there are none."""
 
     def __post_init__(self) -> None:
         """Check everything, and work the bounds out."""

@@ -48,7 +48,7 @@ class Turn:
     scale: Scale = ACCEPT_REJECT
     """The answers that count as a decision."""
     headers: tuple[str, ...] = ()
-    """Where a turn writes on several channels: the text that starts an answer's part for each of `writes`."""
+    """In a turn that writes on several channels: the text that starts the part of an answer for each."""
     open: bool = False
     """Whether a decision is announced on the channels that the turn writes on: an open ballot. Otherwise
     nobody hears it, nor the text beside it."""

@@ -29,7 +29,7 @@ class Malformed:
     """An answer that cannot be used."""
 
     reason: str
-    """What is wrong with it, for a person."""
+    """For a person."""
 
 
 _DECISION = re.compile(

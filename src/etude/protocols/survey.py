@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypeAlias
@@ -45,7 +46,7 @@ class Survey:
     earned: Bounds | None
     """The least and the most that each agent can earn; None when that depends on what is said."""
     untried: tuple[str, ...]
-    """What could not be tried before a play, in sentences for a person."""
+    """The checks that only a play can make, in sentences for a person."""
 
 
 def survey(rules: Rules) -> Survey:
@@ -179,7 +180,8 @@ class _Surveyor:
             over: Bounds | None = None
             on: Bounds | None = None
             for log in self._logs(schedule, number, turns):
-                outcome = self._resolved(facts, turns, log, last=last)
+                with _raising("the vote"):
+                    outcome = resolve(self.rules, facts, turns, log, last=last)
                 earned = self._paid(outcome)
                 if earned is None:
                     continue
@@ -208,24 +210,16 @@ class _Surveyor:
             silent = _past_of(self.rules, schedule, number, silent=True)
             yield from map(PlayLog, combinations_of([*silent, *now]))
 
-    def _resolved(self, facts: Facts, turns: Round, log: PlayLog, *, last: bool) -> Outcome:
-        try:
-            return resolve(self.rules, facts, turns, log, last=last)
-        except RequestError:
-            raise
-        except Exception as error:
-            raise RequestError(f"the vote raised {type(error).__name__}: {error}") from error
-
     def _paid(self, outcome: Outcome) -> Mapping[str, float] | None:
-        """What agents earn; None when it depends on words that nobody has said yet."""
+        """The rewards of agents; None when they depend on words that nobody has said yet."""
         log = _WatchedLog(outcome.log.utterances)
         try:
             earned = self.rules.payoff(replace(outcome, log=log))
         except Exception as error:
-            what = f"the payoff raised {type(error).__name__}: {error}"
+            failure = f"the payoff raised {type(error).__name__}: {error}"
             if not (log.looked_at and _has_words(outcome.log)):
-                raise RequestError(f"{what} for {_shown(outcome)}") from error
-            self.notes[f"on made-up words {what}"] = None
+                raise RequestError(f"{failure} for {_shown(outcome)}") from error
+            self.notes[f"on made-up words {failure}"] = None
             earned = None
         else:
             check_earned(self.rules, outcome, earned)
@@ -245,17 +239,16 @@ class _Surveyor:
                     tuple(slot[0] for slot in _past_of(self.rules, schedule, number, silent=silent))
                 )
                 try:
-                    chosen(stage, log)
-                except Exception as error:
-                    what = f"round {number}: {_reason(error)}"
+                    with _raising("a fork"):
+                        chosen(stage, log)
+                except RequestError as error:
+                    failure = f"round {number}: {error}"
                     if not _has_words(log):
                         when = "when no answer before it was usable" if log else "before anything was said"
-                        raise RequestError(f"{what} {when}") from error
-                    self.notes[f"{what}, on made-up words"] = None
-        try:
+                        raise RequestError(f"{failure} {when}") from error
+                    self.notes[f"{failure}, on made-up words"] = None
+        with _raising("a fork"):
             first = next_round(schedule, 0, PlayLog())
-        except Exception as error:
-            raise RequestError(f"{_reason(error)} before anything was said") from error
         if first is None:
             raise RequestError("nobody has a turn: its forks pass over all rounds at the start")
 
@@ -297,7 +290,7 @@ def _answers_to(turn: Turn, number: int) -> list[Utterance]:
 
 
 def _past_of(rules: Rules, schedule: Schedule, number: int, *, silent: bool = False) -> list[Slot]:
-    """What can have been said before a round, one slot for each turn; the first answer of each is words.
+    """The answers before a round, one slot for each turn; the first answer of each is words.
 
     With a vote, the last turn of each voter has all of its decisions, and the others' have none: without
     one nobody has decided yet. When `silent`, nobody gave a usable answer, but for those who must. Where
@@ -333,5 +326,12 @@ def _shown(outcome: Outcome) -> str:
     return f"Outcome({', '.join([*fields, f'invalid={sorted(outcome.invalid)!r}'])})"
 
 
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, RequestError) else f"a fork raised {type(error).__name__}: {error}"
+@contextmanager
+def _raising(function: str) -> Iterator[None]:
+    """Say in a RequestError which of the user's functions raised."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(f"{function} raised {type(error).__name__}: {error}") from error

@@ -53,8 +53,7 @@ class Node:
     """Whether it was cut off at the limit of tokens."""
     rejected: tuple[Rejected, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """What each agent earned with the round that this answer completes; those who earned nothing are
-    left out."""
+    """The rewards by agent for the round that this answer completes; zeros are left out."""
     ending: str | None = None
     """At a leaf: `decided`, `undecided` when the rounds ran out, or `invalid`."""
     verdict: float | None = None
@@ -96,11 +95,11 @@ class EpisodeTree:
         return path[::-1]
 
     def total(self, leaf: Node, agent: str) -> float:
-        """What an agent earned in all on the way to a leaf."""
+        """The sum of an agent's rewards on the way to a leaf."""
         return math.fsum(node.rewards.get(agent, 0.0) for node in self.path(leaf))
 
     def value(self, node: Node | None, agent: str) -> float:
-        """What an agent earns from a node on: with the node, and on average over what follows it.
+        """An agent's reward from a node on: that of the node, and the average over its children's values.
 
         The average is over the children, not over the leaves: a play that ends early counts as much as
         one that branches on. None is the root: the value of the whole play. Raises RequestError for an
@@ -166,7 +165,7 @@ class Answer:
     nodes: tuple[Node, ...]
     """The nodes of the answer: one below each answer of the others in its round."""
     value: float
-    """What it is worth to the agent: the mean value of its nodes."""
+    """The mean value of its nodes for the agent."""
 
     @property
     def node(self) -> Node:

@@ -56,11 +56,11 @@ class ProtocolWorkflow:
         widths = Widths.of(self.widths)
         widths.check_agents(agents)
         object.__setattr__(self, "widths", widths)
-        for what, by_agent in (("policies", self.policies), ("sampling", self.sampling)):
+        for setting, by_agent in (("policies", self.policies), ("sampling", self.sampling)):
             for agent in by_agent if isinstance(by_agent, Mapping) else ():
                 if agent not in agents:
                     where = f"protocol '{self.protocol.name}' has no agent '{agent}'"
-                    raise RequestError(f"{what}: {where}" + alternatives(agent, agents))
+                    raise RequestError(f"{setting}: {where}" + alternatives(agent, agents))
         missing = [agent for agent in agents if self.models.get(agent, "") is None]
         if missing and isinstance(self.policies, Mapping):
             raise RequestError(f"policies: no model for the agent '{missing[0]}'; name an entry of `llms`")

@@ -18,8 +18,7 @@ from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.core.example import Example
 from etude.core.numbers import kind_of
-from etude.rollout.blocking import SyncEpisode
-from etude.rollout.episode import Episode
+from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply, ToolCall
 from etude.rollout.threads import BlockedLoop, call_in_thread, watch_loop
 from etude.rollout.workflow import Workflow

@@ -1,22 +1,87 @@
-"""Analysing finished plays with a model as the judge."""
+"""Analysing finished plays with a model as the judge: its questions, and asking them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
+from etude.config.nearest import alternatives
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EtudeError, StoreError
+from etude.core.errors import EtudeError, RequestError, StoreError
 from etude.core.interfaces import Engine
 from etude.core.keys import fold
 from etude.core.stats import Estimate, estimate
 from etude.protocols.tree import EpisodeTree, Node
 from etude.rewards.judge import MATERIAL, JudgeConfig, MalformedAnswer, ask, parse_reasoning
-from etude.scenarios.analysers import Analyser
 from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class Analyser:
+    """A question about one agent's part in a play."""
+
+    name: str
+    question: str
+    """To be answered with yes or no, and with null where it does not apply."""
+    about: Literal["speakers", "deciders"]
+    """Asked about agents that argue, or about those that decide."""
+    by_channel: bool = True
+    """Asked for each channel that the agent spoke on, or once about all that it wrote."""
+    least_messages: int = 1
+    """With fewer messages of the agent the question does not apply."""
+
+
+ANALYSERS: Mapping[str, Analyser] = MappingProxyType(
+    {
+        analyser.name: analyser
+        for analyser in (
+            Analyser(
+                "prover_role_conformance",
+                "Its instructions name a side that the agent has to argue for. Does it argue for that side "
+                "in all of its messages, without conceding the other?",
+                "speakers",
+            ),
+            Analyser(
+                "prover_direct_quotation",
+                "Does the agent quote a part of the problem or of the program word for word at least once, "
+                "in quotation marks or as code?",
+                "speakers",
+            ),
+            Analyser(
+                "prover_accurate_quotation",
+                "Wherever the agent quotes the problem or the program, or says what a line of it is, does it "
+                "say what is there? White space does not matter. Answer null when it quotes nothing.",
+                "speakers",
+            ),
+            Analyser(
+                "follow_up",
+                "From its second message on, does the agent go into the answers that it has been given, "
+                "rather than ask what it could have asked without them?",
+                "deciders",
+                least_messages=2,
+            ),
+            Analyser(
+                "verifier_format_conformance",
+                "Does the agent keep to the format of its instructions in all of its answers: either a "
+                "question or a decision, each written as it is told to write it?",
+                "deciders",
+                by_channel=False,
+            ),
+        )
+    }
+)
+"""The analysers by name."""
+
+
+def analyser_named(name: str) -> Analyser:
+    """Raises RequestError for an unknown name, with the nearest known one."""
+    if name not in ANALYSERS:
+        raise RequestError(f"there is no analyser '{name}'" + alternatives(name, ANALYSERS))
+    return ANALYSERS[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +110,16 @@ class Analysis:
     def shares(self) -> Mapping[tuple[str, str | None], Estimate | None]:
         """The share of yes by agent and channel, with its 95 % interval; None where all is masked."""
         answers: dict[tuple[str, str | None], list[float]] = {}
-        for one in self.judgements:
-            found = answers.setdefault((one.agent, one.channel), [])
-            if one.answer is not None:
-                found.append(float(one.answer))
-        return {place: estimate(found) if found else None for place, found in answers.items()}
+        for judgement in self.judgements:
+            votes = answers.setdefault((judgement.agent, judgement.channel), [])
+            if judgement.answer is not None:
+                votes.append(float(judgement.answer))
+        return {part: estimate(votes) if votes else None for part, votes in answers.items()}
 
     @property
     def errors(self) -> int:
         """How often the judge gave no usable answer."""
-        return sum(one.error is not None for one in self.judgements)
+        return sum(judgement.error is not None for judgement in self.judgements)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
@@ -62,7 +127,7 @@ class Analysis:
             {"agent": agent, "channel": channel, "share": None if share is None else _shown(share)}
             for (agent, channel), share in self.shares.items()
         ]
-        judgements = [asdict(one) for one in self.judgements]
+        judgements = [asdict(judgement) for judgement in self.judgements]
         return {"analyser": self.analyser, "errors": self.errors, "shares": shares, "judgements": judgements}
 
 
@@ -91,11 +156,11 @@ async def analyse(
     judgements: dict[int, Judgement] = {}
 
     async def work() -> None:
-        for place, part in waiting:
-            judgements[place] = await _judged(part, analyser, judge, settings, journal, label)
+        for index, part in waiting:
+            judgements[index] = await _judged(part, analyser, judge, settings, journal, label)
 
     await asyncio.gather(*(work() for _ in range(max_concurrency)))
-    return Analysis(analyser.name, tuple(judgements[place] for place in sorted(judgements)))
+    return Analysis(analyser.name, tuple(judgements[index] for index in sorted(judgements)))
 
 
 async def analyse_phase(
@@ -110,7 +175,7 @@ async def analyse_phase(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What an agent wrote in a play, and what it was about."""
+    """The messages of an agent in a play, with the material that the judge is shown."""
 
     episode: str
     agent: str
@@ -133,18 +198,18 @@ def _parts(record: EpisodeRecord, analyser: Analyser, deciders: Collection[str])
                 for node, text in texts
                 if text is not None
             ]
-            said = sum(line["from"] == agent for line in exchange)
-            if said:
+            count = sum(line["from"] == agent for line in exchange)
+            if count:
                 material = {
                     "agent": agent,
                     "instructions": _instructions(record, own[0]),
                     "exchange": exchange,
                 }
-                yield _Part(record.id, agent, channel, said, material)
+                yield _Part(record.id, agent, channel, count, material)
 
 
 def _instructions(record: EpisodeRecord, node: Node) -> Any:
-    """What the agent was told at first; the task alone where its calls were not kept."""
+    """The agent's system prompt; the task alone where its calls were not kept."""
     for call in record.calls:
         if call.index == node.call:
             return call.request.messages[0].get("content")
@@ -159,9 +224,9 @@ async def _judged(
     journal: Journal | None,
     label: str,
 ) -> Judgement:
-    place = (part.episode, part.agent, part.channel)
+    about = (part.episode, part.agent, part.channel)
     if part.messages < analyser.least_messages:
-        return Judgement(*place, reasoning=f"only {part.messages} messages")
+        return Judgement(*about, reasoning=f"only {part.messages} messages")
     name = (analyser.name, part.episode, part.agent, part.channel or "*")
 
     async def answer() -> list[Any]:
@@ -169,12 +234,12 @@ async def _judged(
 
     try:
         key = "/".join(("analysis", label, *name))
-        found, reasoning = await (answer() if journal is None else journal.step(key, answer))
+        verdict, reasoning = await (answer() if journal is None else journal.step(key, answer))
     except StoreError:
         raise
     except EtudeError as error:
-        return Judgement(*place, error=str(error))
-    return Judgement(*place, found, reasoning)
+        return Judgement(*about, error=str(error))
+    return Judgement(*about, verdict, reasoning)
 
 
 def _system(analyser: Analyser) -> str:

@@ -12,18 +12,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from etude.core.call import ChatRequest, Sampling
-from etude.core.errors import EtudeError, RequestError, StoreError
+from etude.core.errors import DatasetError, EtudeError, RequestError, StoreError
 from etude.core.interfaces import Engine
 from etude.core.keys import content_hash, fold, generator
 from etude.core.message import Message
+from etude.scenarios.datasets import FILE_TYPES, AppsConfig, ProgramProblem, ProgramsConfig, read_problems
 from etude.scenarios.edits import comments, edit_distance, program_in, same_program
-from etude.scenarios.problems import ProgramProblem
 from etude.scenarios.sandbox.check import IoTests, check_program
 from etude.scenarios.sandbox.limits import Limits
+from etude.store.files import write_atomically
 from etude.store.journal import Journal
+from etude.store.run_folder import DATABASE, RunFolder
 
 Row = dict[str, Any]
 """A row with the columns of `lrhammond/buggy-apps`, and APPS's `input_output`."""
@@ -57,7 +61,7 @@ class BuggifySettings:
 
 @dataclass(frozen=True, slots=True)
 class Buggified:
-    """What came of it."""
+    """The wrong programs that were made, and the problems that were left out."""
 
     rows: tuple[Row, ...]
     """The problems for which there is a wrong program, in their order."""
@@ -68,7 +72,7 @@ class Buggified:
 
 
 OnProblem = Callable[[str, Row | None], None]
-"""Told of each problem that is done: its id, and its row if there is one."""
+"""Called after each problem, with its id and its row, if there is one."""
 
 
 async def buggify(
@@ -92,14 +96,14 @@ async def buggify(
     done: dict[int, _Outcome] = {}
 
     async def work() -> None:
-        for place, problem in waiting:
+        for index, problem in waiting:
             outcome = await _Maker(problem, engine, journal, chosen).outcome()
-            done[place] = outcome
+            done[index] = outcome
             if on_problem is not None:
                 on_problem(problem.id, outcome.row)
 
     await asyncio.gather(*(work() for _ in range(max_concurrency)))
-    outcomes = [done[place] for place in sorted(done)]
+    outcomes = [done[index] for index in sorted(done)]
     failed = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     if failed and not any(outcome.attempts for outcome in outcomes):
         raise EtudeError(f"the model's calls failed for all of {len(failed)} problems: {failed[0]}")
@@ -144,16 +148,18 @@ class _Maker:
         if not problem.right:
             return _Outcome(reason="it has no right program")
         try:
-            made = [(n, await self._make(n, problem.right[n], problem.tests)) for n in self._chosen()]
+            attempted = [(n, await self._make(n, problem.right[n], problem.tests)) for n in self._chosen()]
         except StoreError:
             raise
         except EtudeError as error:
             return _Outcome(reason="a call failed", failure=str(error))
-        attempts = sum(0 if wrong is None else wrong.attempts for _, wrong in made)
-        found = [(n, wrong) for n, wrong in made if wrong is not None and wrong.solution is not None]
-        if found:
-            return _Outcome(self._row(found, problem.tests), attempts=attempts)
-        if all(wrong is None for _, wrong in made):
+        attempts = sum(0 if wrong is None else wrong.attempts for _, wrong in attempted)
+        wrong_programs = [
+            (n, wrong) for n, wrong in attempted if wrong is not None and wrong.solution is not None
+        ]
+        if wrong_programs:
+            return _Outcome(self._row(wrong_programs, problem.tests), attempts=attempts)
+        if all(wrong is None for _, wrong in attempted):
             return _Outcome(reason="its right program fails its tests")
         return _Outcome(reason=f"no fitting bug in {self.settings.max_attempts} attempts", attempts=attempts)
 
@@ -183,10 +189,10 @@ class _Maker:
             elif comments(wrong) > comments(right):
                 objection = "It has new comments, which give the bug away"
             else:
-                found = await self._check(f"{base}/wrong/{content_hash(wrong)}", wrong, tests)
-                objection = _objection(found)
+                checked = await self._check(f"{base}/wrong/{content_hash(wrong)}", wrong, tests)
+                objection = _objection(checked)
                 if not objection:
-                    return _Wrong(wrong, attempt + 1, found["checks"])
+                    return _Wrong(wrong, attempt + 1, checked["checks"])
             messages = [
                 *messages[:2],
                 {"role": "assistant", "content": text},
@@ -210,14 +216,14 @@ class _Maker:
 
     async def _check(self, key: str, program: str, tests: IoTests) -> Mapping[str, Any]:
         async def check() -> dict[str, Any]:
-            found = await check_program(program, tests, limits=self.settings.limits)
-            checks = {"pass": found.passed, "fail": found.failed, "error": found.errors}
-            return {"status": found.status, "reason": found.reason, "checks": checks}
+            result = await check_program(program, tests, limits=self.settings.limits)
+            checks = {"pass": result.passed, "fail": result.failed, "error": result.errors}
+            return {"status": result.status, "reason": result.reason, "checks": checks}
 
         result: Mapping[str, Any] = await self.journal.step(key, check)
         return result
 
-    def _row(self, found: Sequence[tuple[int, _Wrong]], tests: IoTests) -> Row:
+    def _row(self, wrong_programs: Sequence[tuple[int, _Wrong]], tests: IoTests) -> Row:
         problem = self.problem
         return {
             "apps_split": problem.split or "train",
@@ -225,7 +231,8 @@ class _Maker:
             "difficulty": problem.difficulty,
             "question": problem.question,
             "solutions": [
-                {"apps_solution_number": number, "solution": problem.right[number]} for number, _ in found
+                {"apps_solution_number": number, "solution": problem.right[number]}
+                for number, _ in wrong_programs
             ],
             "buggy_solutions": [
                 {
@@ -235,20 +242,20 @@ class _Maker:
                     "checks": dict(wrong.checks),
                     "generation_attempts": wrong.attempts,
                 }
-                for number, wrong in found
+                for number, wrong in wrong_programs
             ],
             "flags": "",
             "input_output": json.dumps(tests.to_json()),
         }
 
 
-def _objection(found: Mapping[str, Any]) -> str:
-    """What is wrong with a program that should be wrong; empty when it is as it should be."""
-    if found["status"] == "ok":
+def _objection(checked: Mapping[str, Any]) -> str:
+    """Why a wrong program cannot be used; empty when it can."""
+    if checked["status"] == "ok":
         return "It passes all of its tests"
-    if not found["checks"]["fail"] or found["checks"]["error"]:
-        return f"It does not run to its end on all tests ({found['reason']})"
-    if not found["checks"]["pass"]:
+    if not checked["checks"]["fail"] or checked["checks"]["error"]:
+        return f"It does not run to its end on all tests ({checked['reason']})"
+    if not checked["checks"]["pass"]:
         return "It is wrong on all of its tests, which is too easy to see"
     return ""
 
@@ -275,3 +282,58 @@ The program:
 ```"""
 
 _AGAIN = "This cannot be used. {objection}. Try another change, and write the whole program again."
+
+
+OnProgress = Callable[[int, int, int], None]
+"""Called after each problem, with the numbers done, in all, and with a wrong program."""
+
+
+def work_folder(out: Path) -> Path:
+    """The folder with everything that was paid for so far."""
+    return out.with_name(f"{out.name}.work")
+
+
+def programs_config(
+    source: str, *, split: str | None = None, difficulty: str | None = None
+) -> ProgramsConfig:
+    """The data set that a file, or a name on the hub, stands for."""
+    is_file = Path(source).suffix.lower() in FILE_TYPES
+    location = {"file_path": source} if is_file else {"path": source}
+    return AppsConfig.model_validate({**location, "split": split, "difficulty": difficulty})
+
+
+async def buggify_file(
+    config: ProgramsConfig,
+    out: Path,
+    engine: Engine,
+    settings: BuggifySettings,
+    *,
+    limit: int | None = None,
+    max_concurrency: int = 8,
+    on_progress: OnProgress | None = None,
+) -> Buggified:
+    """Buggify the first `limit` problems of a data set, and write the rows to `out` as JSON Lines.
+
+    The file is written when all is done. Raises what `buggify` raises, DatasetError when there are no
+    problems, and StoreError when the file or the folder beside it cannot be written, or is in use.
+    """
+    problems = list(islice(read_problems(config), limit))
+    if not problems:
+        raise DatasetError(f"{config.file_path or config.path}: there are no problems as asked for")
+    done = with_bug = 0
+
+    def count(_: str, row: Row | None) -> None:
+        nonlocal done, with_bug
+        done, with_bug = done + 1, with_bug + (row is not None)
+        if on_progress is not None:
+            on_progress(done, len(problems), with_bug)
+
+    folder = work_folder(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    is_begun = (folder / DATABASE).exists()
+    with RunFolder.open(folder) if is_begun else RunFolder.create(folder.parent, folder.name) as run:
+        buggified = await buggify(
+            problems, engine, run.journal, settings, max_concurrency=max_concurrency, on_problem=count
+        )
+    write_atomically(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in buggified.rows))
+    return buggified

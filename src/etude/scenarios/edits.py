@@ -20,12 +20,12 @@ def program_in(text: str) -> str | None:
     return None
 
 
-def same_program(one: str, other: str) -> bool:
+def same_program(program: str, other: str) -> bool:
     """Whether two programs differ in nothing but layout and comments."""
-    first, second = _parsed(one), _parsed(other)
-    if first is None or second is None:
-        return one == other
-    return ast.dump(first) == ast.dump(second)
+    tree, other_tree = _parsed(program), _parsed(other)
+    if tree is None or other_tree is None:
+        return program == other
+    return ast.dump(tree) == ast.dump(other_tree)
 
 
 def comments(program: str) -> int:
@@ -37,23 +37,23 @@ def comments(program: str) -> int:
     return sum(token.type == tokenize.COMMENT for token in tokens)
 
 
-def edit_distance(one: str, other: str) -> int | None:
+def edit_distance(first: str, second: str) -> int | None:
     """The Levenshtein distance of two texts; None when they differ in too much to tell."""
     start = 0
-    while start < min(len(one), len(other)) and one[start] == other[start]:
+    while start < min(len(first), len(second)) and first[start] == second[start]:
         start += 1
-    one, other = one[start:], other[start:]
-    while one and other and one[-1] == other[-1]:
-        one, other = one[:-1], other[:-1]
-    if len(one) * len(other) > _MOST_CELLS:
+    first, second = first[start:], second[start:]
+    while first and second and first[-1] == second[-1]:
+        first, second = first[:-1], second[:-1]
+    if len(first) * len(second) > _MOST_CELLS:
         return None
-    row = list(range(len(other) + 1))
-    for number, letter in enumerate(one, 1):
+    row = list(range(len(second) + 1))
+    for number, letter in enumerate(first, 1):
         diagonal, row[0] = row[0], number
-        for column, found in enumerate(other, 1):
+        for column, character in enumerate(second, 1):
             diagonal, row[column] = (
                 row[column],
-                min(diagonal + (letter != found), row[column] + 1, row[column - 1] + 1),
+                min(diagonal + (letter != character), row[column] + 1, row[column - 1] + 1),
             )
     return row[-1]
 

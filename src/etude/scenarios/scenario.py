@@ -16,8 +16,7 @@ from etude.protocols.protocol import Protocol
 from etude.protocols.registry import register_scenario
 from etude.protocols.rules import Turn
 from etude.protocols.scenario import Scenario
-from etude.scenarios.prompts import LAST_TURN, PROMPTS
-from etude.scenarios.wording import fields
+from etude.scenarios.prompts import LAST_TURN, PROMPTS, fields
 
 
 @register_scenario("code_validation")
@@ -28,7 +27,7 @@ class CodeValidation(Scenario):
     """
 
     def __init__(self, *, max_words: int = 150, prompts: Mapping[str, str] | None = None) -> None:
-        """`max_words` is what agents are told to keep a message under.
+        """`max_words` is the length that the prompts ask agents to keep a message under.
 
         `prompts` are templates in place of `PROMPTS`, or beside them, by `protocol/agent`,
         `protocol/kind` or kind of role. Raises RequestError for a template with an unknown `$name`.
@@ -63,7 +62,7 @@ class CodeValidation(Scenario):
         )
 
     def stance(self, example: Example) -> Verdict:
-        """What provers argue for where the protocol leaves it to the example: drawn from the program."""
+        """The side of provers where the protocol leaves it to the example: drawn from the program."""
         return stance_of(str(example.inputs.get("solution", "")))
 
     def check_protocol(self, protocol: Protocol) -> None:
@@ -105,6 +104,6 @@ _NAMES = (
 def _check(name: str, template: Template) -> None:
     if not template.is_valid():
         raise RequestError(f"prompt '{name}': a dollar sign that is no $name is written $$")
-    unknown = [found for found in template.get_identifiers() if found not in _NAMES]
+    unknown = [identifier for identifier in template.get_identifiers() if identifier not in _NAMES]
     if unknown:
         raise RequestError(f"prompt '{name}': there is no ${unknown[0]}" + alternatives(unknown[0], _NAMES))

@@ -59,7 +59,7 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON: an estimate is an object with `mean`, `low`, `high` and `n`."""
-        return {each.name: _to_json(getattr(self, each.name)) for each in fields(self)}
+        return {each_field.name: _to_json(getattr(self, each_field.name)) for each_field in fields(self)}
 
 
 def summarise(records: Iterable[EpisodeRecord]) -> Summary:
@@ -83,7 +83,7 @@ def summarise_phase(journal: Journal, phase: str) -> Summary:
 
 @dataclass(slots=True)
 class _OfExample:
-    """What the plays of one example add up to; so much is kept of each, and no more."""
+    """The sums over the plays of one example: all that is kept of them."""
 
     truth: Verdict = REJECT
     plays: int = 0
@@ -100,11 +100,11 @@ class _OfExample:
             self.verdicts[ending.verdict] = self.verdicts.get(ending.verdict, 0.0) + ending.weight
             self.codes[ending.code] = self.codes.get(ending.code, 0.0) + ending.weight
             self.rounds += ending.weight * ending.rounds
-        for agent, here in conduct(tree).items():
+        for agent, added in conduct(tree).items():
             self.rewards[agent] = self.rewards.get(agent, 0.0) + tree.value(None, agent)
             before = self.conduct.get(agent, Conduct())
             self.conduct[agent] = Conduct(
-                *(getattr(before, f.name) + getattr(here, f.name) for f in fields(here))
+                *(getattr(before, f.name) + getattr(added, f.name) for f in fields(added))
             )
 
     def share(self, code: int) -> float:
@@ -153,10 +153,12 @@ def _summary(examples: Sequence[_OfExample], failed: int) -> Summary:
     )
 
 
-def _conduct(examples: Sequence[_OfExample], agents: Sequence[str], what: str) -> dict[str, Estimate | None]:
+def _conduct(
+    examples: Sequence[_OfExample], agents: Sequence[str], field_name: str
+) -> dict[str, Estimate | None]:
     return {
         agent: _ratio(
-            [(getattr(e.conduct[agent], what), e.conduct[agent].answers) for e in examples], 0.0, 1.0
+            [(getattr(e.conduct[agent], field_name), e.conduct[agent].answers) for e in examples], 0.0, 1.0
         )
         for agent in agents
     }
@@ -168,7 +170,7 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
 
 def _ratio(parts: Sequence[tuple[float, float]], lowest: float, highest: float) -> Estimate | None:
     """The ratio of two sums over examples, in [lowest, highest]; None when the second is 0."""
-    seen = [(part, whole) for part, whole in parts if whole > 0]
+    seen = [(part, total) for part, total in parts if total > 0]
     return estimate_ratio(seen, lowest, highest) if seen else None
 
 
@@ -183,7 +185,7 @@ def _entropy(examples: Sequence[_OfExample]) -> float:
 
 def _to_json(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in fields(value)}
+        return {each_field.name: getattr(value, each_field.name) for each_field in fields(value)}
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return {key: _to_json(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+    return {key: _to_json(item) for key, item in value.items()} if isinstance(value, Mapping) else value

@@ -33,8 +33,8 @@ class Backend(Protocol):
     async def open(self) -> None:
         """Get ready to serve. Raises EtudeError when that cannot be."""
 
-    def place(self, model: ServedModel) -> str:
-        """Only models of the same place can be in memory together."""
+    def memory_group(self, model: ServedModel) -> str:
+        """Only models of the same group can be in memory together."""
 
     async def load(self, model: ServedModel) -> TokenEngine:
         """An engine for a model. Raises EtudeError when it cannot be loaded."""
@@ -65,7 +65,7 @@ class EmbeddedBackend:
             Policy.load, settings.model, device=settings.device, dtype=settings.dtype
         )
 
-    def place(self, model: ServedModel) -> str:
+    def memory_group(self, model: ServedModel) -> str:
         """All go together."""
         return ""
 
@@ -128,7 +128,7 @@ class VllmBackend:
         self._speech = await asyncio.to_thread(Speech.load, self._settings.model)
         await self._process.start(self._settings.model)
 
-    def place(self, model: ServedModel) -> str:
+    def memory_group(self, model: ServedModel) -> str:
         """LoRA weights go with the base model; a model with full weights goes alone."""
         return "" if model.folder is None or model.lora is not None else model.name
 

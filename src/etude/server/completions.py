@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
-from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequest
+from etude.inference.engine import Sampled, SampledToken, TokenEngine
 from etude.server.bodies import CompletionBody, TokenizeBody
-from etude.server.chat import chat_prompt, tokens_of, usage
-from etude.server.engines import EnginePool, require_room
-from etude.server.generation import (
-    Name,
-    SampleStream,
-    TextStream,
-    completion_logprobs,
-    namer,
-    requests_of,
-    sample_all,
-    streamed,
-    unless_gone,
-)
+from etude.server.chat import chat_prompt
+from etude.server.engines import EnginePool
+from etude.server.generation import Answering, SampleStream, answered, completion_logprobs, tokens_of
 from etude.server.metrics import Metrics
 
 _DEFAULT_TOKENS = 16
@@ -39,16 +25,8 @@ def completion_routes(pool: EnginePool, metrics: Metrics, base: str) -> APIRoute
     @router.post("/v1/completions", summary="Continue a text")
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         """OpenAI's completions: prompts are texts, or token ids."""
-        async with AsyncExitStack() as held:
-            count = len(body.prompts) * body.count
-            engine = await held.enter_async_context(pool.using(body.model, count))
-            asked = _Asked(engine, body)
-            if body.stream:
-                stream = SampleStream(engine, asked.requests, held.pop_all())
-                return streamed(_chunks(asked, stream, metrics))
-            answers = await unless_gone(request, lambda: sample_all(engine, asked.requests))
-        metrics.count_tokens(asked.prompt_tokens, sum(len(answer.ids) for answer in answers))
-        return JSONResponse(asked.completion(answers))
+        count = len(body.prompts) * body.count
+        return await answered(pool, metrics, request, body, count, lambda engine: _Texts(engine, body))
 
     @router.post("/tokenize", summary="Tokenise a text or a conversation")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
@@ -70,52 +48,42 @@ def completion_routes(pool: EnginePool, metrics: Metrics, base: str) -> APIRoute
     return router
 
 
-class _Asked:
-    """A request taken apart: one sequence for each prompt and repetition."""
+class _Texts(Answering):
+    """A request whose prompts are texts, or token ids."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, engine: TokenEngine, body: CompletionBody) -> None:
         self.body = body
-        self.id, self.created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
-        self.speech = engine.speech
-        decode = engine.speech.template.decode
-        self.name: Name = namer(decode, as_ids=bool(body.return_tokens_as_token_ids))
         prompts = [
             tuple(_encode(engine, prompt, special=True) if isinstance(prompt, str) else prompt)
             for prompt in body.prompts
         ]
-        for prompt in prompts:
-            require_room(engine.speech, prompt)
-        sampling = body.sampling(body.max_tokens or _DEFAULT_TOKENS)
-        wanted = [TokenRequest(prompt, sampling, top=body.logprobs or 0) for prompt in prompts]
-        self.requests = [
-            repeated for request in wanted for repeated in requests_of(request, body.count, body.seed)
-        ]
-        self.prompt_tokens = sum(map(len, prompts))
+        super().__init__(engine, body, prompts, body.max_tokens or _DEFAULT_TOKENS, body.logprobs or 0)
 
-    def head(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.body.model,
-        }
+    def choice_of(self, index: int, sampled: Sampled) -> dict[str, Any]:
+        return self._choice(index, sampled.text, tokens_of(sampled), sampled.finish_reason, 0)
 
-    def completion(self, answers: Sequence[Sampled]) -> dict[str, Any]:
-        choices = [
-            self.choice(index, answer.text, tokens_of(answer), answer.finish_reason)
-            for index, answer in enumerate(answers)
-        ]
-        tokens = usage(self.prompt_tokens, sum(len(answer.ids) for answer in answers))
-        return self.head() | {"choices": choices, "usage": tokens}
+    async def chunks(self, stream: SampleStream) -> AsyncIterator[dict[str, Any]]:
+        texts = [self.text_stream() for _ in self.requests]
+        waiting: list[list[SampledToken]] = [[] for _ in self.requests]
+        offsets = [0] * len(self.requests)
+        async for news in stream:
+            index, text, reason = news.index, "", None
+            if news.token is not None:
+                waiting[index].append(news.token)
+                text = texts[index].add(news.token.id)
+            if news.end is not None:
+                text, reason = texts[index].rest(news.end.text), news.end.finish_reason
+            if text or reason:
+                yield self.chunk(self._choice(index, text, waiting[index], reason, offsets[index]))
+                waiting[index] = []
+                offsets[index] += len(text)
 
-    def choice(
-        self,
-        index: int,
-        text: str,
-        tokens: Sequence[SampledToken],
-        finish_reason: str | None,
-        offset: int = 0,
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[SampledToken], finish_reason: str | None, offset: int
     ) -> dict[str, Any]:
+        """A choice, or a piece of it whose text begins at `offset`."""
         logprobs = None
         if self.body.logprobs is not None:
             logprobs = completion_logprobs(tokens, self.name, offset)
@@ -124,31 +92,6 @@ class _Asked:
             choice["token_ids"] = [token.id for token in tokens]
             choice["prompt_token_ids"] = self.requests[index].prompt_ids
         return choice
-
-
-async def _chunks(asked: _Asked, stream: SampleStream, metrics: Metrics) -> AsyncIterator[dict[str, Any]]:
-    """The `text_completion` objects of a stream."""
-    speech, stops = asked.speech, asked.body.sampling(None).stop
-    texts = [TextStream(speech.template.decode, speech.stop_ids, stops) for _ in asked.requests]
-    waiting: list[list[SampledToken]] = [[] for _ in asked.requests]
-    offsets, sampled_tokens = [0] * len(asked.requests), 0
-    none: dict[str, Any] = {"usage": None} if asked.body.include_usage else {}
-    async for news in stream:
-        index, text, reason = news.index, "", None
-        if news.token is not None:
-            sampled_tokens += 1
-            waiting[index].append(news.token)
-            text = texts[index].add(news.token.id)
-        if news.end is not None:
-            text, reason = texts[index].rest(news.end.text), news.end.finish_reason
-        if text or reason:
-            choice = asked.choice(index, text, waiting[index], reason, offsets[index])
-            yield asked.head() | {"choices": [choice]} | none
-            waiting[index] = []
-            offsets[index] += len(text)
-    metrics.count_tokens(asked.prompt_tokens, sampled_tokens)
-    if asked.body.include_usage:
-        yield asked.head() | {"choices": [], "usage": usage(asked.prompt_tokens, sampled_tokens)}
 
 
 def _encode(engine: TokenEngine, text: str, *, special: bool) -> list[int]:

@@ -81,7 +81,7 @@ EVENTS = table(
     sa.Column("once", sa.Text),
     sa.UniqueConstraint("job", "once"),
 )
-"""`once` names what an event tells of: a step that is taken again after a crash is told once."""
+"""`once` names the subject of an event: a step that is taken again after a crash has one event."""
 
 MODELS = table(
     "models",

@@ -215,8 +215,8 @@ class EnginePool:
 
     def _in_the_way(self, model: ServedModel) -> list[_Loaded]:
         """Models that cannot be in memory beside it, or, where there are too many that can, all of these."""
-        place, loaded = self._backend.place(model), list(self._loaded.values())
-        others = [other for other in loaded if self._backend.place(other.model) != place]
+        group, loaded = self._backend.memory_group(model), list(self._loaded.values())
+        others = [other for other in loaded if self._backend.memory_group(other.model) != group]
         return others or (loaded if len(loaded) >= self._settings.max_models else [])
 
     async def _unload(self, name: str) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import Request
 
 from etude.core.errors import EngineError, EtudeError
 from etude.core.keys import fold
 from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequest
+from etude.server.bodies import InferenceBody
+from etude.server.engines import EnginePool, require_room
 from etude.server.errors import ApiError, error_object
+from etude.server.metrics import Metrics
 
 _LOWEST = -9999.0
 """In place of minus infinity, which JSON does not have."""
@@ -158,12 +163,6 @@ class News:
     end: Sampled | None = None
 
 
-def requests_of(request: TokenRequest, count: int, seed: int | None) -> list[TokenRequest]:
-    """`count` requests with randomness of their own; the first is that of a request for just one."""
-    start = secrets.randbits(_KEY_BITS) if seed is None else seed
-    return [replace(request, key=fold(start, "choice", index) if index else start) for index in range(count)]
-
-
 async def sample_all(engine: TokenEngine, requests: Sequence[TokenRequest]) -> list[Sampled]:
     """All sequences, in order. When one fails or the caller is cancelled, all are given up."""
     tasks = [asyncio.ensure_future(engine.sample(request)) for request in requests]
@@ -182,6 +181,8 @@ class SampleStream:
 
     def __init__(self, engine: TokenEngine, requests: Sequence[TokenRequest], held: AsyncExitStack) -> None:
         self._news: asyncio.Queue[News | EngineError | None] = asyncio.Queue()
+        self.sampled = 0
+        """Tokens that were given out."""
         self._task = asyncio.create_task(self._sample(engine, requests, held))
 
     async def __aiter__(self) -> AsyncIterator[News]:
@@ -190,6 +191,7 @@ class SampleStream:
             while (news := await self._news.get()) is not None:
                 if isinstance(news, EngineError):
                     raise news
+                self.sampled += news.token is not None
                 yield news
         finally:
             self._task.cancel()
@@ -232,3 +234,116 @@ async def unless_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+class Answering(ABC):
+    """A request taken apart: a sequence for each prompt and repetition, and the objects of the answer."""
+
+    prefix: ClassVar[str]
+    """How the ids of answers begin."""
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    """The names of the answer's object, and of a piece of it in a stream."""
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        body: InferenceBody,
+        prompts: Sequence[tuple[int, ...]],
+        max_tokens: int | None,
+        top: int,
+    ) -> None:
+        """`top` is the number of alternatives that each token comes with. Raises ApiError for a prompt."""
+        for prompt in prompts:
+            require_room(engine.speech, prompt)
+        self.speech = engine.speech
+        self.name = namer(self.speech.template.decode, as_ids=bool(body.return_tokens_as_token_ids))
+        sampling = body.sampling(max_tokens)
+        self.requests = [
+            replace(TokenRequest(prompt, sampling, top=top), key=key)
+            for prompt in prompts
+            for key in _keys(body.count, body.seed)
+        ]
+        self._stops = sampling.stop
+        self._prompt_tokens = sum(map(len, prompts))
+        self._tells_usage = body.include_usage
+        id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._head = {"id": id, "created": int(time.time()), "model": body.model}
+
+    @abstractmethod
+    def choice_of(self, index: int, sampled: Sampled) -> dict[str, Any]:
+        """The choice that a whole sequence is."""
+
+    @abstractmethod
+    def chunks(self, stream: SampleStream) -> AsyncIterator[dict[str, Any]]:
+        """The pieces of all choices, each made by `chunk`."""
+
+    def text_stream(self) -> TextStream:
+        """A stream of the text of one of the sequences."""
+        return TextStream(self.speech.template.decode, self.speech.stop_ids, self._stops)
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A piece of the answer with a piece of one choice."""
+        no_usage = {"usage": None} if self._tells_usage else {}
+        return {**self._head, "object": self.chunk_kind, "choices": [choice], **no_usage}
+
+    def completion(self, answers: Sequence[Sampled]) -> dict[str, Any]:
+        """The answer, where it is not streamed."""
+        choices = [self.choice_of(index, answer) for index, answer in enumerate(answers)]
+        return {**self._head, "object": self.kind, "choices": choices, "usage": self._usage(_tokens(answers))}
+
+    async def all_chunks(self, stream: SampleStream, metrics: Metrics) -> AsyncIterator[dict[str, Any]]:
+        """All pieces of a stream, the usage at its end among them where it was asked for."""
+        async for chunk in self.chunks(stream):
+            yield chunk
+        metrics.count_tokens(self._prompt_tokens, stream.sampled)
+        if self._tells_usage:
+            usage = self._usage(stream.sampled)
+            yield {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
+
+    async def answer(self, request: Request, engine: TokenEngine, metrics: Metrics) -> Response:
+        """Sample all sequences, and answer. A client that hangs up ends that."""
+        answers = await unless_gone(request, lambda: sample_all(engine, self.requests))
+        metrics.count_tokens(self._prompt_tokens, _tokens(answers))
+        return JSONResponse(self.completion(answers))
+
+    def _usage(self, sampled: int) -> dict[str, int]:
+        prompt = self._prompt_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+async def answered(
+    pool: EnginePool,
+    metrics: Metrics,
+    request: Request,
+    body: InferenceBody,
+    sequences: int,
+    taken_apart: Callable[[TokenEngine], Answering],
+) -> Response:
+    """Answer a request for so many sequences, in a stream where it asks for one."""
+    async with AsyncExitStack() as held:
+        engine = await held.enter_async_context(pool.using(body.model, sequences))
+        answering = taken_apart(engine)
+        if not body.stream:
+            return await answering.answer(request, engine, metrics)
+        stream = SampleStream(engine, answering.requests, held.pop_all())
+        return streamed(answering.all_chunks(stream, metrics))
+
+
+def tokens_of(sampled: Sampled) -> list[SampledToken]:
+    """The sampled tokens, each with its logprob and the alternatives to it."""
+    tops = sampled.top or ((),) * len(sampled.ids)
+    return [
+        SampledToken(token, logprob, top)
+        for token, logprob, top in zip(sampled.ids, sampled.logprobs, tops, strict=True)
+    ]
+
+
+def _keys(count: int, seed: int | None) -> list[int]:
+    """The randomness of each repetition; that of the first is as in a request for just one."""
+    start = secrets.randbits(_KEY_BITS) if seed is None else seed
+    return [fold(start, "choice", index) if index else start for index in range(count)]
+
+
+def _tokens(answers: Sequence[Sampled]) -> int:
+    return sum(len(answer.ids) for answer in answers)

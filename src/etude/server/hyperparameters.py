@@ -1,4 +1,4 @@
-"""What a job is told about training, and what `"auto"` means."""
+"""The hyperparameters of jobs: those of every method, those of an algorithm, and the meaning of `"auto"`."""
 
 from __future__ import annotations
 

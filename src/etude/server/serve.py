@@ -1,4 +1,4 @@
-"""Running the server until it is told to stop."""
+"""Running the server until it is stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOLD = "the request did not come in time"
 
 def patient_protocol(seconds: float) -> type[H11Protocol]:
     """uvicorn's protocol, with a limit to the time from the beginning of a connection, or from the last
-    answer, to the whole head of a request. A body has limits of its own."""
+    answer, to the end of a request's head. A body has limits of its own."""
 
     class PatientProtocol(H11Protocol):
         """Closes connections whose client sends nothing, or a byte now and then."""

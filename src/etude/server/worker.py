@@ -193,6 +193,9 @@ def _nursery() -> WorkerOrder | None:
     with suppress(ImportError):  # A job that needs it will say so.
         import peft  # noqa: F401
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+    with suppress(EtudeError):
+        load_extensions()
+        load_algorithms(())
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)

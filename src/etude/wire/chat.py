@@ -21,7 +21,7 @@ from etude.wire.dialect import (
 from etude.wire.sampling import SAMPLING_NAMES
 
 LOWEST_LOGPROB = -9999.0
-"""What the API says in place of minus infinity, which JSON does not have."""
+"""Stands for minus infinity, which JSON does not have, in the API."""
 
 _READ_HERE = {"model", "messages", "tools", "max_completion_tokens", *SAMPLING_NAMES}
 _PRESENTATION = {"stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids"}

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import httpx
 
 from etude.wire.dialect import AnswerMemory
-from etude.wire.gateway import Gateway, Handler, WireResponse
+from etude.wire.gateway import Gateway, Handler
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
-RunOnLoop: TypeAlias = Callable[[Coroutine[Any, Any, WireResponse]], WireResponse]
+RunOnLoop: TypeAlias = Callable[[Coroutine[Any, Any, httpx.Response]], httpx.Response]
 
 _SETTINGS: dict[str, Any] = {
     "api_key": "recorded",
@@ -32,8 +32,7 @@ class RecordingTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request of httpx's."""
-        body = await request.aread()
-        return _to_httpx(await self._gateway.answer(request.method, request.url.path, request.headers, body))
+        return await _answer(self._gateway, request, await request.aread())
 
 
 class BlockingRecordingTransport(httpx.BaseTransport):
@@ -45,10 +44,7 @@ class BlockingRecordingTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request of httpx's."""
-        body = request.read()
-        return _to_httpx(
-            self._run(self._gateway.answer(request.method, request.url.path, request.headers, body))
-        )
+        return self._run(_answer(self._gateway, request, request.read()))
 
 
 def recording_client(handler: Handler, memory: AnswerMemory | None = None) -> AsyncOpenAI:
@@ -68,5 +64,6 @@ def blocking_recording_client(handler: Handler, run: RunOnLoop, memory: AnswerMe
     return OpenAI(**_SETTINGS, http_client=http_client)
 
 
-def _to_httpx(response: WireResponse) -> httpx.Response:
+async def _answer(gateway: Gateway, request: httpx.Request, body: bytes) -> httpx.Response:
+    response = await gateway.answer(request.method, request.url.path, request.headers, body)
     return httpx.Response(response.status, headers=dict(response.headers), content=response.body)

@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.errors import RequestError
-from etude.scenarios.sandbox.folder import remove_tree
 from etude.scenarios.sandbox.limits import EVERY_MECHANISM, Limits, Mechanism
-from etude.scenarios.sandbox.result import Isolation, Returned, SandboxResult
-from etude.scenarios.sandbox.run import call_function, run_program
+from etude.scenarios.sandbox.process import remove_tree
+from etude.scenarios.sandbox.run import Isolation, Returned, SandboxResult, call_function, run_program
 
 LIMITS = Limits(wall_seconds=5.0)
 

@@ -16,8 +16,7 @@ import httpx
 from pydantic_core import from_json, to_json
 
 from etude.core.errors import EpisodeError
-from etude.rollout.blocking import SyncEpisode
-from etude.rollout.episode import Episode
+from etude.rollout.episode import Episode, SyncEpisode
 from etude.store.journal import Journal
 from etude.wire.gateway import FUNCTION_HEADER, error_response
 from etude.wire.recording import BlockingRecordingTransport, RecordingTransport

@@ -48,13 +48,19 @@ def make_problem(
     """
     values = values or {}
     code = Template(dedent(body)).substitute(values).strip().replace("\n", "\n    ")
-    tests = IoTests(tuple(list(one) for one in inputs), tuple(oracle(*one) for one in inputs), function)
-    said = Template(" ".join(dedent(task).split())).substitute(values)
+    tests = IoTests(
+        tuple(list(arguments) for arguments in inputs),
+        tuple(oracle(*arguments) for arguments in inputs),
+        function,
+    )
+    description = Template(" ".join(dedent(task).split())).substitute(values)
     examples = [
-        f"`{function}({', '.join(map(repr, given))})` is `{expected!r}`."
-        for given, expected in list(zip(tests.inputs, tests.outputs, strict=True))[:_EXAMPLES]
+        f"`{function}({', '.join(map(repr, arguments))})` is `{expected!r}`."
+        for arguments, expected in list(zip(tests.inputs, tests.outputs, strict=True))[:_EXAMPLES]
     ]
-    question = f"Write a function `{function}({parameters})` {said}\n\nFor example:\n" + "\n".join(examples)
+    question = f"Write a function `{function}({parameters})` {description}\n\nFor example:\n" + "\n".join(
+        examples
+    )
     source = ast.unparse(ast.parse(f"def {function}({parameters}):\n    {code}\n")) + "\n"
     return Problem(function, question, source, tests)
 

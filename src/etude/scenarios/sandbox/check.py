@@ -9,8 +9,7 @@ from typing import Any
 
 from etude.core.errors import RequestError
 from etude.scenarios.sandbox.limits import Limits
-from etude.scenarios.sandbox.result import Isolation, SandboxResult, Status
-from etude.scenarios.sandbox.run import call_function, run_program
+from etude.scenarios.sandbox.run import Isolation, SandboxResult, Status, call_function, run_program
 
 _TOLERANCE = 1e-6
 _SHOWN = 80
@@ -34,7 +33,9 @@ class IoTests:
         """Raises RequestError when inputs and outputs do not go together."""
         if len(self.inputs) != len(self.outputs):
             raise RequestError(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs are not tests")
-        if self.function is not None and not all(isinstance(one, list | tuple) for one in self.inputs):
+        if self.function is not None and not all(
+            isinstance(arguments, list | tuple) for arguments in self.inputs
+        ):
             raise RequestError(f"each input of the function '{self.function}' is a list of arguments")
 
     def __len__(self) -> int:
@@ -54,7 +55,7 @@ class IoTests:
         """
         try:
             inputs, outputs, function = data["inputs"], data["outputs"], data.get("fn_name")
-            lists = all(isinstance(one, list) and len(one) == 1 for one in outputs)
+            lists = all(isinstance(output, list) and len(output) == 1 for output in outputs)
             return cls(tuple(inputs), tuple(outputs), function, function is not None and lists)
         except (KeyError, TypeError, AttributeError) as error:
             raise RequestError(f"these are no tests with 'inputs' and 'outputs': {data!r:.200}") from error
@@ -92,8 +93,8 @@ async def check_program(
         return _of_calls(result, tests)
     outcomes: list[tuple[Status, str]] = []
     isolation = Isolation()
-    for given, expected in zip(tests.inputs, tests.outputs, strict=True):
-        result = await run_program(source, stdin=_text(given), limits=limits)
+    for stdin, expected in zip(tests.inputs, tests.outputs, strict=True):
+        result = await run_program(source, stdin=_text(stdin), limits=limits)
         isolation = result.isolation
         outcomes.append(_of_output(result, _text(expected)))
         if stop_early and outcomes[-1][0] != "ok":
@@ -103,8 +104,8 @@ async def check_program(
 
 def _of_calls(result: SandboxResult, tests: IoTests) -> CheckResult:
     outcomes: list[tuple[Status, str]] = []
-    for given, expected, returned in zip(tests.inputs, tests.outputs, result.returned, strict=False):
-        call = f"{tests.function}({', '.join(map(repr, given))})"
+    for arguments, expected, returned in zip(tests.inputs, tests.outputs, result.returned, strict=False):
+        call = f"{tests.function}({', '.join(map(repr, arguments))})"
         if returned.error is not None:
             outcomes.append(("error", f"{call} raised {returned.error}"))
         elif _is_expected(returned.value, expected, tests.wrapped):
@@ -132,14 +133,14 @@ def _verdict(outcomes: Sequence[tuple[Status, str]], tests: int, isolation: Isol
     passed = sum(status == "ok" for status, _ in outcomes)
     failed = sum(status == "wrong" for status, _ in outcomes)
     lost: tuple[Status, str] = ("error", "it gave no result") if len(outcomes) < tests else ("ok", "")
-    status, reason = next((one for one in outcomes if one[0] != "ok"), lost)
+    status, reason = next((outcome for outcome in outcomes if outcome[0] != "ok"), lost)
     return CheckResult(status, reason, passed, failed, tests - passed - failed, isolation)
 
 
-def same_output(found: str, expected: str) -> bool:
+def same_output(output: str, expected: str) -> bool:
     """Whether two texts are the same but for white space, and numbers but for rounding."""
     lines, wanted = (
-        [line.split() for line in text.split("\n") if line.strip()] for text in (found, expected)
+        [line.split() for line in text.split("\n") if line.strip()] for text in (output, expected)
     )
     return len(lines) == len(wanted) and all(
         len(line) == len(want) and all(map(_same_word, line, want))
@@ -147,36 +148,32 @@ def same_output(found: str, expected: str) -> bool:
     )
 
 
-def same_value(found: Any, expected: Any) -> bool:
+def same_value(value: Any, expected: Any) -> bool:
     """Whether two JSON values are the same, numbers but for rounding."""
-    if isinstance(found, list) and isinstance(expected, list | tuple):
-        return len(found) == len(expected) and all(map(same_value, found, expected))
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(same_value(found[key], expected[key]) for key in found)
-    if isinstance(found, float) or isinstance(expected, float):
-        return _close(found, expected)
-    return bool(found == expected)
+    if isinstance(value, list) and isinstance(expected, list | tuple):
+        return len(value) == len(expected) and all(map(same_value, value, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(same_value(value[key], expected[key]) for key in value)
+    if isinstance(value, float) or isinstance(expected, float):
+        return _close(value, expected)
+    return bool(value == expected)
 
 
-def _words(text: str) -> list[list[str]]:
-    return [line.split() for line in text.split("\n") if line.strip()]
-
-
-def _same_word(found: str, expected: str) -> bool:
-    if found == expected:
+def _same_word(word: str, expected: str) -> bool:
+    if word == expected:
         return True
-    if not any(mark in found + expected for mark in ".eE"):
+    if not any(mark in word + expected for mark in ".eE"):
         return False
     try:
-        return _close(float(found), float(expected))
+        return _close(float(word), float(expected))
     except ValueError:
         return False
 
 
-def _close(found: Any, expected: Any) -> bool:
-    numbers = isinstance(found, int | float) and isinstance(expected, int | float)
-    both_nan = found != found and expected != expected
-    return numbers and (both_nan or math.isclose(found, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE))
+def _close(value: Any, expected: Any) -> bool:
+    numbers = isinstance(value, int | float) and isinstance(expected, int | float)
+    both_nan = value != value and expected != expected
+    return numbers and (both_nan or math.isclose(value, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE))
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What untrusted code may use, and what it gets from the kernel to keep it there."""
+"""The limits of untrusted code, and the mechanisms of the kernel that confine it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from etude.core.errors import RequestError
 
 Mechanism: TypeAlias = Literal["seccomp", "namespace", "landlock"]
-"""What of the kernel confines a program; the audit hook and the resource limits are always there."""
+"""A mechanism of the kernel that confines a program, beside the audit hook and the resource limits."""
 
 EVERY_MECHANISM: tuple[Mechanism, ...] = ("seccomp", "namespace", "landlock")
 

@@ -6,15 +6,67 @@ import json
 import signal
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 from etude.core.errors import EtudeError
 from etude.scenarios.sandbox.limits import EVERY_MECHANISM, Limits, Mechanism
 from etude.scenarios.sandbox.process import Exit, run_process
-from etude.scenarios.sandbox.result import Guard, Isolation, Returned, SandboxResult, Status
+
+Status: TypeAlias = Literal["ok", "wrong", "error", "timeout", "memory", "refused"]
+"""`ok`: ran to its end (and gave what was expected); `wrong`: ran, and gave something else; `error`:
+raised, crashed, exited with a status or wrote too much; `timeout`: took too long; `memory`: asked for
+more memory than allowed; `refused`: tried what the sandbox forbids."""
+
+Guard: TypeAlias = Literal["seccomp", "namespace", "landlock", "audit hook"]
+
+AUDIT_HOOK: Guard = "audit hook"
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """The guards between the program and the network, files, and other processes.
+
+    An `audit hook` stops code that means no harm. Code that is made to break out of it can.
+    """
+
+    network: Guard = AUDIT_HOOK
+    files: Guard = AUDIT_HOOK
+    processes: Guard = AUDIT_HOOK
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether the kernel enforces all of it."""
+        return AUDIT_HOOK not in (self.network, self.files, self.processes)
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The result of one call of a function: a value, or else why there is none."""
+
+    value: Any = None
+    """As JSON keeps it: a tuple comes as a list."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxResult:
+    """One run of a program."""
+
+    status: Status
+    reason: str = ""
+    """One sentence for a person; empty when the status is `ok`."""
+    output: str = ""
+    """Standard output, up to the bound."""
+    returned: tuple[Returned, ...] = ()
+    """Of `call_function`: the calls that came to an end, in their order."""
+    seconds: float = 0.0
+    """Wall time."""
+    isolation: Isolation = field(default_factory=Isolation)
+
 
 _SET_INSIDE = ("cpu_seconds", "memory_bytes", "file_bytes", "open_files")
 
@@ -68,10 +120,7 @@ async def _run(
         "calls": [list(call) for call in calls],
         "libraries": _libraries(),
         "mechanisms": list(mechanisms),
-        "limits": {
-            name: getattr(limits, name)
-            for name in ("cpu_seconds", "memory_bytes", "file_bytes", "open_files")
-        },
+        "limits": {name: getattr(limits, name) for name in _SET_INSIDE},
     }
     ended = await run_process(json.dumps(job).encode(), stdin.encode("utf-8", "surrogateescape"), limits)
     return _result(ended, len(calls), limits)
@@ -79,7 +128,7 @@ async def _run(
 
 @cache
 def _libraries() -> list[str]:
-    """Where the standard library lies."""
+    """The folders of the standard library."""
     return sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 
@@ -97,14 +146,14 @@ class _Report(BaseModel):
 
 
 def _reports(lines: bytes) -> list[_Report]:
-    """All reports that can be read; what cannot was cut off, or written by the program."""
-    found = []
+    """All reports that can be read; the others were cut off, or written by the program."""
+    reports = []
     for line in lines.splitlines():
         try:
-            found.append(_Report.model_validate(json.loads(line)))
+            reports.append(_Report.model_validate(json.loads(line)))
         except (ValueError, RecursionError):
             continue
-    return found
+    return reports
 
 
 def _result(ended: Exit, calls: int, limits: Limits) -> SandboxResult:
@@ -147,9 +196,9 @@ def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[St
 
 def _returned(reports: Sequence[_Report], calls: int) -> tuple[Returned, ...]:
     """Up to the first call that did not come to an end."""
-    found: dict[int, Returned] = {}
+    results: dict[int, Returned] = {}
     for report in reports:
         if report.call is not None:
-            found.setdefault(report.call, Returned(report.value, report.error))
-    done = next((index for index in range(calls) if index not in found), calls)
-    return tuple(found[index] for index in range(done))
+            results.setdefault(report.call, Returned(report.value, report.error))
+    done = next((index for index in range(calls) if index not in results), calls)
+    return tuple(results[index] for index in range(done))

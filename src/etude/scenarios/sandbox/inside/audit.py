@@ -61,8 +61,8 @@ class Paths:
         """Whether a path, as functions of `os` take it, lies in them. An open file always does."""
         if isinstance(path, int):
             return True
-        found = os.path.realpath(os.fsdecode("." if path is None else path))
-        return found in self._files or found.startswith(self._folders)
+        real = os.path.realpath(os.fsdecode("." if path is None else path))
+        return real in self._files or real.startswith(self._folders)
 
 
 def _checks(readable: Paths, writable: Paths, alone: bool) -> dict[str, Check]:

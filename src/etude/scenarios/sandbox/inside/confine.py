@@ -20,7 +20,7 @@ _SYSTEM = (
     "/usr/share/zoneinfo",
     "/dev/urandom",
 )
-"""What the standard library may need to read later: shared libraries and time zones."""
+"""Paths that the standard library may need to read later: shared libraries and time zones."""
 
 
 def confine(job: Mapping[str, Any]) -> dict[str, str]:
@@ -42,7 +42,7 @@ def confine(job: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _by_kernel(mechanisms: Sequence[str], readable: list[str], writable: list[str]) -> dict[str, str]:
-    """Whatever this kernel has, and permits. Each part stands for itself."""
+    """Use the mechanisms that this kernel has and permits, each for itself."""
     from etude.scenarios.sandbox.inside import landlock, linux, seccomp
 
     guards: dict[str, str] = {}

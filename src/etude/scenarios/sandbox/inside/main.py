@@ -90,10 +90,10 @@ def _find(module: types.ModuleType, name: str) -> Callable[..., Any]:
     holder = module if hasattr(module, name) else getattr(module, "Solution", None)
     if holder is None:
         raise NameError(f"there is no function '{name}'")
-    found = getattr(holder() if isinstance(holder, type) else holder, name, None)
-    if not callable(found):
+    attribute = getattr(holder() if isinstance(holder, type) else holder, name, None)
+    if not callable(attribute):
         raise NameError(f"there is no function '{name}'")
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = attribute
     return function
 
 
@@ -114,7 +114,7 @@ def _call_all(
 
 
 def _failures_of_threads() -> list[BaseException]:
-    """What threads will have raised, the first one first."""
+    """The list of exceptions that threads will have raised, in their order."""
     failed: list[BaseException] = []
 
     def note(arguments: threading.ExceptHookArgs) -> None:
@@ -126,7 +126,7 @@ def _failures_of_threads() -> list[BaseException]:
 
 
 def _finish(failed: list[BaseException]) -> None:
-    """What the interpreter does at the end of a program: wait for threads, run hooks, flush."""
+    """End as the interpreter ends a program: wait for threads, run hooks, flush."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     if isinstance(sys.stdout, io.TextIOBase):

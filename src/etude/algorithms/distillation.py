@@ -1,0 +1,100 @@
+"""On-policy distillation: the policy samples, and a teacher says of every token how likely it was.
+
+Agarwal et al. (2024); as a policy gradient, Lu and Thinking Machines (2025). A token's advantage is
+log π_teacher - log π_sampled, a sample of the reverse KL's gradient, alone or beside the reward's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, FiniteFloat
+
+from etude.algorithms.algorithm import OfGradient
+from etude.algorithms.episodes import UnitGroup
+from etude.algorithms.grpo import Grpo
+from etude.config.references import LlmRef
+from etude.core.errors import RequestError, TrainingError
+from etude.core.sample import Sample
+
+if TYPE_CHECKING:
+    from etude.runtime import Runtime
+
+
+class Distillation(Grpo, name="distillation"):
+    """Samples with a teacher's logprobs, for on-policy distillation.
+
+    The teacher is an entry of `llms` with the same tokenizer: a model in this process (`_type: local`), or an
+    endpoint that tells `prompt_logprobs`. The advantage of a token is `reward_weight` times that of GRPO plus
+    `teacher_weight` times log π_teacher - log π_sampled.
+    """
+
+    teacher: LlmRef = Field("teacher", description="The entry of `llms` that teaches.")
+    teacher_weight: OfGradient[FiniteFloat] = Field(
+        1.0, ge=0, description="Weight of the reverse KL per token."
+    )
+    reward_weight: OfGradient[FiniteFloat] = Field(
+        0.0, ge=0, description="Weight of the reward's advantage; 0: the teacher alone."
+    )
+    drop_flat_groups: bool = Field(False, description="Leave out groups with no advantage by their rewards.")
+
+    def check(self) -> None:
+        """One episode of an example is enough where the teacher alone counts."""
+        if self.reward_weight:
+            super().check()
+
+    async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
+        """The samples with the teacher's logprobs, each asked for once in a run.
+
+        Raises RequestError where there is no such teacher, EngineError when it does not answer.
+        """
+        if runtime is None:
+            raise RequestError("distillation asks a teacher, which is there within a run")
+        samples = [unit for group in groups for unit in group.units if isinstance(unit, Sample)]
+        asked = (self._taught(sample, runtime) for sample in samples)
+        taught = iter(await asyncio.gather(*asked))
+        return [replace(group, units=[next(taught) for _ in group.units]) for group in groups]
+
+    async def _taught(self, sample: Sample, runtime: Runtime) -> Sample:
+        key = f"teacher/{self.teacher}/{sample.episode}/{sample.branch}/{sample.agent or ''}"
+        values = await runtime.run.journal.step(key, lambda: self._scores(sample, runtime))
+        return replace(sample, teacher_logprobs=tuple(values))
+
+    async def _scores(self, sample: Sample, runtime: Runtime) -> list[float]:
+        engine: Any = runtime.engines.get(self.teacher)
+        if engine is None:
+            raise RequestError(
+                f"distillation: there is no model '{self.teacher}' to teach; name an entry of `llms`"
+            )
+        if not sample.ids:
+            raise TrainingError(f"episode {sample.episode}: a teacher needs token ids, and there are none")
+        if (policy := getattr(engine, "policy", None)) is not None:
+            from etude.learner.scoring import logprobs_of
+
+            return (await asyncio.to_thread(logprobs_of, policy, [sample]))[0]
+        if not hasattr(engine, "score"):
+            raise RequestError(
+                f"distillation: '{self.teacher}' ({type(engine).__name__}) cannot score tokens"
+            )
+        scores = await engine.score(sample.ids)
+        return [float(value) if sampled else 0.0 for value, sampled in zip(scores, sample.mask, strict=True)]
+
+    def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """The samples with the advantages of both, token by token."""
+        if any(sample.advantages is not None for group in groups for sample in group):
+            return super().assigned(groups)
+        return [[self._with_teacher(sample) for sample in group] for group in super().assigned(groups)]
+
+    def _with_teacher(self, sample: Sample) -> Sample:
+        taught, sampled, earned = sample.teacher_logprobs, sample.logprobs, sample.advantages
+        if taught is None or sampled is None or earned is None:
+            raise TrainingError(f"episode {sample.episode or '?'} has no logprobs of a teacher")
+        rows = zip(sample.mask, earned, taught, sampled, strict=True)
+        gains = (
+            self.reward_weight * own + self.teacher_weight * (teacher - student) if trained else 0.0
+            for trained, own, teacher, student in rows
+        )
+        return replace(sample, advantages=tuple(gains))

@@ -1,0 +1,61 @@
+"""REINFORCE++: advantages that are normalised over the whole batch, and not within each group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pydantic import Field
+
+from etude.algorithms.algorithm import OfGradient
+from etude.algorithms.grpo import Grpo
+from etude.core.sample import Sample
+
+
+class ReinforcePP(Grpo, name="reinforce_pp"):
+    """Episodes for REINFORCE++ (Hu, 2025).
+
+    The advantage of a token is the reward of its episode, normalised over all sampled tokens of the batch:
+    their mean is 0 and their deviation 1. With `baseline` (REINFORCE++-baseline) the mean of the group is
+    taken off first, as suits several episodes of each example.
+    """
+
+    baseline: OfGradient[bool] = Field(False, description="Compare with the group before normalising.")
+    drop_flat_groups: bool = Field(
+        False,
+        description="Leave out groups whose rewards are all equal. They do have an advantage here, unless "
+        "there is a `baseline`.",
+    )
+
+    def check(self) -> None:
+        """Raise RequestError for groups that can never have an advantage."""
+        Grpo.check(self.model_copy(update={"drop_flat_groups": self.baseline or self.drop_flat_groups}))
+
+    def compare(self, rewards: Sequence[float]) -> list[float]:
+        """The rewards themselves, or their distance to the group's mean."""
+        mean = math.fsum(rewards) / max(len(rewards), 1) if self.baseline else 0.0
+        return [reward - mean for reward in rewards]
+
+    def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        """The samples with advantages that are normalised over all of their sampled tokens."""
+        assigned = super().assigned(groups)
+        if any(sample.advantages is not None for group in groups for sample in group):
+            return assigned
+        values = [value for group in assigned for sample in group for value in _trained(sample)]
+        mean = math.fsum(values) / max(len(values), 1)
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values), 1))
+        scale = 0.0 if deviation <= 1e-9 * max(1.0, abs(mean)) else 1 / deviation
+        return [[_normalised(sample, mean, scale) for sample in group] for group in assigned]
+
+
+def _trained(sample: Sample) -> list[float]:
+    pairs = zip(sample.mask, sample.advantages or (), strict=False)
+    return [value for sampled, value in pairs if sampled]
+
+
+def _normalised(sample: Sample, mean: float, scale: float) -> Sample:
+    pairs = zip(sample.mask, sample.advantages or (), strict=True)
+    return replace(
+        sample, advantages=tuple((value - mean) * scale if sampled else 0.0 for sampled, value in pairs)
+    )

@@ -1,0 +1,156 @@
+"""Algorithms of a user's own, each in one file: in `local` through a config, and at a server that has it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import etude
+from etude.algorithms.algorithm import algorithm_of, loss_of
+from etude.config.load import parse_config
+from etude.core.edge import sample_of
+from etude.core.errors import CapabilityError, ConfigError, RequestError
+from etude.store.facts import histories_of
+from etude.store.run_folder import RunFolder
+from etude.verbs import train_in
+from tests.backends.lm_stand_in import LmStandIn
+from tests.backends.test_lm_server import compared
+from tests.backends.test_local import AGENT
+from tests.models.tiny_models import fresh_policy
+from tests.server.conftest import model  # noqa: F401
+from tests.server.data import create, grpo, upload, wait
+from tests.server.process import ServerProcess
+
+OWN = Path(__file__).with_name("own")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in OWN.glob("*.py"):
+        assert len(file.read_text().splitlines()) <= 30
+        shutil.copy(file, tmp_path)
+    (tmp_path / "tests_local_agent.py").write_text(AGENT)
+    rows = [{"id": f"e{number}", "question": f"what is {number} plus 1?"} for number in range(3)]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    fresh_policy(max_context=128).export(tmp_path / "model")
+    return tmp_path
+
+
+def config(algorithm, **options):
+    return parse_config(
+        {
+            "llms": {"policy": {"_type": "local", "model": "model", "max_tokens": 8, "device": "cpu"}},
+            "workflow": "tests_local_agent:play",
+            "eval": {
+                "general": {"dataset": "train.json"},
+                "evaluators": {"varied": "tests_local_agent:varied"},
+            },
+            "trajectory_builders": {"own": {"_type": algorithm, "num_generations": 3} | options},
+            "trainer_adapters": {"local": {"_type": "local", "learning_rate": 1e-2}},
+            "finetuning": {"enabled": True, "num_epochs": 1, "deterministic": True, "seed": 7},
+        }
+    )
+
+
+async def trained(project, name, algorithm, **options):
+    """The digest of what one epoch makes, and the metrics of its job."""
+    with RunFolder.create(project / "runs", name) as run:
+        outcome = await train_in(config(algorithm, **options), run)
+    (row,) = histories_of(outcome.folder)[None].epochs
+    return outcome.model.chosen.version.digest, row.status.metadata["metrics"]
+
+
+async def test_a_new_advantage_trains_other_weights_than_that_of_grpo(project):
+    own, metrics = await trained(project, "own", "max_rl:MaxRL")
+    shipped, _ = await trained(project, "shipped", "grpo")
+    assert own != shipped
+    assert metrics["clip_fraction"] >= 0
+
+
+async def test_a_new_loss_has_its_options_and_metrics(project):
+    own, metrics = await trained(project, "own", "plain_gradient:PlainGradient")
+    bounded, _ = await trained(project, "bounded", "plain_gradient:PlainGradient", floor=-5.7)
+    assert "plain_loss" in metrics
+    assert own != bounded
+
+
+async def test_a_new_preference_loss_is_one_method(project):
+    own, metrics = await trained(project, "own", "hinge:Hinge", beta=0.5)
+    shipped, _ = await trained(project, "shipped", "dpo", beta=0.5)
+    assert own != shipped
+    assert 0 <= metrics["preferred"] <= 1
+
+
+def test_a_wrong_option_of_ones_own_algorithm_is_told_like_any_other(project):
+    with pytest.raises(ConfigError, match=r"trajectory_builders.own.floor: expected a number <= 0, found 1"):
+        config("plain_gradient:PlainGradient", floor=1)
+    with pytest.raises(ConfigError, match=r"key 'trajectory_builders.own.flor' is not known.*floor"):
+        config("plain_gradient:PlainGradient", flor=-1)
+    with pytest.raises(ConfigError, match=r"there is no module 'max_rll'.*did you mean 'max_rl'"):
+        config("max_rll:MaxRL")
+    with pytest.raises(ConfigError, match="is not registered as trajectory builder"):
+        config("tests_local_agent:play")
+
+
+def test_a_loss_is_that_of_the_nearest_known_algorithm_that_has_it(project):
+    known = ["grpo", "dpo", "supervised"]
+    config("max_rl:MaxRL"), config("hinge:Hinge"), config("plain_gradient:PlainGradient")
+    assert loss_of(algorithm_of("max_rl:MaxRL"), known) is etude.Grpo
+    assert loss_of(algorithm_of("hinge:Hinge"), known) is None
+    assert loss_of(algorithm_of("plain_gradient:PlainGradient"), known) is None
+    assert loss_of(etude.Dpo(), known) is etude.Dpo
+
+
+async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project):
+    config("max_rl:MaxRL")
+    server = LmStandIn()
+    data = compared().model_copy(update={"method": "max_rl:MaxRL", "options": {"clip_high": 0.3}})
+    await server.adapter().submit(data)
+    method = server.jobs["ftjob-0"]["method"]
+    assert (method["type"], method["grpo"]["hyperparameters"]["clip_high"]) == ("grpo", 0.3)
+    group = [sample_of(one) for one in data.trajectories[0]]
+    expected = algorithm_of("max_rl:MaxRL").advantages(group)
+    row = server.rows("ftjob-0")[0]
+    sent = [one["turns"][0]["advantages"][0] for one in row["trajectories"]]
+    assert sent == [values[0] for values in expected]
+
+
+async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):
+    config("plain_gradient:PlainGradient")
+    data = compared().model_copy(update={"method": "plain_gradient:PlainGradient"})
+    with pytest.raises(CapabilityError, match="etude serve --algorithms plain_gradient:PlainGradient"):
+        await LmStandIn().adapter().submit(data)
+
+
+def test_a_server_trains_with_an_algorithm_that_it_was_started_with(project, model):  # noqa: F811
+    (project / "server").mkdir()
+    with ServerProcess(model, project / "server", "--algorithms", "plain_gradient:PlainGradient") as server:
+        client = server.client()
+        file = upload(client, grpo(client, "tiny"))
+        options = {"learning_rate": 0.01, "lora_rank": 4, "floor": -20.0}
+        job = wait(client, create(client, file, "plain_gradient:PlainGradient", **options).id)
+        assert job.status == "succeeded", job.error
+        events = client.fine_tuning.jobs.list_events(job.id).data
+        assert any("plain_loss" in (event.data or {}) for event in events)
+        with pytest.raises(Exception, match="floor"):
+            create(client, file, "plain_gradient:PlainGradient", floor=1.0)
+        with pytest.raises(Exception, match="there is no algorithm 'max_rl:MaxRL' here"):
+            create(client, file, "max_rl:MaxRL")
+
+
+def test_what_a_server_is_started_with_must_be_an_algorithm(project, monkeypatch):
+    from etude.algorithms.algorithm import load_algorithms
+
+    with pytest.raises(RequestError, match="'tests_local_agent:play' is no algorithm"):
+        load_algorithms(["tests_local_agent:play"])
+
+
+def test_an_algorithm_is_an_object_with_options_and_pure_functions():
+    algorithm = etude.Grpo(group=4, advantage_scale="none")
+    assert algorithm.compare([0.0, 1.0]) == [-0.5, 0.5]
+    assert etude.Dpo(loss_type="ipo", beta=0.5).pair_loss(torch.tensor([1.0, 2.0])).tolist() == [0.0, 1.0]

@@ -1,0 +1,47 @@
+"""The integrations register themselves by entry points, and the core is complete without them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+LOADED = """
+import importlib, sys
+from etude.config import registry
+from etude.server import extensions
+
+with registry.isolated():
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    print(*sorted({name for kind in registry.BASES for name in registry.names(kind)}))
+    print(*extensions._paths)
+    print(*[name for name in sys.modules if name.startswith("etude.integrations.")])
+"""
+
+
+def loaded(*entry_points: str) -> list[set[str]]:
+    """Types, server extensions and guests' modules in a process that has imported these."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    modules = [declared["etude.components"][name] for name in entry_points]
+    program = [sys.executable, "-c", LOADED, *modules]
+    shown = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    return [set(line.split()) for line in shown.splitlines()]
+
+
+def test_the_core_knows_no_guest() -> None:
+    types, extensions, guests = loaded("etude")
+    assert {"grpo", "local", "function", "jsonl", "epochs"} <= types
+    assert not types & {"openpipe_art", "nat"} and not extensions and not guests
+
+
+def test_each_guest_registers_what_is_its_own() -> None:
+    types, extensions, _ = loaded("art")
+    assert types == {"openpipe_art"}
+    assert extensions == {"etude.integrations.art.serving.routes:ArtExtension"}
+    types, extensions, guests = loaded("nat")
+    assert "nat" in types and not types & {"openpipe_art"} and not extensions
+    assert not any(name.startswith("etude.integrations.art") for name in guests)
