@@ -2,7 +2,8 @@
 
 They have a working directory, an environment, pipes and signals like any other process, and start in
 milliseconds: `python -m etude` spends seconds on its imports. `Forked` is used as `subprocess.Popen` is;
-`program` writes programs `etude` and `python` for shells. What is about start-up itself takes a real process.
+`program` writes programs `etude` and `python` for shells. None of them reaches the Hugging Face hub. What is
+about start-up itself takes a real process.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def address() -> str:
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.forked", str(path)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": search},
+        env={**os.environ, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
