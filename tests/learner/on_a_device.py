@@ -38,7 +38,7 @@ def evaluated(policy, name, packing):
     units = list(zip(sequences[0::2], sequences[1::2], strict=True)) if name == "dpo" else sequences
     found = learner.evaluate(batch_of(units), OBJECTIVES[name])
     assert learner.note is None
-    return found | {"divergence": sum(learner.divergences(sequences))}
+    return found | {"divergence": sum(map(sum, learner.divergences(sequences)))}
 
 
 @pytest.mark.parametrize("packing", ["tree", "padded"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etude.core.sample import Sample
 from etude.learner.dealing import Row, runs
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep
@@ -17,20 +17,13 @@ from etude.learner.team import Team
 from etude.learner.tree import token_tree
 from tests.learner.gradients import assert_same, batch_of, gradient_of
 from tests.learner.team_process import OBJECTIVES, batch
-from tests.learner.trees import forest
 from tests.models.tiny_models import policy
 
 SEQUENCES = st.lists(st.lists(st.integers(7, 9), min_size=2, max_size=7), min_size=1, max_size=8)
 
 
 def units_of(sequences):
-    (plain,) = forest(0, 1)
-    fields = ("weights", "advantages", "logprobs")
-    made = [
-        replace(plain, ids=tuple(ids), temperatures=(), **{name: (1.0,) * len(ids) for name in fields})
-        for ids in sequences
-    ]
-    return batch_of(made)
+    return batch_of(Sample(tuple(ids), (True,) * len(ids)) for ids in sequences)
 
 
 def cost(alone, after, start, stop):
