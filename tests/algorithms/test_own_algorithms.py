@@ -166,3 +166,13 @@ def test_an_algorithm_is_an_object_with_options_and_pure_functions():
     algorithm = etude.Grpo(group=4, advantage_scale="none")
     assert algorithm.compare([0.0, 1.0]) == [-0.5, 0.5]
     assert etude.Dpo(loss_type="ipo", beta=0.5).pair_loss(torch.tensor([1.0, 2.0])).tolist() == [0.0, 1.0]
+
+
+async def test_an_algorithm_without_a_loss_is_refused_before_anything_is_sampled(project):
+    (project / "bare.py").write_text(
+        "import etude\n\n\nclass Bare(etude.Algorithm):\n    '''Has no loss.'''\n"
+    )
+    with pytest.raises(RequestError, match="bare:Bare has no loss: override `loss`"):
+        await trained(project, "bare", "bare:Bare")
+    with RunFolder.open(project / "runs" / "bare") as run:
+        assert not list(run.journal.scan(""))

@@ -151,11 +151,20 @@ class Algorithm(Collecting):
 
         `logprobs_BT` are those of the policy in training, with gradient; `batch.weights_BT` are normalised.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no loss; override `loss`")
+        raise self.without_loss()
+
+    def without_loss(self) -> RequestError:
+        """The error of an algorithm that does not say what its loss is."""
+        return RequestError(
+            f"{self.type_name} has no loss: override `loss`, or inherit from an algorithm that has one, such "
+            "as etude.Grpo"
+        )
 
 
 async def _build(config: Algorithm, builder: Builder) -> AsyncIterator[CollectingBuilder]:
     """The trajectory builder of any algorithm. Raises RequestError for what could never teach anything."""
+    if type(config).loss is Algorithm.loss:
+        raise config.without_loss()
     await config.check_protocol(builder)
     yield CollectingBuilder(config)
 

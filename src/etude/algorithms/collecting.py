@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -83,9 +84,9 @@ class Collecting(TrajectoryBuilderConfig):
         "episodes, by what it earned. `episode`: all have the reward of the episode.",
     )
 
+    @abstractmethod
     def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
         """The algorithm whose loss learns from an epoch's data, and the options of its gradient."""
-        raise NotImplementedError
 
     @property
     def methods(self) -> tuple[Method, ...]:
