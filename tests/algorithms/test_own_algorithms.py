@@ -11,6 +11,7 @@ import torch
 
 import etude
 from etude.algorithms.algorithm import algorithm_of, loss_of
+from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.edge import sample_of
 from etude.core.errors import CapabilityError, ConfigError, RequestError
@@ -125,6 +126,17 @@ async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):
     data = compared().model_copy(update={"method": "plain_gradient:PlainGradient"})
     with pytest.raises(CapabilityError, match="etude serve --algorithms plain_gradient:PlainGradient"):
         await LmStandIn().adapter().submit(data)
+    adapter = LmStandIn().adapter()
+    adapter.planned = algorithm_of("plain_gradient:PlainGradient")
+    with pytest.raises(CapabilityError, match="has no such loss"):
+        await adapter.initialize(FinetuneConfig())
+    for known in (
+        etude.Malt(initial_expert_iterations=1),
+        etude.ExpertIteration(),
+        algorithm_of("max_rl:MaxRL"),
+    ):
+        adapter.planned = known
+        await adapter.initialize(FinetuneConfig())
 
 
 def test_a_server_trains_with_an_algorithm_that_it_was_started_with(project, model):  # noqa: F811

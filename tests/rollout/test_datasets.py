@@ -240,7 +240,7 @@ def test_without_the_extra_it_is_named(
 
 
 async def test_each_type_is_a_registered_component(tmp_path: Path) -> None:
-    assert registry.of_factory("datasets", dataset) is not None
+    assert registry.of_object("datasets", dataset) is not None
     [component] = [found async for found in dataset(jsonl(tmp_path), None)]
     assert isinstance(component, Dataset)
     assert component.examples() == EXAMPLES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from etude.algorithms.algorithm import algorithm_of, changed_options, groups_of, loss_of
+from etude.algorithms.algorithm import Algorithm, algorithm_of, changed_options, groups_of, loss_of
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.backends.lm_client import FREE_ENGINE, LanguageModelClient
 from etude.backends.openai_api import connect, run_key, trained_model
@@ -63,6 +63,8 @@ class LmServerAdapter(OpenAiJobs):
         """As OpenAiJobs; `client` and `server` are of the same server."""
         super().__init__(adapter_config, client, model, log, run_key)
         self.server = server
+        self.planned: object = None
+        """The config of the run's trajectory builder, which is looked at before anything is sampled."""
         self._algorithms: tuple[Method, ...] = ("grpo", "dpo", "supervised")
         """Those that the server knows by name, once it was asked."""
 
@@ -75,6 +77,8 @@ class LmServerAdapter(OpenAiJobs):
         await self.server.wait_for_ready(self.adapter_config.ready_timeout)
         await self.check()
         self._algorithms = tuple(await self.server.algorithms())
+        if isinstance(self.planned, Algorithm):
+            self._known(algorithm_of(*self.planned.method_at(0)))
 
     def capabilities(self) -> Capabilities:
         """All algorithms that the server knows, or whose losses it has; samples on token ids."""
@@ -117,6 +121,16 @@ class LmServerAdapter(OpenAiJobs):
         Raises CapabilityError where it has none.
         """
         algorithm = algorithm_of(trajectories.method, trajectories.options)
+        same = self._known(algorithm)
+        update: dict[str, Any] = {"method": same.type_name, "options": changed_options(algorithm, same)}
+        if same is not type(algorithm) and algorithm.kind == "samples":
+            groups = [[unit.samples[0] for unit in group] for group in groups_of(trajectories, algorithm)]
+            assigned = algorithm.assigned(groups)
+            update["trajectories"] = [[trajectory_of(sample) for sample in group] for group in assigned]
+        return trajectories.model_copy(update=update)
+
+    def _known(self, algorithm: Algorithm) -> type[Algorithm]:
+        """The algorithm at the server that has the same loss. Raises CapabilityError where there is none."""
         same = loss_of(algorithm, self._algorithms)
         if same is None:
             name = algorithm.type_name
@@ -124,12 +138,7 @@ class LmServerAdapter(OpenAiJobs):
                 f"the server does not know the algorithm '{name}', and has no such loss. Start it with "
                 f"`etude serve --algorithms {name}`, where it can be imported, or use the adapter 'local'"
             )
-        update: dict[str, Any] = {"method": same.type_name, "options": changed_options(algorithm, same)}
-        if same is not type(algorithm) and algorithm.kind == "samples":
-            groups = [[unit.samples[0] for unit in group] for group in groups_of(trajectories, algorithm)]
-            assigned = algorithm.assigned(groups)
-            update["trajectories"] = [[trajectory_of(sample) for sample in group] for group in assigned]
-        return trajectories.model_copy(update=update)
+        return same
 
     def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """The common ones, the algorithm's, and the config's own."""
@@ -150,7 +159,10 @@ async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIte
     client = connect(config, llm, needs_key=False)
     server = LanguageModelClient(str(client.base_url), client.api_key, timeout=config.request_timeout)
     try:
-        yield LmServerAdapter(config, client, server, llm.model_name, log, await run_key(builder))
+        adapter = LmServerAdapter(config, client, server, llm.model_name, log, await run_key(builder))
+        name = builder.config.finetuning.trajectory_builder
+        adapter.planned = builder.config.trajectory_builders.get(name or "")
+        yield adapter
     finally:
         await server.close()
         await client.close()

@@ -32,7 +32,11 @@ _POLL = 0.5
 """Seconds between two questions after something that is about to be there."""
 
 CAPABILITIES = Capabilities(
-    methods=frozenset({"grpo"}), full_weights=False, versions=True, samples_while_training=False
+    methods=frozenset({"grpo"}),
+    options=frozenset(),
+    full_weights=False,
+    versions=True,
+    samples_while_training=False,
 )
 
 
