@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.sample import Sample
-from etude.learner.dealing import Row, runs
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep
 from etude.learner.packing import Row, runs
@@ -24,7 +23,6 @@ SEQUENCES = st.lists(st.lists(st.integers(7, 9), min_size=2, max_size=7), min_si
 
 
 def units_of(sequences):
-<<<<<<< HEAD
     ones = [(1.0,) * len(ids) for ids in sequences]
     return batch_of(
         [
@@ -32,9 +30,6 @@ def units_of(sequences):
             for ids, one in zip(sequences, ones, strict=True)
         ]
     )
-=======
-    return batch_of(Sample(tuple(ids), (True,) * len(ids)) for ids in sequences)
->>>>>>> w-algo
 
 
 def cost(alone, after, start, stop):
