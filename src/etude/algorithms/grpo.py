@@ -242,10 +242,8 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
         if batch.entropy_BT is not None:
             loss = loss - self.entropy_bonus * (batch.weights_BT * batch.entropy_BT).sum()
             metrics["entropy"] = batch.entropy_BT.detach()
-        return loss, {
-            name: float((values_BT * trained_BT).sum()) * batch.token_share
-            for name, values_BT in metrics.items()
-        }
+        share = batch.token_share
+        return loss, {name: float((all_BT * trained_BT).sum()) * share for name, all_BT in metrics.items()}
 
 
 def _is_flat(samples: Sequence[Sample]) -> bool:
