@@ -129,3 +129,7 @@ def test_numbers_as_they_are_shown():
     assert shown_mean(0.5, -0.25, 0.75, sign="+") == "+0.500 [-0.250, +0.750]"
     assert shown_mean(0.5, None, None) == "0.500"
     assert shown_mean(1e308, None, None) == "1e+308"
+
+
+def test_values_whose_squares_vanish_have_an_interval():
+    assert estimate([0.0, 1e-323]).n == 2

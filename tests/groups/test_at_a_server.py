@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -13,6 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from openai import BadRequestError
 from openai.types.fine_tuning import FineTuningJob
 
 from etude.backends.lm_client import LanguageModelClient
@@ -142,7 +144,8 @@ class Setting:
             journal.close()
         for job in self.jobs() if self.server.is_running else ():
             if job.status not in ("succeeded", "failed", "cancelled"):
-                self.server.client().fine_tuning.jobs.cancel(job.id)
+                with contextlib.suppress(BadRequestError):  # It has just ended.
+                    self.server.client().fine_tuning.jobs.cancel(job.id)
 
     def engine(self):
         with self.server.http() as http:

@@ -104,7 +104,7 @@ async def test_the_function_component_imports_what_the_config_names(tmp_path: Pa
     built = [component async for component in function_workflow(config, None)]
     assert isinstance(built[0], Workflow)
     assert (built[0].name, built[0].timeout, built[0].arguments) == ("play", 9, {"depth": 2})
-    registration = registry.of_factory("workflow", function_workflow)
+    registration = registry.of_object("workflow", function_workflow)
     assert registration is not None and registration.name == "function"
 
 

@@ -97,7 +97,7 @@ def _within(
     p = min(max((mean - lowest) / width, 0.0), 1.0)
     most = p * (1 - p) * width**2
     of_one = (n * variance * n + _PRIOR * (most if prior is None else prior)) / (n + _PRIOR)
-    count = n * most / of_one if most > 0 else n
+    count = n * most / of_one if most > 0 and of_one > 0 else n
     z2 = _Z95**2
     centre = (p + z2 / (2 * count)) / (1 + z2 / count)
     half = _Z95 * math.sqrt(p * (1 - p) / count + z2 / (4 * count * count)) / (1 + z2 / count)
