@@ -87,7 +87,7 @@ class Algorithm(Collecting):
         return self.model_dump(mode="json", include={*gradient_fields(type(self))})
 
     def needs(self) -> set[Need]:
-        """What its samples must have, and what a learner must compute for its loss and advantages."""
+        """The data that its samples must have, and a learner must compute for its loss and advantages."""
         return set() if self.kind == "imitation" else {"logprobs"}
 
     @property
@@ -188,12 +188,12 @@ def algorithm_type(name: Method) -> type[Algorithm]:
     """The class of that name, imported where it is `module:Name`. Raises RequestError."""
     if is_import_path(name) and name not in registry.names("trajectory_builders"):
         import_object(name)
-    found = registry.lookup("trajectory_builders", name).config_type
-    if not issubclass(found, Algorithm):
+    algorithm = registry.lookup("trajectory_builders", name).config_type
+    if not issubclass(algorithm, Algorithm):
         raise RequestError(
-            f"'{name}' is no algorithm: {found.__qualname__} does not inherit from etude.Algorithm"
+            f"'{name}' is no algorithm: {algorithm.__qualname__} does not inherit from etude.Algorithm"
         )
-    return found
+    return algorithm
 
 
 def load_algorithms(paths: Sequence[str]) -> None:
@@ -205,8 +205,8 @@ def load_algorithms(paths: Sequence[str]) -> None:
     if paths:
         make_importable(Path.cwd())
     for path in paths:
-        found = import_object(path)
-        if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        algorithm = import_object(path)
+        if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
             raise RequestError(f"'{path}' is no algorithm: a class that inherits from etude.Algorithm")
 
 
@@ -243,7 +243,7 @@ def groups_of(
 
 
 def kind_of(name: Method) -> Kind:
-    """What the algorithm of that name learns from; an unknown one is taken for one of samples."""
+    """The kind of data that the named algorithm learns from: samples, where there is no such algorithm."""
     try:
         return algorithm_type(name).kind
     except EtudeError:

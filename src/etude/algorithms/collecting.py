@@ -56,7 +56,7 @@ class Collected:
 
 
 class Collecting(TrajectoryBuilderConfig):
-    """What an algorithm collects, and which samples it makes of it: the first half of an `Algorithm`."""
+    """The first half of an `Algorithm`: which episodes it collects, and which samples it makes of them."""
 
     num_generations: int = Field(
         default=8,
@@ -152,7 +152,7 @@ class CollectingBuilder(TrajectoryBuilder):
         return self.algorithm.methods
 
     def label_of(self, epoch: int) -> str:
-        """What tells an epoch's episodes apart: the same for all targets that collect alike."""
+        """A part of the episodes' names, equal for all targets that collect alike in an epoch."""
         widths = self.algorithm.widths(epoch)
         return "" if widths is None else f"k{_label(widths)}"
 

@@ -43,7 +43,7 @@ Group = Sequence[ScoredEpisode]
 
 @dataclass(frozen=True, slots=True)
 class UnitGroup:
-    """What an algorithm made of a group of episodes: samples to be compared with each other, or pairs."""
+    """The outcome of a group of episodes: samples to be compared with each other, or pairs."""
 
     units: Sequence[Unit]
     rewards: Sequence[float] | None = None
@@ -155,7 +155,7 @@ def turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
 
 
 def turn_returns(branch: Branch, tree: EpisodeTree, agent: str, discount: float) -> list[float] | None:
-    """What an agent earned from each call of a branch on; None where the play goes several ways.
+    """An agent's earnings from each call of a branch on; None where the play goes several ways.
 
     What it earned before its first answer is no merit of any answer.
     """
@@ -255,7 +255,7 @@ def _in_calls(scored: ScoredEpisode) -> Iterator[Choice]:
 
 
 def _prompt(call: Call) -> Any:
-    """What makes two prompts the same: the tokens, where they are known."""
+    """Equal for equal prompts: the tokens, where they are known."""
     completion = call.completion
     if completion is not None and completion.prompt_ids is not None:
         return completion.prompt_ids

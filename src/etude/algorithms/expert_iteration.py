@@ -208,7 +208,7 @@ def draw(rewards: Sequence[float], config: WeightingConfig, rng: random.Random) 
     least = min(rewards) if config.minimum is None else config.minimum
     above = [max(reward - least, 0.0) for reward in rewards]
     total, count = math.fsum(above), len(rewards)
-    weights = [(one / total if total > 0 else 1 / count) + config.epsilon / count for one in above]
+    weights = [(gain / total if total > 0 else 1 / count) + config.epsilon / count for gain in above]
     size = round(count * config.sample_size_factor)
     if config.use_replacement:
         return sorted(rng.choices(range(count), weights, k=size))

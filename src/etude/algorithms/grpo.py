@@ -177,7 +177,7 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
         return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
 
     def _price(self, turn: Turn) -> float:
-        """What an answer, and those before it, pay: for leaving the base model, and DAPO's for length."""
+        """The price that an answer, and those before it, pay: for leaving the base model, and for length."""
         price = self.reward_kl * turn.divergence
         if self.overlong_limit is not None:
             over = turn.stop - turn.start - (self.overlong_limit - self.overlong_buffer)

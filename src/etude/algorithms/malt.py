@@ -138,8 +138,8 @@ class Malt(Preferences, name="malt"):
     def _ranked(self, choice: Choice) -> Iterator[tuple[Candidate, Candidate]]:
         """The pairs that the rule makes, the better answer first."""
         low, high = choice.bounds or (0.0, 0.0)
-        for one, other in combinations(choice.candidates, 2):
-            better, worse = (one, other) if one.value >= other.value else (other, one)
+        for first, second in combinations(choice.candidates, 2):
+            better, worse = (first, second) if first.value >= second.value else (second, first)
             if self.pairs == "sign":
                 middle = (low + high) / 2
                 is_pair = better.value >= middle - _TOLERANCE and worse.value < middle - _TOLERANCE

@@ -1,4 +1,4 @@
-"""What a builder asks of the protocol that its config plays, checked before anything is sampled."""
+"""Checks of the protocol that a config plays against its algorithm, before anything is sampled."""
 
 from __future__ import annotations
 

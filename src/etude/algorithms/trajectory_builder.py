@@ -65,7 +65,7 @@ class TrajectoryBuilder(ABC):
 
     @property
     def runtime(self) -> Runtime:
-        """What is running: examples, engines, the evaluation run. Raises EtudeError before `bind_runtime`."""
+        """The open run: examples, engines, the evaluation run. Raises EtudeError before `bind_runtime`."""
         if self._runtime is None:
             raise EtudeError(
                 f"{type(self).__name__} has no runtime. Call bind_runtime(runtime) before collecting, "
@@ -137,7 +137,7 @@ class TrajectoryBuilder(ABC):
         """Record facts about a collection, in `output_dir` when one is given."""
 
     def facts(self, run_id: str) -> dict[str, Any]:
-        """What a finished collection says about itself, as JSON; empty when the builder does not say.
+        """Counts of a finished collection, as JSON; empty when the builder keeps none.
 
         The run counts the episodes, failures, calls and tokens of what it hands out itself. A builder adds
         what only it knows: `rewards` (as it shapes them), `untargeted`, `left_out` (counts by reason). Of

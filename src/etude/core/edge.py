@@ -123,7 +123,7 @@ class _Columns:
     def add(
         self, item: EpisodeItem, value: float | None, encoder: Encoder | None, needs_logprobs: bool
     ) -> None:
-        """What stood before an answer, and the answer."""
+        """Append the messages before an answer, and the answer."""
         ids, logprobs = item.token_ids, item.logprobs
         if ids is None and item.replaced and encoder is not None:
             ids = encoder.answer(item.content)

@@ -23,7 +23,7 @@ class _Row(BaseModel):
 
 
 class RowFunction(_Row):
-    """What a tool call calls."""
+    """The function of a tool call."""
 
     name: str
     arguments: str

@@ -96,7 +96,7 @@ class DPOItem(DataModel):
 
 
 class Trajectory(DataModel):
-    """What a trainer sees of an episode, for one model."""
+    """An episode as a trainer sees it, for one model."""
 
     episode: list[EpisodeItem] | list[DPOItem]
     reward: Number

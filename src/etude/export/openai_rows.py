@@ -33,7 +33,7 @@ _Pair = tuple[list[Message], list[Message], list[Message], list[Any]]
 
 @dataclass(slots=True)
 class Written:
-    """What was written, and what had no place in the format."""
+    """Counts of the rows that were written, and of trajectories that the format has no row for."""
 
     rows: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -48,7 +48,7 @@ async def write_openai(path: Path, run: RunFolder, phases: AsyncIterator[PhaseTr
 
     with draft_of(path) as draft, draft.open("w", encoding="utf-8") as file:
         async for phase in phases:
-            for trajectory in (one for group in phase.collection.trajectories for one in group):
+            for trajectory in (each for group in phase.collection.trajectories for each in group):
                 row = row_of(trajectory, phase, episode)
                 if row is None:
                     written.left_out[SEVERAL_TURNS] += 1
@@ -105,8 +105,8 @@ def _stored_pair(
     records = [episode(name) for name in names if isinstance(name, str)]
     branches: list[Branch] = []
     for record in records:
-        found = branches_of(record, phase.target_functions, phase.target_model) if record else []
-        branches += [branch for branch in found if branch.index == facts.get("branch")]
+        candidates = branches_of(record, phase.target_functions, phase.target_model) if record else []
+        branches += [branch for branch in candidates if branch.index == facts.get("branch")]
     if len(branches) != 2:
         return None
     return *parted(*(branch.messages for branch in branches)), list(branches[0].calls[-1].request.tools)

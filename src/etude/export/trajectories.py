@@ -33,7 +33,7 @@ BUILDERS: dict[Method, str] = {"grpo": "grpo", "dpo": "dpo", "supervised": "expe
 
 @dataclass(frozen=True, slots=True)
 class PhaseTrajectories:
-    """What was built from the episodes of one epoch, or of another phase."""
+    """The trajectories of one epoch's episodes, or of another phase."""
 
     phase: str
     collection: TrajectoryCollection
@@ -81,11 +81,11 @@ async def _build(builder: TrajectoryBuilder, runtime: Runtime, number: int) -> T
 
 def _by_epoch(run: RunFolder) -> list[tuple[int | None, list[str]]]:
     """The phases of each epoch, first epoch first; of a run that never trained, what it has, one by one."""
-    found = phases_of(run.journal)
-    if not found:
+    phases = phases_of(run.journal)
+    if not phases:
         raise RequestError(f"run {run.name} has no episodes yet")
-    trained = groupby((phase for phase in reversed(found) if epoch_of(phase) is not None), epoch_of)
-    return [(epoch, list(phases)) for epoch, phases in trained] or [(None, [phase]) for phase in found]
+    trained = groupby((phase for phase in reversed(phases) if epoch_of(phase) is not None), epoch_of)
+    return [(epoch, list(names)) for epoch, names in trained] or [(None, [phase]) for phase in phases]
 
 
 def _config(data: dict[str, Any], method: Method | None, target: str | None) -> Config:

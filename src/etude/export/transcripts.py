@@ -38,7 +38,7 @@ _LONGEST = 80
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written."""
+    """The files that were written."""
 
     folder: Path
     phase: str
@@ -64,16 +64,16 @@ def write_transcripts(
     phase, StoreError when a file cannot be written.
     """
     chosen = choose_phase(run.journal, phase)
-    place = (folder or run.path / "transcripts" / chosen).absolute()
+    path = (folder or run.path / "transcripts" / chosen).absolute()
     rewarded = reward_name(run.path)
     files: list[str] = []
     failed = 0
     for record in islice(_episodes(run.journal, chosen), limit):
         files.append(f"{_name_of(record)}.{format}")
         shown = _shown(record, raw) | _scores(run.journal, record.id, rewarded)
-        write_atomically(place / files[-1], _FORMATS[format](shown))
+        write_atomically(path / files[-1], _FORMATS[format](shown))
         failed += record.failure is not None
-    return Written(place, chosen, tuple(files), failed)
+    return Written(path, chosen, tuple(files), failed)
 
 
 def episode_transcript(run: RunFolder, episode: str, *, format: Format = "yaml", raw: bool = False) -> str:
@@ -101,7 +101,7 @@ def _shown(record: EpisodeRecord, raw: bool) -> dict[str, Any]:
 
 
 def _scores(journal: Journal, episode: str, rewarded: str | None) -> dict[str, Any]:
-    """What the evaluators said, and the score that is the reward."""
+    """The evaluators' outputs, and the score that is the reward."""
     prefix = f"{episode}/score/"
     scores = {key.removeprefix(prefix): _score(stored) for key, stored in journal.scan(prefix)}
     reward = (journal.get(f"{prefix}{rewarded}") or {}).get("score")
@@ -185,7 +185,7 @@ def _heading(call: Call) -> dict[str, Any]:
 
 
 def _ending(call: Call) -> dict[str, Any]:
-    """What is unusual about the end of a call."""
+    """The end of a call, where it is unusual."""
     shown: dict[str, Any] = {} if call.error is None else {"error": call.error}
     if call.completion is not None and call.completion.finish_reason == "length":
         shown["truncated"] = True

@@ -31,10 +31,10 @@ class Step:
     @property
     def recorded(self) -> Call:
         """The call. Raises RequestError when the episode has no such call, or it was not answered."""
-        found = next((call for call in self.episode.calls if call.index == self.call), None)
-        if found is None or found.completion is None:
+        recorded = next((call for call in self.episode.calls if call.index == self.call), None)
+        if recorded is None or recorded.completion is None:
             raise RequestError(f"episode {self.episode.id!r} has no answered call {self.call}")
-        return found
+        return recorded
 
 
 Steps = Mapping[str, Sequence[Step]]
@@ -42,7 +42,7 @@ Steps = Mapping[str, Sequence[Step]]
 
 
 def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) -> list[list[Trajectory]]:
-    """What to imitate: each agent's part of its rollouts, and of others with the truth for the decision.
+    """Samples to imitate: each agent's part of its rollouts, and of others with the truth for the decision.
 
     A rollout in which nobody decided has no guess to replace, and is left out. Raises RequestError for
     rollouts that are of other models.

@@ -21,7 +21,7 @@ Packing: TypeAlias = Literal["tree", "padded"]
 `padded` never does. The gradients are the same."""
 
 Run: TypeAlias = Callable[[Callable[[Any], Any]], Any]
-"""What runs work on the model; see `Team.hold`."""
+"""Calls a function with the model, as `Team.hold` returns it."""
 
 
 class Cutter:
@@ -61,7 +61,7 @@ class Cutter:
         rows = [number for index in mine for number in range(ends[index], ends[index + 1])]
         units, factors = [units[i] for i in mine], [factors[i] for i in mine]
         passes = self._cut(None if tree is None else PackedStep(units), units, factors, shares)
-        return (replace(one, rows=tuple(rows[number] for number in one.rows)) for one in passes)
+        return (replace(chunk, rows=tuple(rows[number] for number in chunk.rows)) for chunk in passes)
 
     def takes_trees(self) -> bool:
         """Whether the model takes token trees; it is tried once. All processes must call it together."""

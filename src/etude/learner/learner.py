@@ -158,8 +158,8 @@ class Learner:
         units = [unit for unit in units if is_trained(unit)]
         totals: dict[str, float] = {"loss": 0.0}
         with self.policy.lock, torch.no_grad():
-            for one in self._passes(units, objective):
-                loss, metrics = self._loss(one, objective)
+            for chunk in self._passes(units, objective):
+                loss, metrics = self._loss(chunk, objective)
                 for name, value in {"loss": float(loss), **metrics}.items():
                     totals[name] = totals.get(name, 0.0) + value
         return self.team.sum(totals)
@@ -171,12 +171,12 @@ class Learner:
         units: list[Unit] = [(trained[index],) for index in live]
         totals: dict[str, float] = {}
         with self.policy.as_base(), torch.no_grad():
-            for one in self.team.in_step(self._cutter.passes(units, [[1.0]] * len(units), (1.0, 1.0))):
-                if one is None:
+            for chunk in self.team.in_step(self._cutter.passes(units, [[1.0]] * len(units), (1.0, 1.0))):
+                if chunk is None:
                     self._run(idle)
                     continue
-                gap_BT = one.micro.sampled_BT - self._run(one.logprobs)
-                for row, gaps_T, weights_T in zip(one.rows, gap_BT, one.micro.weights_BT, strict=True):
+                gap_BT = chunk.micro.sampled_BT - self._run(chunk.logprobs)
+                for row, gaps_T, weights_T in zip(chunk.rows, gap_BT, chunk.micro.weights_BT, strict=True):
                     index = live[row]
                     gaps = gaps_T[weights_T > 0].tolist()
                     for number, turn in enumerate(trained[index].turns):
@@ -224,26 +224,26 @@ class Learner:
         """
         totals: dict[str, float] = {"loss": 0.0}
         tokens = 0
-        for one in self._passes(units, objective):
+        for chunk in self._passes(units, objective):
             if self.team.halts(canceled is not None and canceled.is_set()):
                 raise TrainingCanceled("canceled")
-            loss, metrics = self._loss(one, objective)
+            loss, metrics = self._loss(chunk, objective)
             with self.optimiser.gathering():
                 self.team.backward(loss)
-            tokens += 0 if one is None else int((one.micro.weights_BT != 0).sum())
+            tokens += 0 if chunk is None else int((chunk.micro.weights_BT != 0).sum())
             for name, value in {"loss": float(loss.detach()), **metrics}.items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals, tokens
 
-    def _loss(self, one: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
+    def _loss(self, chunk: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
         twice = self.options.gradient_checkpointing and torch.is_grad_enabled()
         with checkpointed(self.policy.model) if twice else nullcontext():
-            if one is None:
+            if chunk is None:
                 return self._run(idle), {}
             if not objective.needs_entropy:
-                return objective.loss(self._run(one.logprobs), one.micro)
-            logprobs_BT, entropy_BT = self._run(one.with_entropies)
-            return objective.loss(logprobs_BT, replace(one.micro, entropy_BT=entropy_BT))
+                return objective.loss(self._run(chunk.logprobs), chunk.micro)
+            logprobs_BT, entropy_BT = self._run(chunk.with_entropies)
+            return objective.loss(logprobs_BT, replace(chunk.micro, entropy_BT=entropy_BT))
 
     def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
         """The step's micro-batches, with the reference's logprobs where the objective wants them."""
@@ -255,13 +255,13 @@ class Learner:
         if not objective.needs_reference:
             return passes
         with self.policy.as_base(), torch.no_grad():
-            return [self._with_reference(one) for one in passes]
+            return [self._with_reference(chunk) for chunk in passes]
 
-    def _with_reference(self, one: Pass | None) -> Pass | None:
-        if one is None:
+    def _with_reference(self, chunk: Pass | None) -> Pass | None:
+        if chunk is None:
             self._run(idle)
             return None
-        return replace(one, micro=replace(one.micro, reference_BT=self._run(one.logprobs)))
+        return replace(chunk, micro=replace(chunk.micro, reference_BT=self._run(chunk.logprobs)))
 
     def _apply_gradient(self) -> float:
         norm = self.optimiser.clip(self.options.max_grad_norm)

@@ -66,7 +66,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """What a stage took, and what it reached."""
+    """The steps and time that a stage took, and the reward that it reached."""
 
     name: str
     steps: int

@@ -105,7 +105,7 @@ def _fingerprint(logprobs: Any) -> int | None:
 
 
 def _advice(versions: Collection[int], made: Sequence[int]) -> str:
-    """What to do where the data are those of a run that collected ahead."""
+    """Advice where the data are those of a run that collected ahead."""
     if any(number in (0, *made) for number in versions):
         return "; were they collected with 'finetuning.collect_ahead'? Then go on with it"
     return ""

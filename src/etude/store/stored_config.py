@@ -1,4 +1,4 @@
-"""What a stored run was asked to do: its config, readable in parts without its agent, and its evaluation.
+"""The request behind a stored run: its config, readable in parts without its agent, and its evaluation.
 
 An evaluation's request is kept in the folder beside its config, so that it can go on.
 """
