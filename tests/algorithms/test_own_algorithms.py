@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from openai import BadRequestError
 
 import etude
 from etude.algorithms.algorithm import algorithm_of, loss_of
@@ -23,7 +25,7 @@ from tests.backends.test_lm_server import compared
 from tests.backends.test_local import AGENT
 from tests.models.tiny_models import fresh_policy
 from tests.server.conftest import model  # noqa: F401
-from tests.server.data import create, grpo, upload, wait
+from tests.server.data import create, dpo, grpo, upload, wait
 from tests.server.process import ServerProcess
 
 OWN = Path(__file__).with_name("own")
@@ -139,20 +141,34 @@ async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):
         await adapter.initialize(FinetuneConfig())
 
 
-def test_a_server_trains_with_an_algorithm_that_it_was_started_with(project, model):  # noqa: F811
+def test_a_server_trains_with_the_algorithms_that_it_was_started_with(project, model):  # noqa: F811
     (project / "server").mkdir()
-    with ServerProcess(model, project / "server", "--algorithms", "plain_gradient:PlainGradient") as server:
+    own = ("max_rl:MaxRL", "plain_gradient:PlainGradient", "hinge:Hinge")
+    flags = [flag for name in own for flag in ("--algorithms", name)]
+    with ServerProcess(model, project / "server", *flags) as server:
         client = server.client()
-        file = upload(client, grpo(client, "tiny"))
-        options = {"learning_rate": 0.01, "lora_rank": 4, "floor": -20.0}
-        job = wait(client, create(client, file, "plain_gradient:PlainGradient", **options).id)
-        assert job.status == "succeeded", job.error
-        events = client.fine_tuning.jobs.list_events(job.id).data
-        assert any("plain_loss" in (event.data or {}) for event in events)
-        with pytest.raises(Exception, match="floor"):
-            create(client, file, "plain_gradient:PlainGradient", floor=1.0)
-        with pytest.raises(Exception, match="there is no algorithm 'max_rl:MaxRL' here"):
-            create(client, file, "max_rl:MaxRL")
+        rows = grpo(client, "tiny")
+        for row in rows:
+            row["trajectories"][1]["reward"] = 3.0
+        groups, pairs = upload(client, rows), upload(client, dpo())
+
+        def metrics_of(file, method, **options):
+            """The metrics of a job's only step."""
+            options |= {"learning_rate": 0.01, "lora_rank": 4, "n_epochs": 1, "batch_size": 8}
+            job = wait(client, create(client, file, method, request={"seed": 3}, **options).id)
+            assert job.status == "succeeded", job.error
+            events = client.fine_tuning.jobs.list_events(job.id).data
+            return next(event.data for event in events if "grad_norm" in (event.data or {}))
+
+        advantage, shipped = metrics_of(groups, own[0]), metrics_of(groups, "grpo")
+        assert advantage["clip_fraction"] >= 0 and advantage["grad_norm"] != shipped["grad_norm"]
+        assert "plain_loss" in metrics_of(groups, own[1], floor=-20.0)
+        hinge, sigmoid = (metrics_of(pairs, method, beta=0.5) for method in (own[2], "dpo"))
+        assert (hinge["loss"], sigmoid["loss"]) == (pytest.approx(1.0), pytest.approx(math.log(2)))
+        with pytest.raises(BadRequestError, match="floor"):
+            create(client, groups, own[1], floor=1.0)
+        with pytest.raises(BadRequestError, match="there is no algorithm 'bare:Bare' here"):
+            create(client, groups, "bare:Bare")
 
 
 def test_what_a_server_is_started_with_must_be_an_algorithm(project, monkeypatch):
