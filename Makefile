@@ -1,7 +1,8 @@
 # Everything runs in .venv, which is made when it is first needed. Another Python: make PYTHON=python3.12 …
 
 PYTHON ?= python3
-WORKERS ?= 2
+# More than there are cores: tests of real servers and processes wait for them much of the time.
+WORKERS ?= 3
 ARGS ?=
 
 BIN := .venv/bin
