@@ -60,7 +60,7 @@ class Algorithm(Collecting):
     """
 
     kind: ClassVar[Kind] = "samples"
-    """What it learns from. It decides which backends can do it."""
+    """The data that it learns from. It decides which backends can do it."""
 
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised")
     """The methods that make its loss: a subclass that overrides none of them has the loss of its parent."""
@@ -151,22 +151,22 @@ class Algorithm(Collecting):
 
         `logprobs_BT` are those of the policy in training, with gradient; `batch.weights_BT` are normalised.
         """
-        raise self.without_loss()
-
-    def without_loss(self) -> RequestError:
-        """The error of an algorithm that does not say what its loss is."""
-        return RequestError(
-            f"{self.type_name} has no loss: override `loss`, or inherit from an algorithm that has one, such "
-            "as etude.Grpo"
-        )
+        raise _no_loss(self)
 
 
 async def _build(config: Algorithm, builder: Builder) -> AsyncIterator[CollectingBuilder]:
     """The trajectory builder of any algorithm. Raises RequestError for what could never teach anything."""
     if type(config).loss is Algorithm.loss:
-        raise config.without_loss()
+        raise _no_loss(config)
     await config.check_protocol(builder)
     yield CollectingBuilder(config)
+
+
+def _no_loss(algorithm: Algorithm) -> RequestError:
+    return RequestError(
+        f"{algorithm.type_name} has no loss: override `loss`, or inherit from an algorithm that has one, "
+        "such as etude.Grpo"
+    )
 
 
 def gradient_fields(algorithm: type[Algorithm], *, at_server: bool = False) -> Iterator[str]:

@@ -72,7 +72,7 @@ class Tally:
     replacements: int = 0
     """Examples that were played in place of others, whose episodes had all earned the same."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """What the algorithm left out, by reason."""
+    """Counts of all that the algorithm left out, by reason."""
     reward_groups: dict[str, int] = field(default_factory=dict)
     """Examples whose episodes are `compared`, and of them the `flat` ones, where all have one reward."""
 
@@ -183,7 +183,7 @@ class Candidate:
 
     call: Call
     value: float
-    """What it was worth to the agent that gave it."""
+    """Its worth to the agent that gave it."""
 
 
 @dataclass(frozen=True, slots=True)

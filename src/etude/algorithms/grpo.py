@@ -39,7 +39,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     # The bound that was found best by Khatri et al. (2025), which is on the ratio itself: 5.
     "cispo": {"clip_high": 4.0, "surrogate": "cispo"},
 }
-"""What each differs in from the options' defaults: DAPO (Yu et al., 2025), GRPO (Shao et al., 2024),
+"""Their differences from the options' defaults: DAPO (Yu et al., 2025), GRPO (Shao et al., 2024),
 Dr. GRPO (Liu et al., 2025), GSPO (Zheng et al., 2025) and CISPO (MiniMax, 2025)."""
 
 

@@ -43,9 +43,9 @@ def _blocks() -> Iterator[str]:
 
 def _components(package: str) -> Iterator[str]:
     for kind in BASES:
-        places = [".".join(map(str, NAMED[kind]))] if kind in NAMED else []
-        places += [".".join(map(str, path)) for path, single in SINGLE.items() if single == kind]
-        yield f"## {NOUNS[kind].capitalize()} types\n\nIn {', '.join(f'`{place}`' for place in places)}.\n"
+        keys = [".".join(map(str, NAMED[kind]))] if kind in NAMED else []
+        keys += [".".join(map(str, path)) for path, single in SINGLE.items() if single == kind]
+        yield f"## {NOUNS[kind].capitalize()} types\n\nIn {', '.join(f'`{key}`' for key in keys)}.\n"
         for name in registry.names(kind):
             registration = registry.lookup(kind, name)
             if registration.module.partition(".")[0] == package:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from etude.core.message import Message, Tool
 
 Kind = Literal["samples", "pairs", "imitation"]
-"""What an algorithm learns from: samples with logprobs, pairs, or samples to imitate, which need none."""
+"""The data of an algorithm: samples with logprobs, pairs, or samples to imitate, which need none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +133,6 @@ class Sample:
             spread[turn.start : turn.stop] = [value] * (turn.stop - turn.start)
         return tuple(spread)
 
-    def with_answer(self, ids: tuple[int, ...]) -> Sample:
-        """The sample with tokens for its last turn, whose text was replaced."""
-        last = replace(self.turns[-1], stop=self.turns[-1].start + len(ids))
-        return replace(
-            self,
-            ids=self.ids + ids,
-            mask=self.mask + (True,) * len(ids),
-            logprobs=None if self.logprobs is None else self.logprobs + (0.0,) * len(ids),
-            turns=(*self.turns[:-1], last),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -171,7 +160,7 @@ class Pair:
 
 
 Unit: TypeAlias = Sample | Pair
-"""What is learned from together: the samples of a pair are in one optimiser step and one micro-batch."""
+"""The unit of learning: the samples of a pair are in one optimiser step and one micro-batch."""
 
 
 def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:

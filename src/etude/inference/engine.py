@@ -69,7 +69,7 @@ class Sampled:
 
 
 class TokenEngine(Protocol):
-    """Whatever samples tokens after tokens."""
+    """An engine that continues token ids."""
 
     @property
     def speech(self) -> Speech:

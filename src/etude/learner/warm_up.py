@@ -71,7 +71,7 @@ class StageReport:
     name: str
     steps: int
     value: float
-    """What was measured at the end: `measure`, or the loss."""
+    """The last measurement: of `measure`, or the loss."""
     loss: float
     """Nats per token over the last steps."""
     seconds: float
