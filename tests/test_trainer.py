@@ -22,8 +22,7 @@ from etude.core.errors import (
     RequestError,
     TrainingError,
 )
-from etude.core.job import TrainingStatusEnum
-from etude.core.skipped import Skipped
+from etude.core.job import Skipped, TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.files import RunReport
 from tests.support import ScriptedEngine

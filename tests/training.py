@@ -16,8 +16,8 @@ from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, Traine
 from etude.config.schema import Config
 from etude.core.call import ChatRequest
 from etude.core.example import Example
+from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.progress import Silent
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.files import write_metrics_files
 from etude.rewards.evaluation_run import EvaluationRun
@@ -169,7 +169,7 @@ def interrupt(found: object) -> None:
     raise Interrupted
 
 
-class Watcher(Silent):
+class Watcher(Progress):
     """Remembers the events that a test asks about."""
 
     def __init__(self) -> None:

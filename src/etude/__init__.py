@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
     from etude.core.example import Example
     from etude.core.interfaces import Engine, Evaluator
-    from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+    from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
     from etude.core.sample import Pair, Sample, Turn
-    from etude.core.skipped import Skipped
     from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
     from etude.groups.openai_group import OpenAiSharedModelGroup
     from etude.groups.shared import SharedModelGroup
@@ -126,6 +125,7 @@ _HOMES = {
     ),
     "etude.core.job": (
         "ModelVersion",
+        "Skipped",
         "TrainingJobRef",
         "TrainingJobStatus",
         "TrainingStatusEnum",
@@ -135,7 +135,6 @@ _HOMES = {
         "Sample",
         "Turn",
     ),
-    "etude.core.skipped": ("Skipped",),
     "etude.core.trajectory": (
         "DPOItem",
         "EpisodeItem",

@@ -14,8 +14,7 @@ from etude.core.call import Sampling
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.history import History
-from etude.core.interfaces import Engine
-from etude.core.progress import Progress, Silent
+from etude.core.interfaces import Engine, Progress
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector, Limits
@@ -46,7 +45,7 @@ class Runtime:
     """When that target is trained."""
     validation_examples: Sequence[Example] = ()
     """Held-out examples; empty when there is no validation."""
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     report: Report | None = None
     """Called after every epoch and validation, once it is journalled."""
 
@@ -103,7 +102,7 @@ async def open_runtime(
             engines=models,
             target_model=target,
             validation_examples=validation,
-            progress=progress or Silent(),
+            progress=progress or Progress(),
             report=report,
         )
 

@@ -18,9 +18,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
-from etude.core.interfaces import Engine
+from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
-from etude.core.progress import Progress, Silent
 from etude.loop.arguments import as_overrides, config_of, is_config, load, refuse
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import config_to_resume, new_run, note_changes, retry_failed
@@ -248,7 +247,7 @@ def _require_success(statuses: list[TrainingJobStatus]) -> None:
 @asynccontextmanager
 async def _shown(progress: Progress | bool) -> AsyncIterator[Progress]:
     if isinstance(progress, bool):
-        with progress_for() if progress else nullcontext(Silent()) as display:
+        with progress_for() if progress else nullcontext(Progress()) as display:
             yield display
     else:
         yield progress

@@ -6,8 +6,7 @@ from etude.backends.lm_client import ClientTimeoutError, EngineClientError
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import sample_of
 from etude.core.errors import BackendError, TrainingError
-from etude.core.job import TrainingJobRef, TrainingStatusEnum
-from etude.core.skipped import Skipped
+from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import TrajectoryCollection
 from tests.backends.lm_stand_in import LmStandIn

@@ -18,9 +18,8 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import trajectory_of
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
 from etude.core.example import Example
-from etude.core.job import TrainingJobRef, TrainingStatusEnum
+from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
-from etude.core.skipped import Skipped
 from etude.core.trajectory import DPOItem, Trajectory, TrajectoryCollection
 from tests.algorithms.scripted_episodes import call, conversation, episode
 from tests.backends.openai_stand_in import BASE, StandIn, error_response

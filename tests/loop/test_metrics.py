@@ -1,7 +1,7 @@
 import pytest
 
+from etude.core.data_model import finite
 from etude.core.evaluation import EvalInput, EvalOutput, EvalOutputItem, EvaluationRunOutput
-from etude.core.numbers import finite
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 from etude.loop.metrics import (
     collection_metrics,

@@ -14,7 +14,7 @@ from etude.backends.lm_client import FREE_ENGINE, LanguageModelClient
 from etude.backends.openai_api import connect, run_key, trained_model
 from etude.backends.openai_config import JobsConfig
 from etude.backends.openai_jobs import OpenAiJobs
-from etude.config.changeable import CHANGEABLE
+from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.edge import trajectory_of

@@ -15,8 +15,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import RequestError
 from etude.core.example import Example
-from etude.core.job import TrainingJobRef
-from etude.core.skipped import Skipped
+from etude.core.job import Skipped, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
 
 if TYPE_CHECKING:

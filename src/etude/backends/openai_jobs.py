@@ -25,9 +25,8 @@ from etude.backends.openai_config import JobsConfig
 from etude.backends.openai_rows import jsonl, rows_of
 from etude.backends.trainer_adapter import TrainerAdapter, job_status, pauses
 from etude.core.errors import BackendError
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
-from etude.core.skipped import Skipped
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.jobs.content import JobContent
 

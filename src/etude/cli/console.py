@@ -41,7 +41,7 @@ def warn(text: str) -> None:
 
 def emit(data: Any) -> None:
     """A JSON object on a line of its own; numbers that are not finite become null."""
-    from etude.core.numbers import finite
+    from etude.core.data_model import finite
 
     print(json.dumps(finite(data), ensure_ascii=False, allow_nan=False, default=str), flush=True)
 

@@ -7,6 +7,10 @@ from typing import Any, ClassVar
 
 from etude.core.data_model import DataModel
 
+CHANGEABLE = "changeable"
+"""Marks a key that `etude resume -o` may set: `timeout: Annotated[float, CHANGEABLE] = Field(...)`. Such are
+limits, patience, concurrency and memory; never what is trained."""
+
 
 class ComponentConfig(DataModel):
     """Base of all component configs. `class MyConfig(TrainerConfig, name="mine")` makes `_type: mine`.

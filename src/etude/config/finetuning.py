@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
-from etude.config.changeable import CHANGEABLE
-from etude.config.component import ComponentConfig, DatasetConfig
+from etude.config.component import CHANGEABLE, ComponentConfig, DatasetConfig
 from etude.core.data_model import OWN_COPIES, DataModel
 
 

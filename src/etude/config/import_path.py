@@ -1,4 +1,4 @@
-"""Import paths: `package.module:name` names a Python object in a config."""
+"""Import paths: `package.module:name` names a Python object in a config. Whose code a module or a file is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import sys
+import sysconfig
 import traceback
 from functools import partial
 from importlib.machinery import PathFinder
@@ -17,12 +18,31 @@ from pydantic import ValidationError
 
 from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
-from etude.core.user_code import note_user_module
 
 _IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
+_INSTALLED = ("/site-packages/", "/dist-packages/", "\\site-packages\\", "\\dist-packages\\")
+_PYTHON = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+
+_packages: set[str] = set()
+
 _folders: tuple[str, ...] = ()
 """The folders of the config in use: they come first on `sys.path`."""
+
+
+def note_user_module(module: str) -> None:
+    """Remember that a config, or an installed plug-in, brings this module: its package is the user's."""
+    _packages.add(module.partition(".")[0])
+
+
+def is_user_module(module: str) -> bool:
+    """Whether a module's package was brought by a config or a plug-in."""
+    return module.partition(".")[0] in _packages
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file came with Python or was installed as a package."""
+    return file.startswith((*_PYTHON, "<frozen")) or any(part in file for part in _INSTALLED)
 
 
 def is_import_path(text: str) -> bool:

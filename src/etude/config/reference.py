@@ -11,8 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from etude.config import registry
-from etude.config.changeable import is_changeable
-from etude.config.component import ComponentConfig
+from etude.config.component import CHANGEABLE, ComponentConfig
 from etude.config.registry import BASES, NAMED, NOUNS, SINGLE
 from etude.config.schema import Config
 from etude.config.slots import Slot, describe, models_in
@@ -71,7 +70,7 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
     if fields:
         rows = [_row(name, field) for name, field in fields.items()]
         yield "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
-    changeable = [f"`{name}`" for name, field in fields.items() if is_changeable(field)]
+    changeable = [f"`{name}`" for name, field in fields.items() if CHANGEABLE in field.metadata]
     if changeable:
         yield f"When a run goes on, these can be changed: {', '.join(changeable)}.\n"
 

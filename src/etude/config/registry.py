@@ -18,10 +18,9 @@ from pydantic import BaseModel
 from etude.config.component import ComponentConfig, DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
 from etude.config.document import KeyPath, dig
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
-from etude.config.import_path import where_defined
+from etude.config.import_path import note_user_module, where_defined
 from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
-from etude.core.user_code import note_user_module
 
 Kind: TypeAlias = Literal[
     "llms", "workflow", "datasets", "evaluators", "trajectory_builders", "trainer_adapters", "trainers"

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny
 
-from etude.config.changeable import CHANGEABLE
-from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
+from etude.config.component import CHANGEABLE, DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
 from etude.config.document import KeyPath
 from etude.config.finetuning import (
     FinetuneConfig,

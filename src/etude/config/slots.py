@@ -13,6 +13,7 @@ import annotated_types
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
+from etude.config.component import CHANGEABLE
 from etude.config.document import KeyPath
 
 LISTS = (list, tuple, set, frozenset)
@@ -170,3 +171,36 @@ def _bound(item: Any) -> str:
         case _:
             pattern = getattr(item, "pattern", None)
             return f"matching {pattern!r}" if pattern else ""
+
+
+def slot_in(config: BaseModel, path: KeyPath) -> Slot | None:
+    """The slot that a path leads to, by the classes that the config has in place; None without one."""
+    node: Any = config
+    slot: Slot | None = Slot(type(config))
+    for key in path:
+        if isinstance(node, BaseModel):
+            # A component's own class, where the slot only knows its base.
+            slot = next(Slot(type(node)).below(key), None)
+            node = getattr(node, Slot(type(node)).fields().get(str(key), ""), None)
+        else:
+            slot = None if slot is None else next(slot.below(key), None)
+            node = node.get(key) if isinstance(node, Mapping) else None
+    return slot
+
+
+def changeable_keys(config: BaseModel) -> list[str]:
+    """All keys of a config that a run that goes on may have changed, as one types them."""
+    return [".".join(path) for path, field in _fields(config) if CHANGEABLE in field.metadata]
+
+
+def _fields(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    if isinstance(node, BaseModel):
+        for key, name in Slot(type(node)).fields().items():
+            yield (*path, key), type(node).model_fields[name]
+            yield from _fields(getattr(node, name), (*path, key))
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _fields(value, (*path, str(key)))
+    elif isinstance(node, LISTS):
+        for number, value in enumerate(node):
+            yield from _fields(value, (*path, str(number)))

@@ -1,14 +1,15 @@
-"""The interfaces of what a config names, as the factories of other components meet it."""
+"""The interfaces of the parts of a run, as other parts meet them."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from etude.core.call import ChatRequest, Completion
+from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.job import ModelVersion
@@ -78,3 +79,40 @@ class Run(Protocol):
     @property
     def checkpoints(self) -> Path:
         """The folder of the run's weights; made when it is first asked for."""
+
+
+class Progress:
+    """Receives the events of a run, in order; subclasses override what they show.
+
+    Methods return at once and never raise.
+    """
+
+    def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
+        """A run begins or is resumed; `facts` says on how many examples, with what, and where."""
+
+    def epoch_started(self, epoch: int, num_epochs: int) -> None:
+        """An epoch begins; here and below, `epoch` counts from 1."""
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """A phase begins: `validating`, `collecting`, `training`, …; `total` episodes are expected in it."""
+
+    def episode_finished(self, episode: EpisodeRecord) -> None:
+        """An episode ended, well or in failure."""
+
+    def scored(self, item: EvalOutputItem) -> None:
+        """An episode got its reward, or the reason why there is none."""
+
+    def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """An epoch was trained on; its metrics."""
+
+    def skipped(self, epoch: int, reason: str) -> None:
+        """An epoch had nothing to train on."""
+
+    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """The weights after `epoch` (0: before training) were evaluated on the validation examples."""
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        """Something that a person should read."""
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        """The run is over."""

@@ -1,4 +1,4 @@
-"""A job: one unit of training, and where it stands."""
+"""A job: one unit of training, where it stands, and what stands in for one that was not begun."""
 
 from __future__ import annotations
 
@@ -63,3 +63,23 @@ class ModelVersion(BaseModel):
     """A folder, or the backend's name for the model."""
     digest: str
     """Hash of the weights, to show that they changed and that the engine has the right ones."""
+
+
+class Skipped(BaseModel):
+    """Stands in for a training job where there was nothing to train on. It is never a success."""
+
+    model_config = ConfigDict(frozen=True)
+
+    reason: str
+    """One sentence for a person: what was missing, and why."""
+
+
+class Frozen(Skipped):
+    """Stands in for the job of a model that is not to be trained."""
+
+
+class DryRun(Skipped):
+    """Stands in for the job of a dry run: everything was made ready, and nothing was submitted."""
+
+    rows: int
+    """Rows of the data set that a real run would have submitted."""

@@ -15,7 +15,7 @@ from etude.config.import_path import import_object, make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
 from etude.core.evaluation import EvalOutputItem
-from etude.core.progress import Progress, Silent
+from etude.core.interfaces import Progress
 from etude.demo.report import DemoReport, Variant, shown_episodes
 from etude.demo.tasks import TASKS, Task, copy_example
 from etude.export.model import export_model
@@ -54,7 +54,7 @@ async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Pr
         phases = _phases(run)
         async with _runtime_of(config, run, trained, progress) as runtime:
             # Both were measured while training, and are only read back.
-            quiet = replace(runtime, progress=Silent())
+            quiet = replace(runtime, progress=Progress())
             before, after = [await _measure(quiet, str(trained), phase) for phase in phases]
             greedy = await _measure(runtime, str(trained), GREEDY, greedy=True)
         shown = shown_episodes(run.journal, phases, before, after, seed)

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etude.core.data_model import finite
 from etude.core.errors import MissingExtraError
-from etude.core.numbers import finite
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.export.trajectories import PhaseTrajectories
 from etude.store.files import draft_of

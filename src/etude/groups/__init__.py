@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etude.backends.lm_client import LanguageModelClient
-from etude.core.skipped import DryRun, Frozen, Skipped
+from etude.core.job import DryRun, Frozen, Skipped
 from etude.groups.agents import GroupAgent, ModelSettings, agents_of_model
 from etude.groups.data import Step
 from etude.groups.line import LineRules, ModelLine

@@ -13,8 +13,15 @@ from etude.backends.capabilities import JobHyperparameters, check_from_base, che
 from etude.backends.trainer_adapter import TrainerAdapter, pauses
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.skipped import DryRun, Frozen, Skipped
+from etude.core.job import (
+    DryRun,
+    Frozen,
+    ModelVersion,
+    Skipped,
+    TrainingJobRef,
+    TrainingJobStatus,
+    TrainingStatusEnum,
+)
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_adopted, check_changed
 from etude.jobs.content import JobNameTakenError

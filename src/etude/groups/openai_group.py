@@ -12,9 +12,8 @@ from etude.backends.lm_server import LmServerAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.errors import CapabilityError, RequestError, TrainingError
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.keys import content_hash
-from etude.core.skipped import Skipped
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 from etude.groups.agents import GroupAgent
 from etude.groups.data import Rollouts, Steps, collection, dpo_data, grpo_data, supervised_data

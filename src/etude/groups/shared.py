@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from etude.core.errors import RequestError
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
-from etude.core.skipped import Skipped
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.groups.agents import GroupAgent, ModelSettings, agreed, by_name
 from etude.groups.data import Rollouts, Steps
 from etude.groups.state import SharedModelGroupState

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from etude.config.changeable import CHANGEABLE
-from etude.config.component import LlmConfig
+from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.registry import register_llm
 from etude.core.call import Sampling
 from etude.core.errors import MissingExtraError

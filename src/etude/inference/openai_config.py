@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 
-from etude.config.changeable import CHANGEABLE
-from etude.config.component import LlmConfig
+from etude.config.component import CHANGEABLE, LlmConfig
 from etude.core.call import Sampling
 
 ProviderName = Literal["openai", "openrouter", "vllm", "etude", "other"]

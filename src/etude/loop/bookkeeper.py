@@ -6,11 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from etude.core.data_model import finite
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.history import EpochEntry, History
-from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.numbers import finite
-from etude.core.skipped import Skipped
+from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.ledger import Ledger
 from etude.loop.metrics import reason_for_skip

@@ -11,8 +11,8 @@ from etude.algorithms.samples import is_targeted
 from etude.config.nearest import nearest
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError, TrainingError
+from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion
-from etude.core.progress import Progress
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
 _REMEMBERED = 100_000

@@ -17,14 +17,13 @@ from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object
 from etude.config.schema import Config
+from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
-from etude.core.interfaces import Engine
+from etude.core.interfaces import Engine, Progress
 from etude.core.keys import content_hash
-from etude.core.numbers import finite
-from etude.core.progress import Progress, Silent
 from etude.inference.local import LocalLlmConfig
 from etude.loop.metrics import measured_scores
 from etude.loop.model import load_version, replaced_model
@@ -226,7 +225,7 @@ async def rescore_run(
     the evaluators and their code, so that a scoring that was stopped goes on, and changed evaluators score
     anew. The phase that was scored, and its scores.
     """
-    phase, reward, progress = choose_phase(run.journal, phase), _reward_of(config), progress or Silent()
+    phase, reward, progress = choose_phase(run.journal, phase), _reward_of(config), progress or Progress()
     progress.phase("scoring")
     async with Builder(config, run) as builder:
         evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}

@@ -16,8 +16,7 @@ from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, Tr
 from etude.core.around import through_base, wrap_implementations
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
-from etude.core.job import TrainingJobRef, TrainingJobStatus
-from etude.core.skipped import Skipped
+from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.curriculum import apply, as_json, initial_state, with_sets

@@ -11,12 +11,11 @@ from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.around import entered
+from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import TrainingError
 from etude.core.evaluation import EvalOutputItem
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
-from etude.core.numbers import finite
-from etude.core.skipped import Skipped
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.jobs.content import JobNameTakenError

@@ -13,12 +13,12 @@ from typing import Any
 import yaml
 from pydantic import SecretStr
 
-from etude.config.changeable import changeable_keys, is_changeable, slot_in
+from etude.config.component import CHANGEABLE
 from etude.config.document import KeyPath, dig, dotted
 from etude.config.load import MASK, load_config, resolved_yaml
 from etude.config.nearest import nearest
 from etude.config.schema import Config
-from etude.config.slots import Slot
+from etude.config.slots import Slot, changeable_keys, slot_in
 from etude.core.errors import RequestError
 from etude.core.history import History
 from etude.rewards.rescore import forget_failures
@@ -67,7 +67,7 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
     for override in overrides:
         path: KeyPath = tuple(override.partition("=")[0].split("."))
         slot = slot_in(config, path)
-        is_known = slot is not None and (is_changeable(slot) or _takes_secret(slot))
+        is_known = slot is not None and (CHANGEABLE in slot.metadata or _takes_secret(slot))
         if not is_known and dig(kept, path) != MASK:
             raise _refused(dotted(path), config)
     return config

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from etude.core.data_model import finite
 from etude.core.history import EpochEntry, History, ValidationEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus
-from etude.core.numbers import finite
 from etude.runtime import Runtime
 from etude.store.log import EpochLog
 from etude.store.plain import plain

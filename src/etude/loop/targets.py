@@ -12,9 +12,8 @@ from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
-from etude.core.job import TrainingJobRef, TrainingJobStatus
-from etude.core.progress import Progress, Silent
-from etude.core.skipped import Skipped
+from etude.core.interfaces import Progress
+from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.loop.bookkeeper import require_trained
 from etude.loop.interface import Trainer
 from etude.loop.ledger import job_name
@@ -172,7 +171,7 @@ def _described(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return shared | own
 
 
-class SharedProgress(Silent):
+class SharedProgress(Progress):
     """One progress for several targets, that tells of shared episodes once.
 
     A phase that one target has begun is not begun anew by the next where its episodes are the same ones,
@@ -252,7 +251,7 @@ class SharedProgress(Silent):
             self.progress.scored(item)
 
 
-class _View(Silent):
+class _View(Progress):
     """Passes on the events of one target."""
 
     def __init__(self, shared: SharedProgress, target: str) -> None:

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from etude.config.changeable import CHANGEABLE
+from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.registry import register_trainer
+from etude.core.data_model import finite
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import History
-from etude.core.job import TrainingJobRef, TrainingJobStatus
-from etude.core.numbers import finite
-from etude.core.progress import Progress
-from etude.core.skipped import Skipped
+from etude.core.interfaces import Progress
+from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import require_trained
 from etude.loop.checks import without_stale

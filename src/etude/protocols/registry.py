@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import Field
 
-from etude.config.changeable import CHANGEABLE
-from etude.config.component import EvaluatorConfig, WorkflowConfig
+from etude.config.component import CHANGEABLE, EvaluatorConfig, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.config.nearest import alternatives
 from etude.config.references import AgentRef, LlmRef, RefersToAgent

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from etude.core.data_model import finite
 from etude.core.errors import MissingExtraError
 from etude.core.history import EpochEntry, History, ValidationEntry
-from etude.core.numbers import finite
 from etude.report.plot import write_reward_plot
 from etude.store.files import write_atomically
 

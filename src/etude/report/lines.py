@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
-from etude.core.numbers import finite
-from etude.core.progress import Progress, Silent
+from etude.core.interfaces import Progress
 from etude.core.stats import shown_mean
 from etude.store.figures import failed_counts
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-class RunState(Silent):
+class RunState(Progress):
     """Sums up the events of a run. Displays are subclasses that show it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

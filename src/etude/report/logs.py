@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TextIO
 
-from etude.core.user_code import is_installed, is_user_module
+from etude.config.import_path import is_installed, is_user_module
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _PACKAGE = str(Path(__file__).parents[1])

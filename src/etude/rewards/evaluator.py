@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, overload
 
 from pydantic import Field, FiniteFloat
 
-from etude.config.changeable import CHANGEABLE
-from etude.config.component import EvaluatorConfig
+from etude.config.component import CHANGEABLE, EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.references import Refers
 from etude.config.registry import register_evaluator
+from etude.core.data_model import kind_of, number
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
-from etude.core.numbers import kind_of, number
 from etude.rollout.threads import call_in_thread
 from etude.store.plain import jsonable
 
@@ -38,7 +37,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def scored(item: EvalInputItem, result: Any) -> EvalOutputItem:
     """The score of `item`, of whatever an evaluator returned.
 
-    Takes a number of any kind (see `etude.core.numbers`), a bool, `(score, reasoning)`, or an
+    Takes a number of any kind (see `etude.core.data_model`), a bool, `(score, reasoning)`, or an
     EvalOutputItem. Whatever is not a finite number becomes an error, never a score.
     """
     reasoning: Any = None

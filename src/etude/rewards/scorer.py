@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from etude.config.import_path import where_raised
+from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
-from etude.core.numbers import kind_of
 from etude.rewards.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
 from etude.store.journal import Journal
 

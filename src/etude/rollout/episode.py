@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from etude.core.data_model import number
 from etude.core.episode import Event
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
-from etude.core.numbers import number
 from etude.rollout.function import FunctionScope, current_function
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, reply_of

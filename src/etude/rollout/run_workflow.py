@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.call import Call, Completion
+from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.core.example import Example
-from etude.core.numbers import kind_of
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply, ToolCall
 from etude.rollout.threads import BlockedLoop, call_in_thread, watch_loop

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, overload
 
 from pydantic import Field
 
-from etude.config.changeable import CHANGEABLE
-from etude.config.component import WorkflowConfig
+from etude.config.component import CHANGEABLE, WorkflowConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
 from etude.core.errors import RequestError

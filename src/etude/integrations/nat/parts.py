@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field
 from etude.algorithms import trajectory_builder
 from etude.backends import trainer_adapter
 from etude.core.errors import RequestError
-from etude.core.skipped import Skipped
+from etude.core.job import Skipped
 from etude.integrations.nat.values import (
     evaluation_to_toolkit,
     from_toolkit,

@@ -18,7 +18,7 @@ from nat.runtime.loader import load_config
 
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
-from etude.core.skipped import Skipped
+from etude.core.job import Skipped
 from etude.integrations.nat.parts import EtudeTrainerAdapter, EtudeTrainerConfig, EtudeTrajectoryBuilder
 from etude.integrations.nat.run import etude_config, logged_progress, logger, run_of
 from etude.integrations.nat.values import (

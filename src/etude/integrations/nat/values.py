@@ -20,7 +20,7 @@ from pydantic import PrivateAttr
 
 from etude.core import evaluation, job, trajectory
 from etude.core.errors import RequestError
-from etude.core.skipped import Skipped
+from etude.core.job import Skipped
 from etude.integrations.nat.evaluation import item_of
 
 
