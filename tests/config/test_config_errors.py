@@ -260,8 +260,8 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
         pytest.param(
             "    correct: my_agent:correct",
             "    correct: my_agent:correct\n    both: {_type: weighted, weights: {corect: 1}}",
-            "config.yml:10:29: eval.evaluators.both.weights: 'eval.evaluators' has no evaluator 'corect'; "
-            "did you mean 'correct'? Allowed: correct, both",
+            "config.yml:10:39: eval.evaluators.both.weights.corect: 'eval.evaluators' has no evaluator "
+            "'corect'; did you mean 'correct'? Allowed: correct, both",
             id="component that refers to a missing evaluator",
         ),
         pytest.param(

@@ -27,7 +27,7 @@ from etude.algorithms.episodes import (
 from etude.algorithms.expert_iteration import SelectionConfig, imitations
 from etude.algorithms.protocol_checks import require_branching, require_calls, require_guesses
 from etude.algorithms.supervised import Supervised
-from etude.config.references import RefersToAgent
+from etude.config.references import Refers
 from etude.core.sample import Pair
 from etude.core.trajectory import Method
 from etude.protocols.growing import Widths
@@ -53,7 +53,7 @@ class Malt(Preferences, name="malt"):
     credit: Literal["episode", "agent"] = Field(
         default="agent", description="Always `agent`: answers are worth what their agent earned."
     )
-    num_responses: int | list[int] | Annotated[dict[str, int | list[int]], RefersToAgent()] | None = Field(
+    num_responses: int | list[int] | Annotated[dict[str, int | list[int]], Refers("agents")] | None = Field(
         default=2,
         description="Answers for each turn: a number, a list by round, or these by agent. Left empty: as the "
         "workflow has it.",

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from etude.config import registry
 from etude.config.component import ComponentConfig, DatasetConfig
-from etude.config.document import Document, KeyPath, dig, dotted, replace_at
+from etude.config.document import Document, KeyPath, dig, replace_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.nearest import alternatives, nearest
 from etude.config.problems import Problems
@@ -86,7 +86,7 @@ def _spell_out(path: KeyPath, kind: Kind, value: Any, problems: Problems) -> Spe
     try:
         spelled = spell_out(kind, value)
     except RequestError as error:
-        problems.add(source, f"{dotted(path)}: {error}")
+        problems.add(path, str(error), at=source)
         return None
     _keep_as_written(source, path, value, spelled, problems.references)
     return spelled
@@ -116,15 +116,20 @@ def _validate(
     path: KeyPath, kind: Kind, spelled: dict[str, Any], problems: Problems, folders: Sequence[Path]
 ) -> ComponentConfig | None:
     keys = {key: value for key, value in spelled.items() if key != "_type"}
-    name = spelled.get("_type")
+    type_path, name = (*path, "_type"), spelled.get("_type")
+    if name is None:
+        close = nearest("_type", map(str, keys))
+        hint = f"; '{close}' is written '_type'" if close else ""
+        problems.add_missing(type_path, hint + alternatives("", registry.names(kind)))
+        return None
     if not isinstance(name, str):
-        problems.add((*path, "_type"), _no_type(path, kind, name, keys))
+        problems.add(type_path, f"expected the name of a {NOUNS[kind]} type, found {name}")
         return None
     try:
         config_type = registry.lookup(kind, name).config_type
     except RequestError as error:
         hint = ". A Python function is written module:name" if kind in FUNCTION_TYPES else ""
-        problems.add((*path, "_type"), f"{dotted(path)}: {error}{hint}")
+        problems.add(path, f"{error}{hint}", at=type_path)
         return None
     _find_files(config_type, keys, folders)
     problems.add_unknown(unknown_keys(Slot(config_type), keys), config_type, prefix=path)
@@ -133,14 +138,6 @@ def _validate(
     except ValidationError as error:
         problems.add_validation(error, config_type, keys, prefix=path)
         return None
-
-
-def _no_type(path: KeyPath, kind: Kind, value: object, keys: dict[str, Any]) -> str:
-    if value is not None:
-        return f"{dotted(path)}._type: expected the name of a {NOUNS[kind]} type, found {value}"
-    close = nearest("_type", map(str, keys))
-    hint = f"; '{close}' is written '_type'" if close else ""
-    return f"key '{dotted(path)}._type' is missing{hint}" + alternatives("", registry.names(kind))
 
 
 def _find_files(config_type: type[ComponentConfig], keys: dict[str, Any], folders: Sequence[Path]) -> None:

@@ -159,12 +159,11 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
             text = str(dig(secrets, path) or MASK)
             replace_at(data, path, text)
         if text == MASK:
-            name = dotted(path)
-            problems.add(path, f"{name}: secrets are not kept in run folders; give it again: -o {name}=…")
+            problems.add(path, f"secrets are not kept in run folders; give it again: -o {dotted(path)}=…")
         try:
             value = interpolate(text, os.environ)
         except ValueError as error:
-            problems.add(path, f"{dotted(path)}: {error}")
+            problems.add(path, str(error))
         else:
             if value != text:
                 problems.references[path] = text

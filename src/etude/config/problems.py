@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from etude.config.document import Document, KeyPath, Place, dig, dotted, holds
+from etude.config.document import Document, KeyPath, dig, dotted, holds
 from etude.config.nearest import alternatives, nearest
 from etude.config.slots import Slot, describe, keys_of, shown, slot_at
 from etude.core.errors import ConfigError
@@ -27,8 +27,16 @@ class Problems:
         self.references: dict[KeyPath, str] = {}
         """The text of each value that came from the environment; shown in place of that value."""
 
-    def add(self, path: KeyPath, message: str) -> None:
-        """Note what is wrong at a path. The first thing that is said of a path stands."""
+    def add(self, path: KeyPath, text: str, *, at: KeyPath | None = None) -> None:
+        """Note what is wrong with the value at a path; `at` is where the reader has to look, if not there."""
+        self._note(path if at is None else at, f"{dotted(path)}: {text}" if path else text)
+
+    def add_missing(self, path: KeyPath, text: str) -> None:
+        """Note a key that is missing; `text` goes on with the sentence."""
+        self._note(path, f"key '{dotted(path)}' is missing{text}")
+
+    def _note(self, path: KeyPath, message: str) -> None:
+        """The first thing that is said of a path stands."""
         self._messages.setdefault(path, message)
 
     def within(self, path: KeyPath) -> bool:
@@ -38,7 +46,7 @@ class Problems:
     def add_unknown(self, paths: Iterable[KeyPath], model: type[BaseModel], prefix: KeyPath) -> None:
         """Note keys that `model`, which stands at `prefix`, does not have."""
         for path in paths:
-            self.add((*prefix, *path), _unknown_key(model, path, prefix))
+            self._note((*prefix, *path), _unknown_key(model, path, prefix))
 
     def add_validation(
         self, error: ValidationError, model: type[BaseModel], data: Any, prefix: KeyPath = ()
@@ -48,48 +56,40 @@ class Problems:
         for details in error.errors(include_url=False):
             path, kind = _real_path(details, data), details["type"]
             paths.append(path)
+            full_path, slot = (*prefix, *path), slot_at(model, path)
             if kind == "extra_forbidden":
-                message = _unknown_key(model, path, prefix)
+                self._note(full_path, _unknown_key(model, path, prefix))
             elif kind == "invalid_key" or details["loc"][-1:] == ("[key]",):
-                message = f"key '{details['input']}' is not text; put it in quotes"
+                self._note(full_path, f"key '{details['input']}' is not text; put it in quotes")
             elif kind == "missing":
-                message = f"key '{dotted((*prefix, *path))}' is missing{_expects(model, path)}"
+                self.add_missing(full_path, f"; it takes {describe(slot)}" if slot else "")
+            elif kind in ("value_error", "assertion_error"):
+                self.add(full_path, str(details["ctx"]["error"]))
             else:
-                message = self._wrong_value(details, model, path, prefix)
-            self.add((*prefix, *path), message)
+                expected = f"expected {describe(slot)}" if slot else details["msg"]
+                self.add(full_path, f"{expected}, found {self._shown(full_path, details['input'], slot)}")
         return paths
 
     def raise_if_any(self) -> None:
         """Raises ConfigError with a line for each problem."""
-        error = self.error()
-        if error is not None:
+        if (error := self.error()) is not None:
             raise error
 
     def error(self) -> ConfigError | None:
         """The error with a line for each problem; None without any."""
-        if not self._messages:
+        errors = [self._located(path, message) for path, message in self._messages.items()]
+        errors.sort(key=lambda error: (error.line is None, error.line, error.column))
+        if not errors:
             return None
-        placed = [self._placed(path, message) for path, message in self._messages.items()]
-        placed.sort(key=lambda item: (item[0][1] is None, item[0][1], item[0][2]))
-        (path, line, column), first = placed[0]
-        others = [str(ConfigError(message, path=p, line=n, column=c)) for (p, n, c), message in placed[1:]]
-        return ConfigError("\n".join([first, *others]), path=path, line=line, column=column)
+        errors[0].args = ("\n".join(map(str, errors)),)
+        return errors[0]
 
-    def _placed(self, path: KeyPath, message: str) -> tuple[Place, str]:
-        """Where a message belongs. One on an override begins with its key, and need not name it again."""
-        location, key = self._document.place(path), dotted(path)
-        return location, message.removeprefix(f"{key}: ") if location[0] == f"-o {key}" else message
-
-    def _wrong_value(
-        self, details: ErrorDetails, model: type[BaseModel], path: KeyPath, prefix: KeyPath
-    ) -> str:
-        full_path = (*prefix, *path)
-        where = f"{dotted(full_path)}: " if full_path else ""
-        if details["type"] in ("value_error", "assertion_error"):
-            return f"{where}{details['ctx']['error']}"
-        slot = slot_at(model, path)
-        expected = f"expected {describe(slot)}" if slot else details["msg"]
-        return f"{where}{expected}, found {self._shown(full_path, details['input'], slot)}"
+    def _located(self, path: KeyPath, message: str) -> ConfigError:
+        """A message with its place. One on an override begins with its key, and need not name it again."""
+        source, line, column = self._document.place(path)
+        if source == f"-o {dotted(path)}":
+            message = message.removeprefix(f"{dotted(path)}: ")
+        return ConfigError(message, path=source, line=line, column=column)
 
     def _shown(self, path: KeyPath, value: Any, slot: Slot | None) -> str:
         if path in self.references:
@@ -117,11 +117,6 @@ def _unknown_key(model: type[BaseModel], path: KeyPath, prefix: KeyPath) -> str:
     if home is not None:
         message += f" here; it belongs in '{dotted((*prefix, *home[:-1]))}'"
     return message + alternatives(name, allowed, otherwise="no keys")
-
-
-def _expects(model: type[BaseModel], path: KeyPath) -> str:
-    slot = slot_at(model, path)
-    return f"; it takes {describe(slot)}" if slot else ""
 
 
 def _keys_called(name: str, model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:

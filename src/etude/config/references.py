@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias, TypeVar
-
-from pydantic import BaseModel
+from typing import Annotated, Literal, TypeAlias
 
 from etude.config.component import ComponentConfig
 from etude.config.document import KeyPath, dotted
@@ -16,7 +14,7 @@ from etude.config.nearest import alternatives
 from etude.config.problems import Problems
 from etude.config.registry import NAMED, NOUNS, Kind, section
 from etude.config.schema import Config
-from etude.config.slots import Slot
+from etude.config.slots import Slot, walk
 from etude.core.errors import EtudeError
 
 SECTION_OF: dict[str, Kind] = {
@@ -32,17 +30,12 @@ _TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Refers:
-    """Marks what in a component config names entries of another section: `Annotated[…, Refers("llms")]`.
+    """Marks what in a component config names entries of a section, or agents of the workflow.
 
-    What is marked may be a name, a list of names, or a mapping whose keys are names.
+    `Annotated[…, Refers("llms")]` may be a name, a list of names, or a mapping whose keys are names.
     """
 
-    kind: Kind
-
-
-@dataclass(frozen=True, slots=True)
-class RefersToAgent:
-    """Marks what in a component config names agents of the workflow, in the same forms."""
+    kind: Kind | Literal["agents"]
 
 
 LlmRef: TypeAlias = Annotated[str, Refers("llms")]
@@ -51,39 +44,24 @@ LlmRef: TypeAlias = Annotated[str, Refers("llms")]
 EvaluatorRef: TypeAlias = Annotated[str, Refers("evaluators")]
 """The name of an entry of `eval.evaluators`."""
 
-AgentRef: TypeAlias = Annotated[str, RefersToAgent()]
+AgentRef: TypeAlias = Annotated[str, Refers("agents")]
 """The name of an agent of the workflow, such as one of a protocol."""
 
-MarkT = TypeVar("MarkT", Refers, RefersToAgent)
+Agents: TypeAlias = Mapping[str, str | None]
+"""The agents of a workflow, each with the entry of `llms` that it samples from."""
 
 
-def marked(
-    slot: Slot, value: Any, path: KeyPath, mark: type[MarkT]
-) -> Iterator[tuple[KeyPath, KeyPath, MarkT, str]]:
-    """Each name within `value` that a marker in its type says is a reference.
-
-    With the place of the key, and where under it the name is one of several.
-    """
-    for marker in (item for arm in slot.arms() for item in arm.metadata if isinstance(item, mark)):
-        yield from ((path, below, marker, name) for below, name in _names(value))
-    if isinstance(value, BaseModel):
-        for field, info in type(value).model_fields.items():
-            inside = Slot(info.annotation, tuple(info.metadata))
-            yield from marked(inside, getattr(value, field), (*path, field), mark)
-    elif isinstance(value, dict | list):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            for inner in slot.below(key):
-                yield from marked(inner, item, (*path, key), mark)
-
-
-def _names(value: Any) -> Iterator[tuple[KeyPath, str]]:
-    """A name, a list of names, or the keys of a mapping; other values that the type allows have none."""
-    if isinstance(value, str):
-        yield (), value
-    elif isinstance(value, dict):
-        yield from (((key,), key) for key in value)
-    elif isinstance(value, list | tuple):
-        yield from (((index,), name) for index, name in enumerate(value) if isinstance(name, str))
+def _references(component: ComponentConfig, path: KeyPath) -> Iterator[tuple[KeyPath, Refers, str]]:
+    """Each name within a component that its type marks as a reference, and where it stands."""
+    for inside, slot, value in walk(component, Slot(type(component)), path):
+        for mark in (item for arm in slot.arms() for item in arm.metadata if isinstance(item, Refers)):
+            if isinstance(value, str):
+                yield inside, mark, value
+            elif isinstance(value, dict):
+                yield from (((*inside, name), mark, name) for name in value)
+            elif isinstance(value, list | tuple):
+                names = ((index, name) for index, name in enumerate(value) if isinstance(name, str))
+                yield from (((*inside, index), mark, name) for index, name in names)
 
 
 def complete_names(
@@ -97,18 +75,26 @@ def complete_names(
     What matters to training alone goes into `in_training`: a config may also be evaluated, with another
     protocol than it trains.
     """
-    names = _Names(config, problems)
-    for path, component in components.items():
-        for key, _, mark, name in marked(Slot(type(component)), component, path, Refers):
-            names.check(key, mark.kind, name)
+    names, block = _Names(config, problems), config.finetuning
+    references = [
+        (path, *reference) for path, entry in components.items() for reference in _references(entry, path)
+    ]
+    for _, path, mark, name in references:
+        if mark.kind != "agents":
+            names.check(path, mark.kind, name)
     names.complete_finetuning()
     try:
         agents = config.workflow.agents() if config.workflow is not None else None
     except EtudeError:
         return  # The error about the workflow comes when it is built.
-    if agents is not None:
-        _check_named_agents(config, components, agents, problems, in_training)
-        _check_targets(config, agents, in_training)
+    if agents is None:
+        return
+    builders = {block.trajectory_builder, *(each.trajectory_builder for each in block.targets.values())}
+    for component, path, mark, name in references:
+        is_builder = component[0] == "trajectory_builders"
+        if mark.kind == "agents" and (not is_builder or component[1] in builders):
+            _check_agent(path, name, agents, in_training if is_builder else problems)
+    _check_trained(block, agents, in_training)
 
 
 class _Names:
@@ -122,8 +108,7 @@ class _Names:
         entries = section(self._config, kind)
         if name not in entries:
             listing = alternatives(name, entries, otherwise="it is empty")
-            text = f"{dotted(path)}: '{dotted(NAMED[kind])}' has no {NOUNS[kind]} '{name}'{listing}"
-            self._problems.add(path, text)
+            self._problems.add(path, f"'{dotted(NAMED[kind])}' has no {NOUNS[kind]} '{name}'{listing}")
 
     def choose(self, path: KeyPath, given: str | None, kind: Kind) -> str | None:
         """The name that is meant at `path`: the one given, or the only one that there is.
@@ -141,7 +126,7 @@ class _Names:
             return candidates[0]
         if self._finetuning.enabled and entries and not self._problems.within(NAMED[kind]):
             several = f"'{dotted(NAMED[kind])}' has several; name one of: {', '.join(entries)}"
-            self._problems.add(path, f"key '{dotted(path)}' is missing: {several}")
+            self._problems.add_missing(path, f": {several}")
         return None
 
     def complete_finetuning(self) -> None:
@@ -155,18 +140,18 @@ class _Names:
             return
         if workflow is not None and "target_functions" not in block.model_fields_set:
             block.target_functions = list(workflow.target_functions)
-        self._complete(("finetuning",), block, block)
+        self._complete(("finetuning",), block)
         block.target_model = self.choose(("finetuning", "target_model"), block.target_model, "llms")
 
-    def _complete(self, path: KeyPath, block: FinetuneConfig | TargetConfig, run: FinetuneConfig) -> None:
-        """Fill in what trains by a block, a target's or the whole one, which says what targets leave out."""
-        own = block if isinstance(block, TargetConfig) else None
+    def _complete(self, path: KeyPath, trained: FinetuneConfig | TargetConfig) -> None:
+        """Fill in what trains by a target, which is as the whole block has it, or by the block itself."""
+        block = self._finetuning
         for key in ("trajectory_builder", "trainer_adapter"):
-            given = (own and getattr(own, key)) or run.named(key)
-            setattr(block, key, self.choose((*path, key), given, SECTION_OF[key]))
-        reward = block.reward_function or run.reward_function
+            own = getattr(trained, key) if trained is not block else None
+            setattr(trained, key, self.choose((*path, key), own or block.named(key), SECTION_OF[key]))
+        reward = trained.reward_function or block.reward_function
         name = self.choose((*path, "reward_function"), reward.name if reward else None, "evaluators")
-        block.reward_function = RewardFunctionConfig(name=name) if name else None
+        trained.reward_function = RewardFunctionConfig(name=name) if name else None
 
     def _require_parts(self) -> None:
         general, settings = self._config.eval.general, self._finetuning.run_configuration
@@ -186,75 +171,49 @@ class _Names:
         )
         for path, part, remedy in parts:
             if not part:
-                text = f"key '{dotted(path)}' is missing, and finetuning is enabled; add {remedy}"
-                self._problems.add(path, text)
+                self._problems.add_missing(path, f", and finetuning is enabled; add {remedy}")
 
     def _complete_targets(self) -> None:
         block, add = self._finetuning, self._problems.add
         if block.target_model is not None:
-            path: KeyPath = ("finetuning", "target_model")
             remedy = "the models to train are those of 'finetuning.targets'; remove this key"
-            add(path, f"{dotted(path)}: {remedy}")
+            add(("finetuning", "target_model"), remedy)
         trained_by: dict[str, str] = {}
         for name, target in block.targets.items():
-            path = ("finetuning", "targets", name)
+            path: KeyPath = ("finetuning", "targets", name)
             if not _TARGET_NAME.fullmatch(name):
-                add(path, f"{dotted(path)}: a target's name is made of letters, digits, '-', '_' and '.'")
-            self._complete_target(path, name, target)
-            model = str(target.model)
+                add(path, "a target's name is made of letters, digits, '-', '_' and '.'")
+            model = self._complete_target(path, name, target)
             if (first := trained_by.setdefault(model, name)) != name:
-                path = (*path, "model")
                 text = f"the model '{model}' is trained by the target '{first}' already; "
-                add(path, f"{dotted(path)}: {text}two targets cannot train one model")
+                add((*path, "model"), f"{text}two targets cannot train one model")
         if all(target.frozen for target in block.targets.values()):
-            add(("finetuning", "targets"), "finetuning.targets: all of them are frozen; train one")
+            add(("finetuning", "targets"), "all of them are frozen; train one")
 
-    def _complete_target(self, path: KeyPath, name: str, target: TargetConfig) -> None:
+    def _complete_target(self, path: KeyPath, name: str, target: TargetConfig) -> str:
+        """Fill in what a target leaves out; its model."""
         block = self._finetuning
         if target.model is not None:
             self.check((*path, "model"), "llms", target.model)
         elif name not in self._config.llms:
-            text = f"key '{dotted(path)}.model' is missing: 'llms' has no model '{name}'"
-            self._problems.add(path, text)
+            self._problems.add_missing((*path, "model"), f": 'llms' has no model '{name}'")
         target.model = target.model or name
-        self._complete(path, target, block)
+        self._complete(path, target)
         if target.target_functions is None:
             # The model says which calls are meant, whichever function makes them.
             named = "target_functions" in block.model_fields_set
             target.target_functions = list(block.target_functions) if named else [EVERY]
         target.curriculum_learning = target.curriculum_learning or block.curriculum_learning
-
-
-Agents: TypeAlias = Mapping[str, str | None]
-"""The agents of a workflow, each with the entry of `llms` that it samples from."""
-
-
-def _check_named_agents(
-    config: Config,
-    components: Mapping[KeyPath, ComponentConfig],
-    agents: Agents,
-    problems: Problems,
-    in_training: Problems,
-) -> None:
-    """Note names of agents that the workflow does not have."""
-    blocks: list[FinetuneConfig | TargetConfig] = [config.finetuning, *config.finetuning.targets.values()]
-    builders = {block.trajectory_builder for block in blocks}
-    for path, component in components.items():
-        trains = path[0] == "trajectory_builders"
-        if trains and path[1] not in builders:
-            continue
-        for key, below, _, name in marked(Slot(type(component)), component, path, RefersToAgent):
-            _check_agent((*key, *below), name, agents, in_training if trains else problems)
+        return target.model
 
 
 def _check_agent(path: KeyPath, name: str, agents: Agents, problems: Problems) -> None:
     if name not in agents:
-        problems.add(path, f"{dotted(path)}: the workflow has no agent '{name}'" + alternatives(name, agents))
+        problems.add(path, f"the workflow has no agent '{name}'" + alternatives(name, agents))
 
 
-def _check_targets(config: Config, agents: Agents, problems: Problems) -> None:
+def _check_trained(block: FinetuneConfig, agents: Agents, problems: Problems) -> None:
     """Note functions to train that no agent has, and models to train that none of the agents samples from."""
-    block = config.finetuning
     shared = block.target_functions if "target_functions" in block.model_fields_set else []
     _check_functions(("finetuning",), shared, agents, problems)
     if not block.targets and block.enabled and block.target_model is not None:
@@ -282,4 +241,4 @@ def _check_model(
     if meant and not any(used in (None, model) for used in meant.values()):
         uses = ", ".join(f"{agent}: {used}" for agent, used in meant.items())
         text = f"no agent samples from '{model}', so that nothing would be trained ({uses}); "
-        problems.add(path, f"{dotted(path)}: {text}name it in 'workflow.policies', or train another model")
+        problems.add(path, f"{text}name it in 'workflow.policies', or train another model")

@@ -9,12 +9,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import annotated_types
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from etude.config.component import CHANGEABLE
-from etude.config.document import KeyPath
+from etude.config.document import KeyPath, dotted
 
 LISTS = (list, tuple, set, frozenset)
 
@@ -25,6 +24,11 @@ class Slot:
 
     annotation: Any
     metadata: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, field: FieldInfo) -> Slot:
+        """The slot of a model's field."""
+        return cls(field.annotation, tuple(field.metadata))
 
     def arms(self) -> list[Slot]:
         """The members of a union but None; the slot itself when it is no union. Nothing is `Annotated`."""
@@ -44,8 +48,7 @@ class Slot:
         for arm in self.arms():
             arguments = get_args(arm.annotation)
             if isinstance(key, str) and key in arm.fields():
-                field = arm.annotation.model_fields[arm.fields()[key]]
-                yield Slot(field.annotation, tuple(field.metadata))
+                yield Slot.of(arm.annotation.model_fields[arm.fields()[key]])
             elif arm.holds(Mapping) and len(arguments) == 2:
                 yield Slot(arguments[1])
             elif arm.holds(*LISTS) and arguments and isinstance(key, int):
@@ -71,6 +74,23 @@ def slot_at(model: type[BaseModel], path: KeyPath) -> Slot | None:
     for key in path:
         slot = next(slot.below(key), None) if slot else None
     return slot
+
+
+def walk(value: Any, slot: Slot, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Slot, Any]]:
+    """A part of a config and all that is in it, each with its path in the file and its slot.
+
+    What is in a component has the slots of its own class, where the config only knows the base.
+    """
+    yield path, slot, value
+    if isinstance(value, BaseModel):
+        for key, name in Slot(type(value)).fields().items():
+            field = Slot.of(type(value).model_fields[name])
+            yield from walk(getattr(value, name), field, (*path, key))
+    elif isinstance(value, Mapping | list | tuple):
+        items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            for below in slot.below(key):
+                yield from walk(item, below, (*path, key))
 
 
 def keys_of(slot: Slot | None) -> list[str]:
@@ -105,15 +125,31 @@ _WORDS: dict[Any, str] = {
     Any: "any value",
 }
 _PLURALS: dict[Any, str] = {str: "texts", int: "integers", float: "numbers", Path: "paths", Any: "values"}
+_BOUNDS = {
+    "ge": ">= {}",
+    "gt": "> {}",
+    "le": "<= {}",
+    "lt": "< {}",
+    "min_length": "of length >= {}",
+    "max_length": "of length <= {}",
+    "pattern": "matching {!r}",
+}
+"""Attributes of what pydantic keeps beside a type, in words."""
+
 _LONGEST = 60
 
 
 def describe(slot: Slot) -> str:
     """`an integer >= 1`, `a list of texts`, `one of 'a', 'b'`."""
     arms = slot.arms()
-    words = " or ".join(dict.fromkeys(_word(arm) for arm in arms))
-    bounds = dict.fromkeys(_bound(item) for arm in arms for item in arm.metadata)
-    bounds.pop("", None)
+    words = " or ".join(dict.fromkeys(map(_word, arms)))
+    bounds = dict.fromkeys(
+        text.format(bound)
+        for arm in arms
+        for item in arm.metadata
+        for name, text in _BOUNDS.items()
+        if (bound := getattr(item, name, None)) is not None
+    )
     return f"{words} {' and '.join(bounds)}" if bounds else words
 
 
@@ -154,53 +190,12 @@ def _one_of(values: Iterable[Any]) -> str:
     return listed[0] if len(listed) == 1 else f"one of {', '.join(listed)}"
 
 
-def _bound(item: Any) -> str:
-    match item:
-        case annotated_types.Ge():
-            return f">= {item.ge}"
-        case annotated_types.Gt():
-            return f"> {item.gt}"
-        case annotated_types.Le():
-            return f"<= {item.le}"
-        case annotated_types.Lt():
-            return f"< {item.lt}"
-        case annotated_types.MinLen():
-            return f"of length >= {item.min_length}"
-        case annotated_types.MaxLen():
-            return f"of length <= {item.max_length}"
-        case _:
-            pattern = getattr(item, "pattern", None)
-            return f"matching {pattern!r}" if pattern else ""
-
-
 def slot_in(config: BaseModel, path: KeyPath) -> Slot | None:
-    """The slot that a path leads to, by the classes that the config has in place; None without one."""
-    node: Any = config
-    slot: Slot | None = Slot(type(config))
-    for key in path:
-        if isinstance(node, BaseModel):
-            # A component's own class, where the slot only knows its base.
-            slot = next(Slot(type(node)).below(key), None)
-            node = getattr(node, Slot(type(node)).fields().get(str(key), ""), None)
-        else:
-            slot = None if slot is None else next(slot.below(key), None)
-            node = node.get(key) if isinstance(node, Mapping) else None
-    return slot
+    """The slot of a key in a config, by the classes that its components have; None without such a key."""
+    slots = walk(config, Slot(type(config)))
+    return next((slot for inside, slot, _ in slots if dotted(inside) == dotted(path)), None)
 
 
 def changeable_keys(config: BaseModel) -> list[str]:
     """All keys of a config that a run that goes on may have changed, as one types them."""
-    return [".".join(path) for path, field in _fields(config) if CHANGEABLE in field.metadata]
-
-
-def _fields(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    if isinstance(node, BaseModel):
-        for key, name in Slot(type(node)).fields().items():
-            yield (*path, key), type(node).model_fields[name]
-            yield from _fields(getattr(node, name), (*path, key))
-    elif isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _fields(value, (*path, str(key)))
-    elif isinstance(node, LISTS):
-        for number, value in enumerate(node):
-            yield from _fields(value, (*path, str(number)))
+    return [dotted(path) for path, slot, _ in walk(config, Slot(type(config))) if CHANGEABLE in slot.metadata]

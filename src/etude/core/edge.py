@@ -13,7 +13,7 @@ from typing import Any
 
 from etude.core.errors import TrainingError
 from etude.core.message import Message, OpenAIMessage, message_key, text_of
-from etude.core.sample import Kind, Pair, Sample, Turn, Unit, shared_length
+from etude.core.sample import PER_TOKEN, Answer, Kind, Pair, Sample, Turn, Unit, shared_length
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 
 Ids = tuple[int, ...]
@@ -34,29 +34,22 @@ class Encoder:
 def trajectory_of(unit: Unit, group_rewards: Sequence[float] | None = None) -> Trajectory:
     """A sample as a trajectory, or a pair, whose reward is the difference of the two."""
     first = unit.samples[0]
-    rewards = None if group_rewards is None else list(group_rewards)
-    common: dict[str, Any] = {
-        "reward": unit.reward,
-        "example_id": first.example,
-        "episode_id": first.episode,
-        "agent": first.agent,
-        "group_rewards": rewards,
-    }
+    facts: dict[str, Any] = {"id": first.example}
     if isinstance(unit, Pair):
-        return Trajectory(episode=[_preference(unit)], metadata={"id": first.example, **unit.notes}, **common)
-    facts = {
-        "id": first.example,
-        "generation": first.generation,
-        "episode": first.episode,
-        "branch": first.branch,
-        **({"agent": first.agent} if first.agent is not None else {}),
-    }
+        fields: dict[str, Any] = {"episode": [_preference(unit)]}
+    else:
+        facts |= {"generation": unit.generation, "episode": unit.episode, "branch": unit.branch}
+        facts |= {"agent": unit.agent} if unit.agent is not None else {}
+        tools = list(unit.tools) or None
+        fields = {"episode": _items(unit), "shaped_rewards": unit.returns, "tools": tools}
     return Trajectory(
-        episode=_items(unit),
-        shaped_rewards=unit.returns,
-        tools=list(unit.tools) or None,
-        metadata=facts | dict(unit.notes),
-        **common,
+        reward=unit.reward,
+        example_id=first.example,
+        episode_id=first.episode,
+        agent=first.agent,
+        group_rewards=None if group_rewards is None else list(group_rewards),
+        metadata={**facts, **unit.notes},
+        **fields,
     )
 
 
@@ -81,7 +74,6 @@ def sample_of(
     trajectory: Trajectory, encoder: Encoder | None = None, *, needs_logprobs: bool = True
 ) -> Sample:
     """The sample of a trajectory that has its tokens. Raises TrainingError."""
-    where = f"episode {trajectory.episode_id or '?'}"
     items: list[EpisodeItem] = []
     for item in trajectory.episode:
         if not isinstance(item, EpisodeItem):
@@ -89,83 +81,43 @@ def sample_of(
         if item.is_sampled:
             items.append(item)
     returns: Sequence[float | None] = trajectory.shaped_rewards or [None] * len(items)
-    if len(returns) != len(items):
-        raise TrainingError(f"{where} has {len(returns)} shaped rewards for {len(items)} sampled messages")
-    columns = _Columns(where)
-    for item, value in zip(items, returns, strict=True):
-        columns.add(item, value, encoder, needs_logprobs)
-    return Sample(
-        ids=tuple(columns.ids),
-        mask=tuple(columns.mask),
-        logprobs=tuple(columns.logprobs),
-        advantages=columns.optional("advantages"),
-        weights=columns.optional("weights"),
-        teacher_logprobs=columns.optional("teacher_logprobs"),
-        turns=tuple(columns.turns),
-        reward=trajectory.reward,
-        example=trajectory.example_id,
-        episode=trajectory.episode_id,
-        agent=trajectory.agent,
-    )
-
-
-class _Columns:
-    """The per-token fields of a sample, answer by answer."""
-
-    def __init__(self, where: str) -> None:
-        self.ids: list[int] = []
-        self.mask: list[bool] = []
-        self.logprobs: list[float] = []
-        self.turns: list[Turn] = []
-        self._items: list[EpisodeItem] = []
-        self._where = where
-
-    def add(
-        self, item: EpisodeItem, value: float | None, encoder: Encoder | None, needs_logprobs: bool
-    ) -> None:
-        """Append the messages before an answer, and the answer."""
-        ids, logprobs = item.token_ids, item.logprobs
-        if ids is None and item.replaced and encoder is not None:
-            ids = encoder.answer(item.content)
-            logprobs = (0.0,) * len(ids)
-        if ids is None or item.context_ids is None:
-            raise TrainingError(
-                f"{self._where} has no token ids, which training needs; sample it with an engine that "
-                "returns them (llms _type: local, or openai with return_token_ids: true)"
-            )
-        logprobs = logprobs or ([] if needs_logprobs else [0.0] * len(ids))
-        for name, values in (("logprobs", logprobs), ("advantages", item.advantages)):
-            if values is not None and len(values) != len(ids):
-                raise TrainingError(f"{self._where} has {len(values)} {name} for {len(ids)} sampled tokens")
-        context = len(item.context_ids)
-        start = len(self.ids) + context
-        self.ids += [*item.context_ids, *ids]
-        self.mask += [False] * context + [True] * len(ids)
-        self.logprobs += [0.0] * context + [float(logprob) for logprob in logprobs]
-        self.turns.append(
-            Turn(
-                start,
-                start + len(ids),
-                temperature=item.temperature,
-                model_version=item.model_version,
-                finish_reason=item.finish_reason,
-                value=value,
-            )
+    try:
+        if len(returns) != len(items):
+            raise ValueError(f"{len(returns)} shaped rewards for {len(items)} sampled messages")
+        return Sample.of_answers(
+            [
+                _answer_of(item, value, encoder, needs_logprobs)
+                for item, value in zip(items, returns, strict=True)
+            ],
+            reward=trajectory.reward,
+            example=trajectory.example_id,
+            episode=trajectory.episode_id,
+            agent=trajectory.agent,
         )
-        self._items.append(item)
+    except ValueError as error:
+        raise TrainingError(f"episode {trajectory.episode_id or '?'} has {error}") from None
 
-    def optional(self, name: str) -> tuple[float, ...] | None:
-        """A per-token field that all answers have; None where not all of them do."""
-        columns = [getattr(item, name) for item in self._items]
-        if not columns or any(values is None for values in columns):
-            return None
-        spread = [0.0] * len(self.ids)
-        for turn, values in zip(self.turns, columns, strict=True):
-            if len(values) != turn.stop - turn.start:
-                count = turn.stop - turn.start
-                raise TrainingError(f"{self._where} has {len(values)} {name} for {count} sampled tokens")
-            spread[turn.start : turn.stop] = [float(value) for value in values]
-        return tuple(spread)
+
+def _answer_of(
+    item: EpisodeItem, value: float | None, encoder: Encoder | None, needs_logprobs: bool
+) -> Answer:
+    ids, values = item.token_ids, {name: getattr(item, name) for name in PER_TOKEN}
+    if ids is None and item.replaced and encoder is not None:
+        ids = encoder.answer(item.content)
+        values["logprobs"] = (0.0,) * len(ids)
+    if ids is None or item.context_ids is None:
+        raise ValueError(
+            "no token ids, which training needs; sample it with an engine that returns them (llms _type: "
+            "local, or openai with return_token_ids: true)"
+        )
+    values["logprobs"] = values["logprobs"] or (() if needs_logprobs else (0.0,) * len(ids))
+    turn = Turn(
+        temperature=item.temperature,
+        model_version=item.model_version,
+        finish_reason=item.finish_reason,
+        value=value,
+    )
+    return Answer(turn, item.context_ids, ids, values)
 
 
 def _items(sample: Sample) -> list[EpisodeItem]:
@@ -174,37 +126,31 @@ def _items(sample: Sample) -> list[EpisodeItem]:
     Of a sample without messages the answers alone, without their texts.
     """
     items: list[EpisodeItem] = []
-    seen, end = 0, 0
-    for turn in sample.turns:
-        items += map(_given, sample.messages[seen : max(turn.message, 0)])
-        answer = sample.messages[turn.message] if turn.message >= 0 else {}
-        items.append(_answer(sample, turn, answer, end))
-        seen, end = turn.message + 1, turn.stop
+    seen = 0
+    for answer in sample.answers:
+        index = answer.turn.message
+        items += map(_given, sample.messages[seen : max(index, 0)])
+        items.append(_item_of(answer, sample.messages[index] if index >= 0 else {}, has_ids=bool(sample.ids)))
+        seen = index + 1
     return items
 
 
-def _answer(sample: Sample, turn: Turn, message: Message, end: int) -> EpisodeItem:
-    known = bool(sample.ids)
-    own = slice(turn.start, turn.stop)
+def _item_of(answer: Answer, message: Message, *, has_ids: bool) -> EpisodeItem:
+    turn, values = answer.turn, dict(answer.values)
+    values["logprobs"] = () if turn.replaced else values["logprobs"] or turn.logprobs or ()
+    ids = answer.token_ids if has_ids else turn.token_ids
     facts = {"call": turn.call, "function": turn.function} | _extras(message)
-
-    def values(field: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        return None if field is None else field[own]
-
     return EpisodeItem(
         role=EpisodeItemRole.ASSISTANT,
         content=text_of(message),
-        logprobs=() if turn.replaced else values(sample.logprobs) or turn.logprobs or (),
-        token_ids=None if turn.replaced else sample.ids[own] if known else turn.token_ids,
-        context_ids=sample.ids[end : turn.start] if known else None,
-        advantages=values(sample.advantages),
-        weights=values(sample.weights),
-        teacher_logprobs=values(sample.teacher_logprobs),
+        token_ids=None if turn.replaced or ids is None else tuple(ids),
+        context_ids=tuple(answer.context_ids) if has_ids else None,
         replaced=turn.replaced,
         temperature=turn.temperature,
         model_version=turn.model_version,
         finish_reason=turn.finish_reason,
         metadata={key: value for key, value in facts.items() if value is not None} or None,
+        **values,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from operator import mul
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from etude.core.message import Message, Tool
 
@@ -18,8 +18,8 @@ Kind = Literal["samples", "pairs", "imitation"]
 class Turn:
     """One answer within a sample: `ids[start:stop]` are its tokens."""
 
-    start: int
-    stop: int
+    start: int = 0
+    stop: int = 0
     message: int = -1
     """Index of the answer among the sample's messages; -1 where the sample has none."""
     temperature: float = 1.0
@@ -41,6 +41,22 @@ class Turn:
     for backends that render prompts themselves."""
     logprobs: tuple[float, ...] | None = None
     """Those of `token_ids`."""
+
+
+PER_TOKEN = ("logprobs", "advantages", "weights", "teacher_logprobs")
+"""The fields of a sample that are one number per token, where it has them."""
+
+
+class Answer(NamedTuple):
+    """A turn with its tokens: a sample piece by piece, as trajectories and training files have it."""
+
+    turn: Turn
+    context_ids: Sequence[int]
+    """The tokens between the answer before and this one, as the model saw them."""
+    token_ids: Sequence[int]
+    """The sampled tokens, end of turn included."""
+    values: Mapping[str, Any]
+    """By the names of `PER_TOKEN`: a number for each sampled token, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +91,48 @@ class Sample:
     """For people who look at it. Nothing depends on them."""
 
     def __post_init__(self) -> None:
-        optional = (self.logprobs, self.advantages, self.weights, self.teacher_logprobs)
-        fields = [self.ids, self.mask, *(values for values in optional if values is not None)]
-        lengths = {len(values) for values in fields}
+        fields = [self.ids, self.mask, *(getattr(self, name) for name in PER_TOKEN)]
+        lengths = {len(values) for values in fields if values is not None}
         if len(lengths) != 1:
             raise ValueError(f"per-token fields differ in length: {sorted(lengths)}")
+
+    @classmethod
+    def of_answers(cls, answers: Sequence[Answer], **facts: Any) -> Sample:
+        """The sample of answers in turn; `start` and `stop` of their turns are made here.
+
+        A per-token field that not all of them have is None. Raises ValueError where an answer has not one
+        number for each of its tokens.
+        """
+        ids: list[int] = []
+        mask: list[bool] = []
+        turns: list[Turn] = []
+        for turn, context_ids, token_ids, values in answers:
+            for name, numbers in values.items():
+                if numbers is not None and len(numbers) != len(token_ids):
+                    raise ValueError(f"{len(numbers)} {name} for {len(token_ids)} sampled tokens")
+            start = len(ids) + len(context_ids)
+            ids += [*context_ids, *token_ids]
+            mask += [False] * len(context_ids) + [True] * len(token_ids)
+            turns.append(replace(turn, start=start, stop=len(ids)))
+        for name in PER_TOKEN:
+            if answers and all(answer.values[name] is not None for answer in answers):
+                spread: list[float] = []
+                for answer in answers:
+                    spread += [0.0] * len(answer.context_ids) + [*map(float, answer.values[name])]
+                facts[name] = tuple(spread)
+        return cls(ids=tuple(ids), mask=tuple(mask), turns=tuple(turns), **facts)
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The turns with their tokens, which together are the whole sequence."""
+        answers, end = [], 0
+        for turn in self.turns:
+            own = slice(turn.start, turn.stop)
+            fields = {name: getattr(self, name) for name in PER_TOKEN}
+            values = {name: None if field is None else field[own] for name, field in fields.items()}
+            answers.append(Answer(turn, self.ids[end : turn.start], self.ids[own], values))
+            end = turn.stop
+        return answers
 
     @property
     def samples(self) -> tuple[Sample, ...]:

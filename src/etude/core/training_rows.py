@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeFloat, model_validator
 
 from etude.core.message import Message, Tool
-from etude.core.sample import Kind, Sample, Turn
+from etude.core.sample import PER_TOKEN, Answer, Kind, Sample, Turn
 from etude.core.trajectory import Method
 
 TokenId: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
@@ -73,26 +73,22 @@ class RowMessage(_Row):
         return {**wire, "content": wire.get("content", self.refusal)}
 
 
-class SupervisedRow(_Row):
-    """A conversation to imitate: the assistant's messages, but for those of weight 0."""
-
-    messages: list[RowMessage] = Field(min_length=1)
-    tools: list[Tool] | None = None
-    parallel_tool_calls: bool | None = None
-
-    @model_validator(mode="after")
-    def _teaches_something(self) -> SupervisedRow:
-        if not any(message.role == "assistant" and message.weight != 0 for message in self.messages):
-            raise ValueError("there is no message of the role assistant to learn")
-        return self
-
-
 class DpoInput(_Row):
     """The prompt of a preference."""
 
     messages: list[RowMessage] = Field(min_length=1)
     tools: list[Tool] | None = None
     parallel_tool_calls: bool | None = None
+
+
+class SupervisedRow(DpoInput):
+    """A conversation to imitate: the assistant's messages, but for those of weight 0."""
+
+    @model_validator(mode="after")
+    def _teaches_something(self) -> SupervisedRow:
+        if not any(message.role == "assistant" and message.weight != 0 for message in self.messages):
+            raise ValueError("there is no message of the role assistant to learn")
+        return self
 
 
 class DpoRow(_Row):
@@ -104,7 +100,9 @@ class DpoRow(_Row):
 
     @model_validator(mode="after")
     def _answers(self) -> DpoRow:
-        if any(one.role != "assistant" for one in (*self.preferred_output, *self.non_preferred_output)):
+        if any(
+            message.role != "assistant" for message in (*self.preferred_output, *self.non_preferred_output)
+        ):
             raise ValueError("both outputs must be messages of the role assistant")
         return self
 
@@ -130,7 +128,7 @@ class GrpoTurn(_Row):
 
     @model_validator(mode="after")
     def _one_number_a_token(self) -> GrpoTurn:
-        for name in ("logprobs", "advantages", "weights", "teacher_logprobs"):
+        for name in PER_TOKEN:
             values = getattr(self, name)
             if values is not None and len(values) != len(self.token_ids):
                 raise ValueError(f"{len(values)} {name} for {len(self.token_ids)} token_ids")
@@ -153,6 +151,37 @@ class GrpoTrajectory(_Row):
             raise ValueError(f"{len(self.shaped_rewards)} shaped_rewards for {len(self.turns)} turns")
         return self
 
+    @classmethod
+    def of_sample(cls, sample: Sample) -> GrpoTrajectory:
+        """The entry of a sample with token ids and logprobs."""
+        turns = [
+            GrpoTurn(
+                context_ids=tuple(context_ids),
+                token_ids=tuple(token_ids),
+                temperature=turn.temperature,
+                finish_reason="length" if turn.finish_reason == "length" else None,
+                **values,
+            )
+            for turn, context_ids, token_ids, values in sample.answers
+        ]
+        returns = None if sample.returns is None else tuple(sample.returns)
+        return cls(turns=tuple(turns), reward=sample.reward, shaped_rewards=returns, episode=sample.episode)
+
+    def sample(self, index: int) -> Sample:
+        """The sample as learners take it; without an episode it is one by itself, known by its index."""
+        returns = self.shaped_rewards or [None] * len(self.turns)
+        answers = [
+            Answer(
+                Turn(temperature=turn.temperature, finish_reason=turn.finish_reason or "stop", value=value),
+                turn.context_ids,
+                turn.token_ids,
+                {name: getattr(turn, name) for name in PER_TOKEN},
+            )
+            for turn, value in zip(self.turns, returns, strict=True)
+        ]
+        episode = f"#{index}" if self.episode is None else self.episode
+        return Sample.of_answers(answers, reward=self.reward, episode=episode)
+
 
 class GrpoRow(_Row):
     """A group: samples that started from the same example, whose rewards are compared."""
@@ -162,11 +191,11 @@ class GrpoRow(_Row):
     @classmethod
     def of_group(cls, group: Sequence[Sample]) -> GrpoRow:
         """The row of a group of samples with token ids and logprobs."""
-        return cls(trajectories=tuple(_row_of(sample) for sample in group))
+        return cls(trajectories=tuple(map(GrpoTrajectory.of_sample, group)))
 
     def group(self) -> list[Sample]:
         """The group as learners take it; the texts are not in the row, and left empty."""
-        return [_sample_of(row, index) for index, row in enumerate(self.trajectories)]
+        return [trajectory.sample(index) for index, trajectory in enumerate(self.trajectories)]
 
 
 ROW_OF: dict[Kind, Method] = {"samples": "grpo", "pairs": "dpo", "imitation": "supervised"}
@@ -188,70 +217,3 @@ def method_of(row: Any) -> Method | None:
     if "trajectories" in fields:
         return "grpo"
     return "dpo" if {"input", "preferred_output", "non_preferred_output"} & set(fields) else None
-
-
-def _row_of(sample: Sample) -> GrpoTrajectory:
-    turns, end = [], 0
-    for turn in sample.turns:
-        own = slice(turn.start, turn.stop)
-        turns.append(
-            GrpoTurn(
-                context_ids=sample.ids[end : turn.start],
-                token_ids=sample.ids[own],
-                logprobs=(sample.logprobs or ())[own],
-                advantages=None if sample.advantages is None else sample.advantages[own],
-                weights=None if sample.weights is None else sample.weights[own],
-                teacher_logprobs=None if sample.teacher_logprobs is None else sample.teacher_logprobs[own],
-                temperature=turn.temperature,
-                finish_reason="length" if turn.finish_reason == "length" else None,
-            )
-        )
-        end = turn.stop
-    returns = sample.returns
-    return GrpoTrajectory(
-        turns=tuple(turns),
-        reward=sample.reward,
-        shaped_rewards=None if returns is None else tuple(returns),
-        episode=sample.episode,
-    )
-
-
-def _sample_of(row: GrpoTrajectory, index: int) -> Sample:
-    ids: list[int] = []
-    turns: list[Turn] = []
-    for place, turn in enumerate(row.turns):
-        start = len(ids) + len(turn.context_ids)
-        ids += [*turn.context_ids, *turn.token_ids]
-        turns.append(
-            Turn(
-                start,
-                len(ids),
-                temperature=turn.temperature,
-                finish_reason=turn.finish_reason or "stop",
-                value=None if row.shaped_rewards is None else row.shaped_rewards[place],
-            )
-        )
-
-    def column(name: str) -> tuple[float, ...] | None:
-        columns = [getattr(turn, name) for turn in row.turns]
-        if any(values is None for values in columns):
-            return None
-        spread = [0.0] * len(ids)
-        for span, values in zip(turns, columns, strict=True):
-            spread[span.start : span.stop] = values
-        return tuple(spread)
-
-    mask = [False] * len(ids)
-    for span in turns:
-        mask[span.start : span.stop] = [True] * (span.stop - span.start)
-    return Sample(
-        ids=tuple(ids),
-        mask=tuple(mask),
-        logprobs=column("logprobs"),
-        advantages=column("advantages"),
-        weights=column("weights"),
-        teacher_logprobs=column("teacher_logprobs"),
-        turns=tuple(turns),
-        reward=row.reward,
-        episode=row.episode if row.episode is not None else f"#{index}",
-    )

@@ -12,7 +12,7 @@ from pydantic import Field
 from etude.config.component import CHANGEABLE, EvaluatorConfig, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.config.nearest import alternatives
-from etude.config.references import AgentRef, LlmRef, RefersToAgent
+from etude.config.references import AgentRef, LlmRef, Refers
 from etude.config.registry import register_evaluator, register_workflow
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
@@ -143,17 +143,17 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
         default=None,
         description="The model of agents that `policies` does not name; left out: the trained one.",
     )
-    policies: Annotated[dict[str, LlmRef], RefersToAgent()] = Field(
+    policies: Annotated[dict[str, LlmRef], Refers("agents")] = Field(
         default_factory=dict, description="The models of agents by name."
     )
-    widths: _Width | list[_Width] | Annotated[dict[str, _Width | list[_Width]], RefersToAgent()] = Field(
+    widths: _Width | list[_Width] | Annotated[dict[str, _Width | list[_Width]], Refers("agents")] = Field(
         default=1,
         description="Answers for each turn: a number, a list by round, or these by agent. 1 is a rollout.",
     )
     retries: int = Field(
         default=RETRIES, ge=0, description="How often a malformed answer is asked for again before it counts."
     )
-    sampling: Annotated[dict[str, dict[str, Any]], RefersToAgent()] = Field(
+    sampling: Annotated[dict[str, dict[str, Any]], Refers("agents")] = Field(
         default_factory=dict,
         description="Sampling parameters by agent, such as `{prover: {max_tokens: 200}}`.",
     )
