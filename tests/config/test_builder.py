@@ -80,7 +80,7 @@ async def test_components_that_need_each_other_in_a_circle_are_an_error(traced: 
         with pytest.raises(RequestError) as raised:
             await asyncio.wait_for(builder.get_evaluator("a"), 5)
     assert str(raised.value) == (
-        "components need each other in a circle: evaluators.c -> evaluators.a -> evaluators.b -> evaluators.c"
+        "components need each other in a circle: evaluators.a -> evaluators.b -> evaluators.c -> evaluators.a"
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from contextvars import ContextVar
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -113,9 +114,7 @@ class Builder:
         """Build a component unless it is built already; whoever comes meanwhile waits for it."""
         key, user = f"{kind}.{name}", _in_the_making.get()
         if user is not None:
-            self._needs[user].add(key)
-            if circle := self._route(key, user):
-                raise RequestError(f"components need each other in a circle: {' -> '.join([user, *circle])}")
+            self._note_need(user, key)
         async with self._locks[key]:
             if key not in self._components:
                 before = _in_the_making.set(key)
@@ -137,14 +136,15 @@ class Builder:
                 f"cannot build {key} (_type: {registration.name}): {where_raised(error)}"
             ) from error
 
-    def _route(self, start: str, goal: str) -> list[str]:
-        """The keys from one component to another that it needs, directly or not; empty without a way."""
-        if start == goal:
-            return [goal]
-        for key in self._needs[start]:
-            if route := self._route(key, goal):
-                return [start, *route]
-        return []
+    def _note_need(self, user: str, key: str) -> None:
+        """Raises RequestError where the component `key` needs its `user` too, directly or not."""
+        self._needs[user].add(key)
+        try:
+            TopologicalSorter(self._needs).prepare()
+        except CycleError as error:
+            self._needs[user].discard(key)
+            circle = " -> ".join(reversed(error.args[1]))
+            raise RequestError(f"components need each other in a circle: {circle}") from None
 
 
 _OWN: frozenset[Kind] = frozenset({"trajectory_builders", "trainer_adapters", "trainers"})

@@ -16,10 +16,6 @@ from etude.core.errors import ConfigError, RequestError
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""
 
-Place: TypeAlias = tuple[str | None, int | None, int | None]
-"""A source, a line and a column, as far as they are known."""
-
-
 Override: TypeAlias = str | tuple[str, str]
 """`a.b.c=value`, or the key and the value apart."""
 
@@ -43,11 +39,7 @@ class Document:
     overridden: tuple[KeyPath, ...] = ()
     """Paths that the command line set in place of the file."""
 
-    def with_data(self, data: dict[str, Any], overridden: Iterable[KeyPath] = ()) -> Document:
-        """The same places with other content, after the command line set the paths `overridden`."""
-        return replace(self, data=data, overridden=(*self.overridden, *overridden))
-
-    def place(self, path: KeyPath) -> Place:
+    def place(self, path: KeyPath) -> tuple[str | None, int | None, int | None]:
         """Source, line and column of a key; of its nearest parent when it is not in the file itself."""
         for depth in range(len(path), -1, -1):
             if path[:depth] in self.overridden:
@@ -102,6 +94,9 @@ def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
             yield from strings(value, (*path, key))
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 class _Loader(yaml.SafeLoader):
     """YAML as `yaml.safe_load` reads it, but `1e-5` is a number."""
 
@@ -147,9 +142,8 @@ def parse_document(text: str, path: Path) -> Document:
         node = loader.get_single_node()
         if node is None:
             raise ConfigError("the file is empty; `etude init` writes a config to start from", path=path)
-        _refuse_duplicates(node, (), path, set())
+        marks = {(): (1, 1), **dict(_marks(node, loader, path))}
         data = loader.construct_document(node)
-        marks = {(): (1, 1), **dict(_marks(node, loader))}
     except yaml.MarkedYAMLError as error:
         raise _not_yaml(error, path) from None
     except (yaml.YAMLError, ValueError) as error:
@@ -172,40 +166,32 @@ def dump(data: Any) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _refuse_duplicates(node: yaml.Node, path: KeyPath, file: Path, visited: set[int]) -> None:
-    if id(node) in visited or not isinstance(node, yaml.CollectionNode):
-        return
-    visited.add(id(node))
-    lines: dict[str, int] = {}
-    for index, item in enumerate(node.value):
-        key, value = item if isinstance(node, yaml.MappingNode) else (None, item)
-        name = key.value if isinstance(key, yaml.ScalarNode) else index
-        if key is not None and isinstance(name, str) and name != "<<":
-            line, column = _position(key)
-            if name in lines:
-                message = (
-                    f"key '{dotted((*path, name))}' is given twice, first in line {lines[name]}; keep one"
-                )
-                raise ConfigError(message, path=file, line=line, column=column)
-            lines[name] = line
-        _refuse_duplicates(value, (*path, name), file, visited)
-
-
 def _marks(
-    node: yaml.Node, keys: _Loader, path: KeyPath = (), above: tuple[int, ...] = ()
+    node: yaml.Node, loader: _Loader, file: Path, path: KeyPath = (), above: tuple[yaml.Node, ...] = ()
 ) -> Iterator[tuple[KeyPath, tuple[int, int]]]:
-    """Positions under a node whose merge keys have been merged already."""
-    if id(node) in above:
+    """Positions under a node, its own keys after merged ones. Raises ConfigError for a key given twice."""
+    if node in above:
         raise yaml.composer.ComposerError(None, None, "an alias stands for itself", node.start_mark)
-    if isinstance(node, yaml.MappingNode):
-        children = [(keys.construct_object(key, deep=True), key, value) for key, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        children = [(index, item, item) for index, item in enumerate(node.value)]
-    else:
+    above = (*above, node)
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield (*path, index), _position(item)
+            yield from _marks(item, loader, file, (*path, index), above)
+    if not isinstance(node, yaml.MappingNode):
         return
-    for name, marked, value in children:
-        yield (*path, name), _position(marked)
-        yield from _marks(value, keys, (*path, name), (*above, id(node)))
+    lines: dict[Any, int] = {}
+    for key, value in sorted(node.value, key=lambda entry: entry[0].tag != _MERGE):
+        if key.tag == _MERGE:
+            for merged in value.value[::-1] if isinstance(value, yaml.SequenceNode) else [value]:
+                yield from _marks(merged, loader, file, path, above)
+        elif isinstance(key, yaml.ScalarNode):
+            name, (line, column) = loader.construct_object(key), _position(key)
+            if name in lines:
+                known = f"key '{dotted((*path, name))}' is given twice, first in line {lines[name]}; keep one"
+                raise ConfigError(known, path=file, line=line, column=column)
+            lines[name] = line
+            yield (*path, name), (line, column)
+            yield from _marks(value, loader, file, (*path, name), above)
 
 
 def _position(node: yaml.Node) -> tuple[int, int]:
@@ -250,7 +236,7 @@ def apply_overrides(document: Document, overrides: Iterable[Override]) -> Docume
     """
     data = copied(document.data)
     paths = [_set(data, *_parse(override)) for override in overrides]
-    return document.with_data(data, paths)
+    return replace(document, data=data, overridden=(*document.overridden, *paths))
 
 
 def _parse(override: Override) -> tuple[list[str], Any]:
@@ -265,29 +251,20 @@ def _parse(override: Override) -> tuple[list[str], Any]:
         raise RequestError(f"-o {key}: the value {text!r} is not valid YAML; put it in quotes") from None
 
 
-def _set(data: dict[str, Any], keys: Sequence[str], value: Any) -> KeyPath:
+def _set(data: dict[str, Any], names: Sequence[str], value: Any) -> KeyPath:
     """Put `value` in its place, making mappings on the way; the path in the data's own keys."""
     node: Any = data
     path: list[str | int] = []
-    for name in keys:
+    for name in names:
         if path:
-            node = _enter(node, path[-1])
-        key: str | int = name
-        if isinstance(node, list):
-            if not name.isdecimal() or int(name) >= len(node):
-                where = ".".join(keys)
-                raise RequestError(
-                    f"-o {where}: '{name}' is no position in a list of {len(node)}; count from 0"
-                )
-            key = int(name)
-        path.append(key)
+            below = dig(data, tuple(path))
+            if not isinstance(below, dict | list):
+                # A component may be written as its type alone: `workflow: my_agent:play`.
+                node[path[-1]] = {"_type": below} if isinstance(below, str) else {}
+            node = node[path[-1]]
+        if isinstance(node, list) and (not name.isdecimal() or int(name) >= len(node)):
+            where = f"-o {'.'.join(names)}"
+            raise RequestError(f"{where}: '{name}' is no position in a list of {len(node)}; count from 0")
+        path.append(int(name) if isinstance(node, list) else name)
     node[path[-1]] = value
     return tuple(path)
-
-
-def _enter(node: Any, key: Any) -> Any:
-    below = dig(node, (key,))
-    if not isinstance(below, dict | list):
-        # A component may be written as its type alone: `workflow: my_agent:play`.
-        node[key] = {"_type": below} if isinstance(below, str) else {}
-    return node[key]

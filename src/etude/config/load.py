@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def _default_at(config: Config, path: KeyPath) -> str | None:
 
 def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     registry.load_entry_points()
-    document = apply_overrides(document.with_data(copied(_DEFAULTS | document.data)), overrides)
+    document = apply_overrides(replace(document, data=copied(_DEFAULTS | document.data)), overrides)
     data, problems, in_training = document.data, Problems(document), Problems(document)
     config_file = dig(data, _CONFIG_FILE) or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())

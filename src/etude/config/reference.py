@@ -46,9 +46,9 @@ def _components(package: str) -> Iterator[str]:
         keys += [".".join(map(str, path)) for path, single in SINGLE.items() if single == kind]
         yield f"## {NOUNS[kind].capitalize()} types\n\nIn {', '.join(f'`{key}`' for key in keys)}.\n"
         for name in registry.names(kind):
-            registration = registry.lookup(kind, name)
-            if registration.module.partition(".")[0] == package:
-                yield from _with_parts(f"`_type: {name}`", registration.config_type, 3)
+            config_type = registry.lookup(kind, name).config_type
+            if config_type.__module__.partition(".")[0] == package:
+                yield from _with_parts(f"`_type: {name}`", config_type, 3)
 
 
 def _with_parts(title: str, model: Any, level: int) -> Iterator[str]:

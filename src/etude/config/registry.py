@@ -87,11 +87,9 @@ def section(config: BaseModel, kind: Kind) -> Mapping[str, ComponentConfig]:
 class Registration:
     """A component type: its name, the class of its config, and what builds it."""
 
-    kind: Kind
     name: str
     config_type: type[ComponentConfig]
     factory: Factory
-    module: str
     fault: str | None = None
     """Why it cannot be used: raised when it is, so that the rest of its module can be."""
 
@@ -154,18 +152,15 @@ def lookup(kind: Kind, name: str) -> Registration:
         if known.fault is not None:
             raise RequestError(known.fault)
         return known
-    others = [NOUNS[other] for other in BASES if (other, name) in _registrations]
-    sentence = (
-        f"'{name}' is registered as {others[0]}, not as {NOUNS[kind]}"
-        if others
-        else f"there is no {NOUNS[kind]} type '{name}'"
-    )
+    sentence = f"there is no {NOUNS[kind]} type '{name}'"
+    if others := [NOUNS[other] for other in BASES if (other, name) in _registrations]:
+        sentence = f"'{name}' is registered as {others[0]}, not as {NOUNS[kind]}"
     raise RequestError(sentence + alternatives(name, names(kind), otherwise="none is registered"))
 
 
 def of_object(kind: Kind, value: object) -> Registration | None:
     """The registration of a decorated generator function, or of a config class; None without one."""
-    known = (entry for entry in _registrations.values() if entry.kind == kind)
+    known = (entry for (registered, _), entry in _registrations.items() if registered == kind)
     return next((entry for entry in known if value in (entry.factory, entry.config_type)), None)
 
 
@@ -213,15 +208,18 @@ def _decorator(kind: Kind, config_type: type[ComponentConfig]) -> Callable[[Fact
     """
 
     def register(factory: FactoryT) -> FactoryT:
-        fault, module = _fault(kind, config_type, factory), config_type.__module__
         name = config_type.type_name or config_type.__qualname__
         old = _registrations.get((kind, name))
         if old is not None and _home(old.config_type) != _home(config_type):
-            raise RequestError(
-                f"two {NOUNS[kind]} types are called '{name}': {old.config_type.__qualname__} of module "
-                f"{old.module} and {config_type.__qualname__} of module {module}. Rename one of them"
+            first, second = (
+                f"{known.__qualname__} of module {known.__module__}"
+                for known in (old.config_type, config_type)
             )
-        _registrations[kind, name] = Registration(kind, name, config_type, factory, module, fault)
+            raise RequestError(
+                f"two {NOUNS[kind]} types are called '{name}': {first} and {second}. Rename one of them"
+            )
+        fault = _fault(kind, config_type, factory)
+        _registrations[kind, name] = Registration(name, config_type, factory, fault)
         return factory
 
     return register
@@ -236,10 +234,8 @@ def _fault(kind: Kind, config_type: type[ComponentConfig], factory: Callable[...
         example = f'class {config_type.__name__}({base.__name__}, name="…")'
         return f"{where}: {config_type.__qualname__} has no name for `_type`; write {example}"
     if not inspect.isasyncgenfunction(factory):
-        return (
-            f"{where}: {factory.__qualname__} must be an async generator: "
-            "`async def …(config, builder):` with one `yield`"
-        )
+        form = "`async def …(config, builder):` with one `yield`"
+        return f"{where}: {factory.__qualname__} must be an async generator: {form}"
     try:
         inspect.signature(factory).bind(None, None)
     except TypeError as error:

@@ -38,18 +38,29 @@ def through_base(own: C) -> C:
     """
     name = own.__name__
 
+    def proceed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with entered(self, name):
+            return own(self, *args, **kwargs)
+
+    async def proceed_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with entered(self, name):
+            return await own(self, *args, **kwargs)
+
+    is_async = inspect.iscoroutinefunction(own)
+    implementation = proceed_async if is_async else proceed
+
     @functools.wraps(own)
     def through(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_entered(self, name):
             return own(self, *args, **kwargs)
-        return getattr(self, f"around_{name}")(_implementation(own, self, name), *args, **kwargs)
+        return getattr(self, f"around_{name}")(functools.partial(implementation, self), *args, **kwargs)
 
     @functools.wraps(own)
     async def through_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         return await through(self, *args, **kwargs)
 
     # They take and give what `own` does.
-    return through_async if inspect.iscoroutinefunction(own) else through  # type: ignore[return-value]
+    return through_async if is_async else through  # type: ignore[return-value]
 
 
 def is_entered(self: object, name: str) -> bool:
@@ -65,20 +76,3 @@ def entered(self: object, name: str) -> Iterator[None]:
         yield
     finally:
         _entered.reset(token)
-
-
-def _implementation(own: Callable[..., Any], self: object, name: str) -> Callable[..., Any]:
-    """The method that `around_<name>` proceeds with: it knows that it is within the method."""
-    if inspect.iscoroutinefunction(own):
-
-        async def proceed(*args: Any, **kwargs: Any) -> Any:
-            with entered(self, name):
-                return await own(self, *args, **kwargs)
-
-        return proceed
-
-    def proceed_at_once(*args: Any, **kwargs: Any) -> Any:
-        with entered(self, name):
-            return own(self, *args, **kwargs)
-
-    return proceed_at_once

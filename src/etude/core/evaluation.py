@@ -93,33 +93,25 @@ class EvaluationRunOutput(DataModel):
         The items of all evaluators and of `eval_input` go on to stand in the same order. An evaluator that
         did not run takes nothing out.
         """
-        try:
-            scored = [item.is_scored for item in self.results_of(evaluator)]
-        except KeyError:
+        results = dict(self.evaluation_results)
+        if evaluator not in results:
             return self
-        items = list(compress(self.eval_input.eval_input_items, scored))
-        return self.model_copy(
-            update={
-                "eval_input": EvalInput(eval_input_items=items),
-                "evaluation_results": [
-                    (
-                        name,
-                        result.model_copy(
-                            update={"eval_output_items": list(compress(result.eval_output_items, scored))}
-                        ),
-                    )
-                    for name, result in self.evaluation_results
-                ],
-                "left_out": [item for item in self.results_of(evaluator) if not item.is_scored],
-            }
-        )
+        rewards = results[evaluator].eval_output_items
+        scored = [item.is_scored for item in rewards]
+        update: dict[str, Any] = {
+            "eval_input": EvalInput(eval_input_items=[*compress(self.eval_input.eval_input_items, scored)]),
+            "evaluation_results": [],
+            "left_out": [item for item in rewards if not item.is_scored],
+        }
+        for name, result in self.evaluation_results:
+            items = list(compress(result.eval_output_items, scored))
+            kept = result.model_copy(update={"eval_output_items": items})
+            update["evaluation_results"].append((name, kept))
+        return self.model_copy(update=update)
 
     def results_of(self, evaluator: str) -> list[EvalOutputItem]:
         """The items of one evaluator, in the order of `eval_input`. Raises KeyError for an unknown one."""
-        for name, output in self.evaluation_results:
-            if name == evaluator:
-                return output.eval_output_items
-        raise KeyError(evaluator)
+        return dict(self.evaluation_results)[evaluator].eval_output_items
 
     def scores(self) -> dict[str, list[float]]:
         """The scores of each evaluator; of items that have none, nothing."""
