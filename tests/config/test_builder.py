@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from pydantic import Field
@@ -13,7 +13,7 @@ from pydantic import Field
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.load import load_config, parse_config
-from etude.config.references import EvaluatorRef
+from etude.config.references import Refers
 from etude.config.registry import register_evaluator
 from etude.config.schema import Config
 from etude.core.errors import ConfigError, EtudeError, RequestError
@@ -23,7 +23,7 @@ from tests.config.parts import JsonConfig, JsonLinesConfig
 class TracedConfig(EvaluatorConfig, name="traced"):
     """An evaluator that notes when it is made and closed, and needs others."""
 
-    needs: list[EvaluatorRef] = Field(default_factory=list)
+    needs: Annotated[list[str], Refers("evaluators")] = Field(default_factory=list)
     at_once: bool = False
 
 

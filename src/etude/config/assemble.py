@@ -43,17 +43,15 @@ def build_components(
     Where one is not valid, the problem is noted and an empty config of its kind stands in for it.
     `folders` are where the files that components name are looked for.
     """
-    kinds = dict(components_in(data))
+    kinds, assembly = dict(components_in(data)), _Assembly(problems, folders)
     # All import paths first: importing a module may register the types that other components name.
-    spelled = {path: _spell_out(path, kind, dig(data, path), problems) for path, kind in kinds.items()}
+    spelled = {path: assembly.spell_out(path, kind, dig(data, path)) for path, kind in kinds.items()}
     for path in OTHER_DATASETS:
         if isinstance(second := spelled.get(path), dict) and isinstance(dig(data, path), str):
             spelled[path] = _with_columns(second, spelled.get(DATASET))
     valid: dict[KeyPath, ComponentConfig] = {}
     for path, kind in kinds.items():
-        component = spelled[path]
-        if isinstance(component, dict):
-            component = _validate(path, kind, component, problems, folders)
+        component = assembly.validate(path, kind, spelled[path])
         if component is not None:
             valid[path] = component
         replace_at(data, path, component or BASES[kind]())
@@ -65,43 +63,15 @@ def parse_dataset(source: str, config: Config) -> DatasetConfig:
 
     Raises ConfigError.
     """
-    problems, first = Problems(Document({})), config.eval.general.dataset
     config_file = config.finetuning.run_configuration.config_file
-    folders = [config_file.parent if config_file else Path(), Path()]
-    dataset = _spell_out(("dataset",), "datasets", source, problems)
-    if isinstance(dataset, dict):
-        keys = _with_columns(dataset, first)
-        dataset = _validate(("dataset",), "datasets", keys, problems, folders)
+    problems, path = Problems(Document({})), ("dataset",)
+    assembly = _Assembly(problems, [config_file.parent if config_file else Path(), Path()])
+    spelled = assembly.spell_out(path, "datasets", source)
+    if isinstance(spelled, dict):
+        spelled = _with_columns(spelled, config.eval.general.dataset)
+    dataset = assembly.validate(path, "datasets", spelled)
     problems.raise_if_any()
     return cast("DatasetConfig", dataset)
-
-
-def _spell_out(path: KeyPath, kind: Kind, value: Any, problems: Problems) -> Spelled:
-    """The component with its shorthand spelled out; None where that is not possible."""
-    if isinstance(value, ComponentConfig):
-        return value
-    source = (*path, "_type") if isinstance(value, dict) else path
-    if problems.within(source):
-        return None
-    try:
-        spelled = spell_out(kind, value)
-    except RequestError as error:
-        problems.add(path, str(error), at=source)
-        return None
-    _keep_as_written(source, path, value, spelled, problems.references)
-    return spelled
-
-
-def _keep_as_written(
-    source: KeyPath, path: KeyPath, value: Any, spelled: dict[str, Any], references: dict[KeyPath, str]
-) -> None:
-    """Note what the type was written as: a reference to the environment, or the path of a registered type."""
-    written = value.get("_type") if isinstance(value, dict) else value
-    key = next((key for key in ("function", "file_path") if spelled.get(key) == written), "_type")
-    if source in references:
-        references[*path, key] = references.pop(source)
-    elif written is not None and written not in spelled.values():
-        references[*path, "_type"] = written
 
 
 def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:
@@ -112,42 +82,69 @@ def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:
     return {key: known[key] for key in _COLUMN_KEYS if key in known} | spelled
 
 
-def _validate(
-    path: KeyPath, kind: Kind, spelled: dict[str, Any], problems: Problems, folders: Sequence[Path]
-) -> ComponentConfig | None:
-    keys = {key: value for key, value in spelled.items() if key != "_type"}
-    type_path, name = (*path, "_type"), spelled.get("_type")
-    if name is None:
-        close = nearest("_type", map(str, keys))
-        hint = f"; '{close}' is written '_type'" if close else ""
-        problems.add_missing(type_path, hint + alternatives("", registry.names(kind)))
-        return None
-    if not isinstance(name, str):
-        problems.add(type_path, f"expected the name of a {NOUNS[kind]} type, found {name}")
-        return None
-    try:
-        config_type = registry.lookup(kind, name).config_type
-    except RequestError as error:
-        hint = ". A Python function is written module:name" if kind in FUNCTION_TYPES else ""
-        problems.add(path, f"{error}{hint}", at=type_path)
-        return None
-    _find_files(config_type, keys, folders)
-    problems.add_unknown(unknown_keys(Slot(config_type), keys), config_type, prefix=path)
-    try:
-        return config_type.model_validate(keys)
-    except ValidationError as error:
-        problems.add_validation(error, config_type, keys, prefix=path)
-        return None
+class _Assembly:
+    """Makes config objects of what a config holds, and notes the problems."""
 
+    def __init__(self, problems: Problems, folders: Sequence[Path]) -> None:
+        self._problems, self._folders = problems, folders
 
-def _find_files(config_type: type[ComponentConfig], keys: dict[str, Any], folders: Sequence[Path]) -> None:
-    """Make relative paths absolute where the file exists; other text stays, as it may name a model."""
-    for name, field in config_type.model_fields.items():
-        takes_path = any(arm.holds(Path) for arm in Slot(field.annotation).arms())
-        if takes_path and isinstance(keys.get(name), str | Path):
-            file = Path(keys[name]).expanduser()
-            existing = next((folder / file for folder in folders if (folder / file).exists()), None)
-            keys[name] = str(existing.absolute()) if existing else keys[name]
+    def spell_out(self, path: KeyPath, kind: Kind, value: Any) -> Spelled:
+        """The component with its shorthand spelled out; None where that is not possible."""
+        if isinstance(value, ComponentConfig):
+            return value
+        source = (*path, "_type") if isinstance(value, dict) else path
+        if self._problems.within(source):
+            return None
+        try:
+            spelled = spell_out(kind, value)
+        except RequestError as error:
+            self._problems.add(path, str(error), at=source)
+            return None
+        # Written back are references to the environment, and the import path of a registered type.
+        references = self._problems.references
+        written = value.get("_type") if isinstance(value, dict) else value
+        key = next((key for key in ("function", "file_path") if spelled.get(key) == written), "_type")
+        if source in references:
+            references[*path, key] = references.pop(source)
+        elif written is not None and written not in spelled.values():
+            references[*path, "_type"] = written
+        return spelled
+
+    def validate(self, path: KeyPath, kind: Kind, spelled: Spelled) -> ComponentConfig | None:
+        """The config object of a component that is spelled out; None where it is not valid."""
+        if not isinstance(spelled, dict):
+            return spelled
+        keys = {key: value for key, value in spelled.items() if key != "_type"}
+        type_path, name = (*path, "_type"), spelled.get("_type")
+        if name is None:
+            close = nearest("_type", map(str, keys))
+            hint = f"; '{close}' is written '_type'" if close else ""
+            self._problems.add_missing(type_path, hint + alternatives("", registry.names(kind)))
+            return None
+        if not isinstance(name, str):
+            self._problems.add(type_path, f"expected the name of a {NOUNS[kind]} type, found {name}")
+            return None
+        try:
+            config_type = registry.lookup(kind, name).config_type
+        except RequestError as error:
+            hint = ". A Python function is written module:name" if kind in FUNCTION_TYPES else ""
+            self._problems.add(path, f"{error}{hint}", at=type_path)
+            return None
+        self._find_files(config_type, keys)
+        self._problems.add_unknown(unknown_keys(Slot(config_type), keys), config_type, prefix=path)
+        try:
+            return config_type.model_validate(keys)
+        except ValidationError as error:
+            self._problems.add_validation(error, config_type, keys, prefix=path)
+            return None
+
+    def _find_files(self, config_type: type[ComponentConfig], keys: dict[str, Any]) -> None:
+        """Make relative paths absolute where the file exists; other text stays, as it may name a model."""
+        for name, field in config_type.model_fields.items():
+            takes_path = any(arm.holds(Path) for arm in Slot(field.annotation).arms())
+            if takes_path and isinstance(keys.get(name), str | Path):
+                files = [folder / Path(keys[name]).expanduser() for folder in self._folders]
+                keys[name] = next((str(file.absolute()) for file in files if file.exists()), keys[name])
 
 
 def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
@@ -159,9 +156,11 @@ def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
     if not isinstance(value, str | dict):
         raise RequestError(f"expected a mapping with `_type`, or the type alone, found {shown(value)}")
     keys = dict(value) if isinstance(value, dict) else {"_type": value}
-    if "_type" not in keys:
-        keys["_type"] = _type_by_keys(kind, keys)
-    written = keys["_type"]
+    written = keys.get("_type")
+    if written is None and kind in FUNCTION_TYPES and "function" in keys:
+        written = keys["_type"] = FUNCTION_TYPES[kind]
+    elif written is None and kind == "datasets" and isinstance(keys.get("file_path"), str):
+        return keys | {"_type": _file_type(keys["file_path"])}
     if isinstance(written, str) and is_import_path(written):
         return _imported(kind, written, keys)
     if isinstance(written, str) and kind == "datasets" and ("." in written or "/" in written):
@@ -169,15 +168,6 @@ def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
     if isinstance(function := keys.get("function"), str) and written == FUNCTION_TYPES.get(kind):
         import_object(function)
     return keys
-
-
-def _type_by_keys(kind: Kind, keys: dict[str, Any]) -> str | None:
-    """The type of a mapping that does not say it, where its keys do."""
-    if kind in FUNCTION_TYPES and "function" in keys:
-        return FUNCTION_TYPES[kind]
-    if kind == "datasets" and isinstance(keys.get("file_path"), str):
-        return _file_type(keys["file_path"])
-    return None
 
 
 def _imported(kind: Kind, path: str, keys: dict[str, Any]) -> dict[str, Any]:

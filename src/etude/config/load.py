@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import SecretStr, ValidationError
 
 from etude.config import registry
 from etude.config.assemble import build_components
@@ -34,6 +34,7 @@ from etude.config.problems import Problems
 from etude.config.references import SECTION_OF, complete_names
 from etude.config.registry import components_in
 from etude.config.schema import Config
+from etude.config.slots import Slot, walk
 from etude.core.errors import ConfigError
 
 MASK = "**********"
@@ -110,27 +111,16 @@ def resolved_yaml(config: Config) -> str:
     they are the default that anybody can read in the reference.
     """
     data = config.model_dump(mode="json", fallback=str)
-    for path, _ in list(components_in(data)):
-        component = _follow(config, path)
-        if isinstance(component, ComponentConfig):
-            replace_at(data, path, {"_type": component.type_name, **dig(data, path)})
+    components = dict(components_in(data))
+    for path, slot, value in walk(config, Slot(Config)):
+        if path in components and isinstance(value, ComponentConfig):
+            replace_at(data, path, {"_type": value.type_name, **dig(data, path)})
+        elif isinstance(value, SecretStr) and value == slot.default and dig(data, path) == MASK:
+            replace_at(data, path, value.get_secret_value())
     for path, text in config._as_written.items():
         if dig(data, path) is not None:
             replace_at(data, path, text)
-    for path, text in list(strings(data)):
-        if text == MASK and (default := _default_at(config, path)) is not None:
-            replace_at(data, path, default)
     return dump(data)
-
-
-def _default_at(config: Config, path: KeyPath) -> str | None:
-    """The default of a secret; None when this one was set, or has no default."""
-    parent, key = _follow(config, path[:-1]), str(path[-1])
-    field = type(parent).model_fields.get(key) if isinstance(parent, BaseModel) else None
-    default = None if field is None else field.default
-    if not isinstance(default, SecretStr) or getattr(parent, key) != default:
-        return None
-    return default.get_secret_value()
 
 
 def _validated(document: Document, overrides: Iterable[Override]) -> Config:
@@ -198,10 +188,3 @@ def _remove(data: dict[str, Any], path: KeyPath) -> bool:
             del parent[path[depth]]
             return True
     return False
-
-
-def _follow(config: Config, path: KeyPath) -> Any:
-    value: Any = config
-    for key in path:
-        value = getattr(value, str(key)) if isinstance(value, BaseModel) else value[key]
-    return value

@@ -41,9 +41,6 @@ class Refers:
 LlmRef: TypeAlias = Annotated[str, Refers("llms")]
 """The name of an entry of `llms`."""
 
-EvaluatorRef: TypeAlias = Annotated[str, Refers("evaluators")]
-"""The name of an entry of `eval.evaluators`."""
-
 AgentRef: TypeAlias = Annotated[str, Refers("agents")]
 """The name of an agent of the workflow, such as one of a protocol."""
 

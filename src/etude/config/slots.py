@@ -20,15 +20,16 @@ LISTS = (list, tuple, set, frozenset)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The type of a key, and what is said of it beside: bounds, references."""
+    """The type of a key, and what is said of it beside: bounds, references, a default."""
 
     annotation: Any
     metadata: tuple[Any, ...] = ()
+    default: Any = None
 
     @classmethod
     def of(cls, field: FieldInfo) -> Slot:
         """The slot of a model's field."""
-        return cls(field.annotation, tuple(field.metadata))
+        return cls(field.annotation, tuple(field.metadata), field.default)
 
     def arms(self) -> list[Slot]:
         """The members of a union but None; the slot itself when it is no union. Nothing is `Annotated`."""

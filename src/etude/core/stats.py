@@ -34,13 +34,13 @@ def shown_mean(mean: float, low: float | None, high: float | None, *, sign: str 
 
     `sign` is `+` for numbers that begin with their sign.
     """
+
+    def shown(value: float) -> str:
+        return f"{value:{sign}.3f}" if abs(value) < 1e6 else f"{value:{sign}.4g}"
+
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-        return _shown(mean, sign)
-    return f"{_shown(mean, sign)} [{_shown(low, sign)}, {_shown(high, sign)}]"
-
-
-def _shown(value: float, sign: str) -> str:
-    return f"{value:{sign}.3f}" if abs(value) < 1e6 else f"{value:{sign}.4g}"
+        return shown(mean)
+    return f"{shown(mean)} [{shown(low)}, {shown(high)}]"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -137,8 +137,9 @@ def _mean(values: Sequence[float]) -> float:
     """The mean, also of values whose sum is too great for a float."""
     if not values:
         raise ValueError("cannot estimate the mean of no values")
-    n = len(values)
-    mean = math.fsum(values) / n if max(map(abs, values)) < 1e300 else math.fsum(v / n for v in values)
+    largest = max(map(abs, values))
+    scale = 1.0 if largest < 1e300 else largest
+    mean = math.fsum(value / scale for value in values) / len(values) * scale
     # Rounding must not put it outside of what was observed.
     return min(max(mean, min(values)), max(values))
 

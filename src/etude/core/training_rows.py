@@ -209,11 +209,14 @@ ROWS: dict[Method, type[SupervisedRow | DpoRow | GrpoRow]] = {
 """The model of a line, by method."""
 
 
+_METHOD_OF_FIELD: dict[str, Method] = {
+    "messages": "supervised",
+    "trajectories": "grpo",
+    **dict.fromkeys(DpoRow.model_fields, "dpo"),
+}
+
+
 def method_of(row: Any) -> Method | None:
     """The method that a line is for, by its fields; None for a line of no method."""
-    fields = row.keys() if isinstance(row, dict) else ()
-    if "messages" in fields:
-        return "supervised"
-    if "trajectories" in fields:
-        return "grpo"
-    return "dpo" if {"input", "preferred_output", "non_preferred_output"} & set(fields) else None
+    fields = row if isinstance(row, dict) else ()
+    return next((method for field, method in _METHOD_OF_FIELD.items() if field in fields), None)

@@ -6,13 +6,12 @@ beside them: token ids, per-token data and tool messages that stay tool messages
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
-from etude.core.data_model import DataModel, Number
+from etude.core.data_model import DataModel, Number, number
 from etude.core.message import OpenAIMessage, Tool
 
 
@@ -99,7 +98,7 @@ class Trajectory(DataModel):
     """An episode as a trainer sees it, for one model."""
 
     episode: list[EpisodeItem] | list[DPOItem]
-    reward: Number
+    reward: Annotated[FiniteFloat, BeforeValidator(number)]
     shaped_rewards: list[Number] | None = None
     """One reward per assistant item, where the agent gave step rewards: the discounted return."""
     example_id: str | None = None
@@ -114,13 +113,6 @@ class Trajectory(DataModel):
     the group by them."""
     metadata: dict[str, Any] | None = None
     """For people: `generation`, `branch`, the evaluator's reasoning, and what the builder adds."""
-
-    @field_validator("reward")
-    @classmethod
-    def _finite(cls, reward: float) -> float:
-        if not math.isfinite(reward):
-            raise ValueError(f"a reward must be a finite number, found {reward}")
-        return reward
 
 
 Method: TypeAlias = str
