@@ -76,7 +76,7 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    slot = Slot(field.annotation, tuple(field.metadata))
+    slot = Slot.of(field)
     takes = "the block below" if _parts(field) else describe(slot)
     if _parts(field) and not models_in(slot):
         takes += ", by a name of your own"

@@ -212,30 +212,22 @@ def _check_agent(path: KeyPath, name: str, agents: Agents, problems: Problems) -
 def _check_trained(block: FinetuneConfig, agents: Agents, problems: Problems) -> None:
     """Note functions to train that no agent has, and models to train that none of the agents samples from."""
     shared = block.target_functions if "target_functions" in block.model_fields_set else []
-    _check_functions(("finetuning",), shared, agents, problems)
-    if not block.targets and block.enabled and block.target_model is not None:
-        path: KeyPath = ("finetuning", "target_model")
-        _check_model(path, block.target_model, block.target_functions, agents, problems)
-    for name, target in block.targets.items():
-        path, functions = ("finetuning", "targets", name), target.target_functions or [EVERY]
-        if functions != shared:
-            _check_functions(path, functions, agents, problems)
-        if block.enabled and not target.frozen:
-            _check_model(path, str(target.model), functions, agents, problems)
-
-
-def _check_functions(path: KeyPath, functions: Sequence[str], agents: Agents, problems: Problems) -> None:
-    for number, name in enumerate(functions):
-        if name != EVERY:
-            _check_agent((*path, "target_functions", number), name, agents, problems)
-
-
-def _check_model(
-    path: KeyPath, model: str, functions: Sequence[str], agents: Agents, problems: Problems
-) -> None:
-    """Note a model whose calls are to be trained on, and that no agent that is meant samples from."""
-    meant = {agent: used for agent, used in agents.items() if {EVERY, agent} & set(functions)}
-    if meant and not any(used in (None, model) for used in meant.values()):
-        uses = ", ".join(f"{agent}: {used}" for agent, used in meant.items())
-        text = f"no agent samples from '{model}', so that nothing would be trained ({uses}); "
-        problems.add(path, f"{text}name it in 'workflow.policies', or train another model")
+    named: dict[KeyPath, Sequence[str]] = {("finetuning",): shared}
+    trained: dict[KeyPath, FinetuneConfig] = {("finetuning", "target_model"): block}
+    if block.targets:
+        trained = {("finetuning", "targets", name): block.for_target(name) for name in block.targets}
+        named |= {
+            path: own.target_functions for path, own in trained.items() if own.target_functions != shared
+        }
+    for path, functions in named.items():
+        for number, name in enumerate(functions):
+            if name != EVERY:
+                _check_agent((*path, "target_functions", number), name, agents, problems)
+    for path, own in trained.items():
+        frozen = bool(block.targets) and block.targets[str(path[-1])].frozen
+        models = {name: model for name, model in agents.items() if {EVERY, name} & {*own.target_functions}}
+        is_sampled = any(model in (None, own.target_model) for model in models.values())
+        if block.enabled and not frozen and own.target_model is not None and models and not is_sampled:
+            uses = ", ".join(f"{agent}: {model}" for agent, model in models.items())
+            text = f"no agent samples from '{own.target_model}', so that nothing would be trained ({uses}); "
+            problems.add(path, f"{text}name it in 'workflow.policies', or train another model")
