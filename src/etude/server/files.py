@@ -22,8 +22,9 @@ from starlette.formparsers import MultiPartException
 from etude.core.training_rows import ROWS, DpoRow, GrpoRow, SupervisedRow, method_of
 from etude.core.trajectory import Method
 from etude.server.database import FILES, Order, Row, is_id, list_object, new_id, page_of, row_of
-from etude.server.errors import ApiError, not_found, problems_of
+from etude.server.errors import ApiError, not_found
 from etude.store.files import draft_of
+from etude.wire.dialect import problems_of
 
 _LONGEST_LINE = 16 * 2**20
 

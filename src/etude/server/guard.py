@@ -14,12 +14,11 @@ from functools import cache
 from importlib.metadata import version
 from urllib.parse import urlsplit
 
-from fastapi.responses import JSONResponse
 from packaging.version import InvalidVersion, Version
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from etude.server.errors import ApiError, error_object
+from etude.server.errors import ApiError
 from etude.server.extensions import ServerExtension
 from etude.server.metrics import Metrics
 from etude.server.settings import ServerSettings
@@ -139,7 +138,7 @@ class Guard:
         try:
             refused = self._refusal(scope, headers)
             if refused is not None:
-                await _response(refused)(scope, receive, send_on)
+                await refused.response()(scope, receive, send_on)
             else:
                 await self._app(scope, self._limited(scope, headers, receive), send_on)
         finally:
@@ -190,9 +189,10 @@ class Guard:
         return self._settings.max_file + _MULTIPART_BYTES if large else self._settings.max_body
 
     def _too_large(self, path: str) -> ApiError:
-        return ApiError(
-            413, f"the request is larger than {self._limit(path)} bytes", code="request_too_large"
-        )
+        message = f"the request is larger than {self._limit(path)} bytes"
+        error = ApiError(413, message, code="request_too_large")
+        error.headers = {"connection": "close"}  # The rest of the body is not read.
+        return error
 
     def _limited(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """Receives the body, and stops when it is too large or does not come."""
@@ -225,12 +225,3 @@ def _key_of(header: str) -> str:
         with contextlib.suppress(ValueError):
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
     return ""
-
-
-def _response(error: ApiError) -> JSONResponse:
-    content = error_object(error.status_code, str(error.detail), param=error.param, code=error.code)
-    headers = dict(error.headers or {})
-    if error.status_code == 413:
-        # The rest of the body is not read.
-        headers["connection"] = "close"
-    return JSONResponse(content, error.status_code, headers)

@@ -15,6 +15,7 @@ from etude.wire.dialect import (
     RecordedCompletion,
     arguments_object,
     arguments_text,
+    as_object,
     objects_in,
     require_honoured,
     required_text,
@@ -41,7 +42,12 @@ _FORGOTTEN = ("thinking", "redacted_thinking")
 """Blocks that the API itself leaves out of later prompts."""
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_ERRORS = {"server_error": "api_error", "conflict_error": "invalid_request_error"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 
 class MessagesDialect(Dialect):
@@ -49,7 +55,8 @@ class MessagesDialect(Dialect):
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request. Raises RequestError for blocks and tools too that a chat has no place for."""
-        body = require_honoured(body, _FREE, _NEUTRAL)
+        body = as_object(body)
+        require_honoured(body, _FREE, _NEUTRAL)
         messages: list[Message] = []
         for index, message in enumerate(objects_in(body.get("messages"), "messages")):
             messages += _messages(message, f"messages[{index}]")
@@ -118,11 +125,11 @@ class MessagesDialect(Dialect):
         yield _event("message_delta", delta=ended, usage={"output_tokens": usage["output_tokens"]})
         yield _event("message_stop")
 
-    def error(self, message: str, *, kind: str, code: str | None) -> dict[str, Any]:
+    @staticmethod
+    def error(status: int, message: str, code: str | None) -> dict[str, Any]:
         """Anthropic's error object."""
-        if code == "not_found":
-            kind = "not_found_error"
-        return {"type": "error", "error": {"type": _ERRORS.get(kind, kind), "message": message}}
+        kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _event(name: str, **fields: Any) -> Event:

@@ -7,13 +7,14 @@ from typing import Any
 
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
-from etude.wire.chat import logprobs_object
+from etude.wire.chat import recorded_logprobs
 from etude.wire.dialect import (
     BOOKKEEPING,
     ChatBody,
     Dialect,
     Event,
     RecordedCompletion,
+    as_object,
     objects_in,
     require_honoured,
     required_text,
@@ -46,7 +47,8 @@ class ResponsesDialect(Dialect):
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request. Raises RequestError for items and tools too that a chat has no place for."""
-        body = require_honoured(body, _FREE, _NEUTRAL)
+        body = as_object(body)
+        require_honoured(body, _FREE, _NEUTRAL)
         include = body.get("include") or []
         unknown = [name for name in include if name not in _INCLUDED]
         if unknown:
@@ -186,7 +188,7 @@ def _output(name: str, recorded: RecordedCompletion, asked: ChatBody) -> Iterato
     completion = recorded.completion
     text, calls = completion.message.get("content"), completion.message.get("tool_calls") or ()
     if text or not calls:
-        logprobs = logprobs_object(completion) if asked.logprobs else None
+        logprobs = recorded_logprobs(completion) if asked.logprobs else None
         part = {
             "type": "output_text",
             "text": text or "",
