@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import version
+from importlib import metadata
 from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
@@ -28,7 +28,6 @@ VERSION_HEADER = "x-etude-version"
 
 WARNING_HEADER = "x-etude-warning"
 
-
 _MOST_CLIENTS = 10_000
 _OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
 """Paths that need no key, because they give nothing away."""
@@ -42,29 +41,19 @@ _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 @cache
 def server_version() -> str:
     """The version of etude that this server is."""
-    return version("etude")
+    return metadata.version("etude")
 
 
-def refusal_of(client: str) -> str | None:
-    """Why a client of that version is refused; None when it is not."""
+def compare_versions(client: str) -> tuple[str | None, str | None]:
+    """Why a client of that version is refused, and the warning for one that is not; each may be None."""
     try:
         theirs, ours = Version(client), Version(server_version())
     except InvalidVersion:
-        return f"the header {VERSION_HEADER} is {client!r:.40}, which is no version"
-    if theirs.major == ours.major:
-        return None
-    return (
-        f"this server is etude {ours}, and the client is etude {theirs}: another major version. "
-        f"Install etude {ours.major}.* in the client"
-    )
-
-
-def warning_of(client: str) -> str | None:
-    """The warning for a client of that version; None when there is none."""
-    theirs, ours = Version(client), Version(server_version())
-    if theirs.minor == ours.minor:
-        return None
-    return f"this server is etude {ours}, and the client is etude {theirs}: newer features may be missing"
+        return f"the header {VERSION_HEADER} is {client!r:.40}, which is no version", None
+    pair = f"this server is etude {ours}, and the client is etude {theirs}:"
+    if theirs.major != ours.major:
+        return f"{pair} another major version. Install etude {ours.major}.* in the client", None
+    return None, None if theirs.minor == ours.minor else f"{pair} newer features may be missing"
 
 
 class RateLimit:
@@ -122,6 +111,7 @@ class Guard:
             return
         headers, started, status = Headers(scope=scope), time.perf_counter(), 500
         client = headers.get(VERSION_HEADER)
+        refusal, warning = compare_versions(client) if client is not None else (None, None)
         request_id = headers.get("x-request-id", "")[:128] or f"req_{secrets.token_hex(12)}"
 
         async def send_on(message: Message) -> None:
@@ -131,12 +121,12 @@ class Guard:
                 added = MutableHeaders(scope=message)
                 added["x-request-id"] = request_id
                 added[VERSION_HEADER] = server_version()
-                if client and refusal_of(client) is None and (warning := warning_of(client)):
+                if warning is not None:
                     added[WARNING_HEADER] = warning
             await send(message)
 
         try:
-            refused = self._refusal(scope, headers)
+            refused = self._refusal(scope, headers, refusal)
             if refused is not None:
                 await refused.response()(scope, receive, send_on)
             else:
@@ -145,8 +135,9 @@ class Guard:
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.count_request(scope["method"], route, status, time.perf_counter() - started)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        path, client = scope["path"], headers.get(VERSION_HEADER)
+    def _refusal(self, scope: Scope, headers: Headers, version: str | None) -> ApiError | None:
+        """Why a request is not let in; `version` says what is wrong with its client's."""
+        path = scope["path"]
         if path not in self._open:
             if too_many := self._too_many(scope):
                 return too_many
@@ -155,8 +146,8 @@ class Guard:
             if self._settings.api_key is None and not self._names_us(headers):
                 # A web page could otherwise reach the server through a name that leads to this machine.
                 return ApiError(403, "this server answers to localhost only; start it with a key")
-            if client is not None and (refusal := refusal_of(client)):
-                return ApiError(400, refusal, code="incompatible_version")
+            if version is not None:
+                return ApiError(400, version, code="incompatible_version")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._limit(path):
             return self._too_large(path)

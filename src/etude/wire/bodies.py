@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 from etude.store.plain import plain
-from etude.wire.dialect import BOOKKEEPING, ChatBody, require_honoured
-from etude.wire.sampling import SamplingFields
+from etude.wire.dialect import ChatBody, Neutral, RequestBody
 
 TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
-
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "response_format": ({"type": "text"},),
-    "parallel_tool_calls": (True,),
-    "modalities": (["text"],),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "skip_special_tokens": (True, False),
-}
-"""Parameters that cannot be honoured, and the values at which they change nothing."""
 
 
 class StreamOptions(BaseModel):
@@ -42,36 +24,38 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
-class InferenceBody(SamplingFields):
-    """The parameters that chat completions and completions share.
+class InferenceBody(RequestBody):
+    """The parameters that chat completions and completions share."""
 
-    A request is honoured as it stands or refused: no parameter is ignored that would change the answer.
-    """
-
-    model_config = ConfigDict(extra="allow")
+    neutral: ClassVar[Neutral] = {
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "repetition_penalty": (1,),
+        "logit_bias": ({},),
+        "top_k": (0, -1),
+        "min_p": (0,),
+        "response_format": ({"type": "text"},),
+        "parallel_tool_calls": (True,),
+        "modalities": (["text"],),
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+        "skip_special_tokens": (True, False),
+    }
 
     model: str
     n: int | None = Field(default=None, ge=1, le=128)
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = Field(default=None, description="vLLM: give token ids as well.")
     return_tokens_as_token_ids: bool | None = Field(
         default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
     )
 
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> InferenceBody:
-        require_honoured(self.model_extra or {}, BOOKKEEPING, _NEUTRAL)
-        return self
-
     def request(self) -> ChatBody:
-        """The request, whatever API it came by."""
-        return ChatBody(
-            model=self.model,
-            messages=(),
-            sampling=self.given(),
+        """The request without its prompts."""
+        return replace(
+            super().request(),
             n=self.n or 1,
-            stream=bool(self.stream),
             include_usage=self.stream_options is not None and self.stream_options.include_usage,
             return_token_ids=bool(self.return_token_ids),
             tokens_as_ids=bool(self.return_tokens_as_token_ids),
@@ -125,7 +109,7 @@ class CompletionBody(InferenceBody):
         return [prompt] if alone else list(prompt)
 
     def request(self) -> ChatBody:
-        """The request without its prompts."""
+        """The request without its prompts: they are texts, or token ids."""
         top = self.logprobs
         return replace(super().request(), logprobs=top is not None, top_logprobs=top or 0)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from etude.core.call import Completion
+from etude.core.errors import RequestError
 from etude.wire.bodies import ChatCompletionBody
 from etude.wire.dialect import (
     ChatBody,
     Dialect,
     Event,
     RecordedCompletion,
-    require_honoured,
     usage_object,
     validated,
 )
@@ -35,7 +35,8 @@ class ChatDialect(Dialect):
     def parse(self, body: Any) -> ChatBody:
         """Read a chat completion request, which may leave the model to the episode."""
         known = validated(ChatCompletionBody, body, model="")
-        require_honoured({"n": known.n}, (), {"n": (1,)})
+        if known.n not in (None, 1):
+            raise RequestError(f"parameter 'n' can only be 1 here, found {known.n}")
         return known.request()
 
     def reply(self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:

@@ -7,13 +7,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from etude.core.call import Completion
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool, text_of
+from etude.wire.sampling import SamplingFields
 
 Event = tuple[str | None, Any]
 """A server-sent event: its name, where the dialect names events, and its data; a text stays as it is."""
@@ -22,6 +23,8 @@ BOOKKEEPING = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 )
 """Parameters of OpenAI's APIs that change nothing about an answer."""
+
+Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -38,6 +41,40 @@ _TYPE_TAG = re.compile(
 
 RAW = "raw_arguments"
 """Stands for the arguments of a tool call that are no JSON object, where an API takes only objects."""
+
+
+class RequestBody(SamplingFields):
+    """The body of a request, which is honoured as it stands or refused.
+
+    No parameter is ignored that would change the answer.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    stream: bool | None = None
+
+    free: ClassVar[Collection[str]] = BOOKKEEPING
+    """Parameters that change nothing about an answer, beside the fields of the model."""
+    neutral: ClassVar[Neutral] = {}
+    """Parameters that cannot be honoured, and the values at which they change nothing."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> RequestBody:
+        for name, value in (self.model_extra or {}).items():
+            if name in self.free or value is None:
+                continue
+            if name not in self.neutral:
+                raise ValueError(f"parameter '{name}' is not supported here; leave it out")
+            if value not in self.neutral[name]:
+                raise ValueError(
+                    f"parameter '{name}' can only be {self.neutral[name][0]!r} here, found {value!r:.80}"
+                )
+        return self
+
+    def request(self) -> ChatBody:
+        """The request, whatever API it came by."""
+        return ChatBody(self.model or "", (), sampling=self.given(), stream=bool(self.stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +182,12 @@ def usage_object(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def as_object(body: Any) -> dict[str, Any]:
-    """The body. Raises RequestError when it is no object."""
-    if not isinstance(body, dict):
-        raise RequestError("the request must be a JSON object")
-    return body
-
-
 def validated(kind: type[B], body: Any, **defaults: Any) -> B:
     """A request by the model of its body. Raises RequestError with all that is wrong."""
+    if not isinstance(body, dict):
+        raise RequestError("the request must be a JSON object")
     try:
-        return kind.model_validate(defaults | as_object(body))
+        return kind.model_validate(defaults | body)
     except ValidationError as error:
         raise RequestError(problems_of(error.errors(include_url=False))[0]) from error
 
@@ -172,54 +204,6 @@ def problems_of(errors: Iterable[Any]) -> tuple[str, str | None]:
         text = error["msg"].removeprefix("Value error, ")
         problems.append(f"{field}: {text}" if field else text)
     return "; ".join(dict.fromkeys(problems[:5])), first
-
-
-def require_honoured(
-    body: Mapping[str, Any], free: Collection[str], neutral: Mapping[str, tuple[Any, ...]]
-) -> None:
-    """Raise RequestError for parameters that would have to be ignored.
-
-    Those in `free` may have any value, those in `neutral` only the ones at which they change nothing.
-    """
-    for name, value in body.items():
-        if name in free or value is None:
-            continue
-        if name not in neutral:
-            raise RequestError(f"parameter '{name}' is not supported here; leave it out")
-        if value not in neutral[name]:
-            raise RequestError(
-                f"parameter '{name}' can only be {neutral[name][0]!r} here, found {value!r:.80}"
-            )
-
-
-def text_in(value: Any, where: str, kinds: Collection[str]) -> str:
-    """The text of a content: a string, or parts of the given types. Raises RequestError for other parts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise RequestError(f"{where} must be a text or a list of parts, found {value!r:.80}")
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in kinds or not isinstance(part.get("text"), str):
-            raise RequestError(f"{where}[{index}] must be text ({', '.join(kinds)}), found {part!r:.80}")
-    return "".join(part["text"] for part in value)
-
-
-def required_text(value: Mapping[str, Any], name: str, where: str) -> str:
-    """A text among the fields of an object. Raises RequestError where it is missing."""
-    text = value.get(name)
-    if not isinstance(text, str):
-        raise RequestError(f"{where} needs a text '{name}', found {text!r:.80}")
-    return text
-
-
-def objects_in(value: Any, where: str) -> list[dict[str, Any]]:
-    """A list of objects; none for None. Raises RequestError for anything else."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RequestError(f"{where} must be a list of objects, found {value!r:.80}")
-    return value
 
 
 def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
