@@ -245,7 +245,7 @@ async def test_wrong_requests_say_what_is_wrong(journal: Journal) -> None:
             "at least one message",
             "messages[0] must be a dict with a role",
             "messages[0]: a value of type builtins.object is not JSON",
-            "temperature must be a number of at least 0",
+            "temperature: Input should be greater than or equal to 0, found -1",
             "a tool must be a dict or a function",
             "a tool must be {'type': 'function'",
         ),

@@ -150,7 +150,7 @@ def test_tokenize_tells_the_ids_that_a_prompt_has(server: ServerProcess, client:
     ("options", "param", "told"),
     [
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"content": "?"}]}, None, r"messages\[0\].role"),
+        ({"messages": [{"content": "?"}]}, None, r"messages\[0\] must be a dict with a role"),
         ({"messages": [{"role": "user", "content": 3}]}, None, r"messages\[0\].content"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
         ({"top_p": 0}, "top_p", "greater than 0"),
@@ -159,7 +159,7 @@ def test_tokenize_tells_the_ids_that_a_prompt_has(server: ServerProcess, client:
         ({"top_logprobs": 3}, None, "logprobs: true"),
         ({"frequency_penalty": 1.5}, None, "can only be 0"),
         ({"response_format": {"type": "json_object"}}, None, "response_format"),
-        ({"extra_body": {"unheard_of": 1}}, None, "'unheard_of' is not known"),
+        ({"extra_body": {"unheard_of": 1}}, None, "'unheard_of' is not supported"),
         ({"tool_choice": "required"}, "tool_choice", "auto"),
         ({"messages": [{"role": "user", "content": "1" * 4000}]}, "messages", "context is 128"),
     ],

@@ -10,6 +10,15 @@ from pathlib import Path
 from tests.server.process import ServerProcess
 
 
+def test_the_document_has_the_hyperparameters_that_each_algorithm_declares(server: ServerProcess) -> None:
+    with server.http() as http:
+        schemas = http.get("/openapi.json").json()["components"]["schemas"]
+    method = schemas["MethodBody"]["properties"]
+    assert {"dpo", "grpo", "rloo", "supervised"} <= {*method["type"]["enum"]} < {*method}
+    assert {"n_epochs", "clip_low", "reference"} <= {*schemas["GrpoHyperparameters"]["properties"]}
+    assert "clip_low" not in schemas["DpoHyperparameters"]["properties"]
+
+
 def test_no_request_of_the_document_makes_the_server_fail(model: Path, tmp_path: Path) -> None:
     checks = ["--checks", "not_a_server_error", "--phases", "examples,coverage,fuzzing"]
     # While somebody has stopped the engine, 503 is the right answer.

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from etude.core.errors import RequestError
-from etude.server.job_folder import JobFolder
+from etude.server.jobs import JobFolder
 from etude.server.settings import server_settings, training_processes
 from tests.server.data import create, dpo, grpo, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess

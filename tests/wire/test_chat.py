@@ -11,10 +11,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 
 from etude.core.call import Completion, Usage
 from etude.core.errors import RequestError
-from etude.wire.chat import (
-    ChatDialect,
-    plain_messages,
-)
+from etude.wire.bodies import plain_messages
+from etude.wire.chat import ChatDialect
 from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
 from tests.support import tool_call
 
@@ -132,22 +130,22 @@ def test_a_request_is_taken_apart() -> None:
     assert body.model == "m"
     assert body.messages == ({"role": "user", "content": "hi"},)
     assert body.tools[0]["function"]["name"] == "add"
-    assert body.sampling == {"temperature": 0.5, "stop": ["a"], "max_tokens": 7}
+    assert body.sampling == {"temperature": 0.5, "stop": ("a",), "max_tokens": 7}
     assert (body.stream, body.include_usage, body.logprobs) == (True, True, True)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"n": 2}, "parameter 'n' can only be 1 for a recorded model, found 2"),
+        ({"n": 2}, "parameter 'n' can only be 1 here, found 2"),
         ({"response_format": {"type": "json_object"}}, "parameter 'response_format' can only be"),
-        ({"tool_choice": "required"}, "parameter 'tool_choice' can only be 'auto'"),
+        ({"tool_choice": "required"}, "tool_choice: Input should be 'auto' or 'none'"),
         ({"logit_bias": {"5": 1}}, "parameter 'logit_bias'"),
-        ({"guided_json": {}}, "parameter 'guided_json' is not supported for a recorded model"),
-        ({"messages": []}, "at least one message"),
-        ({"messages": None}, "messages must be a list"),
+        ({"guided_json": {}}, "parameter 'guided_json' is not supported here"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": None}, "messages: Input should be a valid list"),
         ({"messages": [{"content": "hi"}]}, r"messages\[0\] must be a dict with a role"),
-        ({"tools": "add"}, "tools must be a list"),
+        ({"tools": "add"}, "tools: Input should be a valid list"),
         ({"tools": [{"name": "add"}]}, "a tool must be"),
     ],
 )

@@ -21,7 +21,7 @@ from etude.rollout.function import FunctionScope, current_function
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, reply_of
 from etude.rollout.tools import describe_tools
-from etude.wire.chat import plain_messages
+from etude.wire.bodies import plain_messages
 from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from etude.server.extensions import ServerParts, load_extensions
 from etude.server.files import FileStore, file_routes
 from etude.server.guard import Guard, server_version
 from etude.server.jobs import JobStore
-from etude.server.jobs_api import algorithm_routes, job_routes
+from etude.server.jobs_api import job_routes
 from etude.server.metrics import Metrics
 from etude.server.models import ModelStore
 from etude.server.scheduler import Scheduler
@@ -36,17 +36,18 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
 
     Raises StoreError when the data folder cannot be used, RequestError when an extension cannot be loaded.
     """
-    metrics, extensions = Metrics(), load_extensions()
+    extensions = load_extensions()
     database = open_database(settings.data_dir / "server.db")
-    models = ModelStore(
-        database, settings.data_dir, settings.name, [extension.names for extension in extensions]
-    )
+    names = [extension.names for extension in extensions]
+    models = ModelStore(database, settings.data_dir, settings.name, names)
     pool = EnginePool(settings, models, backend)
     files, jobs = FileStore(database, settings.data_dir), JobStore(database)
     scheduler = Scheduler(settings, jobs, pool)
     parts = ServerParts(settings, database, files, jobs, models, pool, scheduler.wake)
-    metrics.watch_counts("etude_jobs", "Training jobs.", "status", jobs.counts)
-    metrics.watch("etude_sequences", "Sequences under way and waiting.", lambda: pool.sequences)
+    metrics = Metrics(jobs.counts, lambda: pool.sequences)
+
+    def tells_tokens(model: str) -> bool:
+        return any(extension.tells_tokens(model) for extension in extensions)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -65,13 +66,10 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     add_error_handlers(app)
     for router in (
         _model_routes(models, pool),
-        chat_routes(
-            pool, metrics, lambda model: any(extension.tells_tokens(model) for extension in extensions)
-        ),
+        chat_routes(pool, metrics, tells_tokens),
         completion_routes(pool, metrics, settings.name),
         file_routes(files),
         job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake),
-        algorithm_routes(),
         _engine_routes(pool),
         _status_routes(metrics),
         *(router for extension in extensions for router in extension.routes(parts)),
@@ -85,7 +83,7 @@ def _model_routes(models: ModelStore, pool: EnginePool) -> APIRouter:
 
     @router.get("", summary="List the models")
     def list_models() -> dict[str, Any]:
-        """The base model, all that jobs have made, checkpoints included, and ART's names for them."""
+        """The base model, all that jobs have made, checkpoints included, and other names for them."""
         return {"object": "list", "data": [model.as_wire() for model in models.all()]}
 
     @router.get("/{model:path}", summary="Retrieve a model")

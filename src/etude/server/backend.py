@@ -8,7 +8,7 @@ import shlex
 import shutil
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from etude.core.errors import EngineError
 from etude.inference.embedded import EmbeddedEngine
@@ -16,40 +16,44 @@ from etude.inference.engine import TokenEngine
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmOptions, VllmProcess
 from etude.models.device import choose_device, choose_dtype
-from etude.models.policy import Policy
+from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.speech import Speech
 from etude.models.weights import load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
+from etude.store.files import draft_of
 
-_WEIGHTS = "trained.safetensors"
 
-
-class Backend(Protocol):
+class Backend:
     """Loads models for the engine pool, which decides when."""
 
     name: str
 
     async def open(self) -> None:
-        """Get ready to serve. Raises EtudeError when that cannot be."""
+        """Load the base model: one that cannot be is an error of the command. Raises EtudeError."""
+        raise NotImplementedError
 
     def memory_group(self, model: ServedModel) -> str:
-        """Only models of the same group can be in memory together."""
+        """Only models of the same group can be in memory together; of themselves all can."""
+        return ""
 
     async def load(self, model: ServedModel) -> TokenEngine:
         """An engine for a model. Raises EtudeError when it cannot be loaded."""
+        raise NotImplementedError
 
     async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
         """Free what an engine holds."""
+        raise NotImplementedError
 
     async def put_away(self) -> None:
         """Free the device; nothing is loaded any more."""
 
     def status(self) -> dict[str, Any]:
         """Fields that it adds to `GET /engine/status`."""
+        return {}
 
 
-class EmbeddedBackend:
+class EmbeddedBackend(Backend):
     """Models in this process, an engine for each."""
 
     name = "embedded"
@@ -59,15 +63,11 @@ class EmbeddedBackend:
         self._first: Policy | None = None
 
     async def open(self) -> None:
-        """Load the base model: one that cannot be is an error of the command."""
+        """Into this process."""
         settings = self._settings
         self._first = await asyncio.to_thread(
             Policy.load, settings.model, device=settings.device, dtype=settings.dtype
         )
-
-    def memory_group(self, model: ServedModel) -> str:
-        """All go together."""
-        return ""
 
     async def load(self, model: ServedModel) -> TokenEngine:
         """Load the base model, with the trained tensors of `model` on it."""
@@ -84,13 +84,6 @@ class EmbeddedBackend:
         await engine.close()
         await asyncio.to_thread(_free_memory)
 
-    async def put_away(self) -> None:
-        """There is nothing but engines."""
-
-    def status(self) -> dict[str, Any]:
-        """Nothing more."""
-        return {}
-
 
 def _free_memory() -> None:
     import torch
@@ -100,7 +93,7 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()  # pragma: gpu
 
 
-class VllmBackend:
+class VllmBackend(Backend):
     """LoRA weights are loaded at run time, each under a name of its own; full weights need a restart."""
 
     name = "vllm"
@@ -181,21 +174,15 @@ class VllmBackend:
     def _write_lora(self, model: ServedModel, folder: Path) -> None:
         assert model.folder is not None and model.lora is not None
         shutil.rmtree(folder, ignore_errors=True)
-        tensors = load_tensors(model.folder / _WEIGHTS)
-        given = model.lora
-        write_lora_folder(
-            tensors, r=given["r"], alpha=given["alpha"], base=self._settings.model, folder=folder
-        )
+        tensors = load_tensors(model.folder / WEIGHTS_FILE)
+        write_lora_folder(tensors, **model.lora, base=self._settings.model, folder=folder)
 
     def _merged(self, model: ServedModel) -> Path:
         """A folder with the whole model."""
         folder = self._folder / f"model-{model.digest}"
-        if not (folder / "config.json").exists():
-            settings = self._settings
-            draft = folder.with_suffix(".draft")
-            shutil.rmtree(draft, ignore_errors=True)
-            policy = load_policy(settings.model, model, device="cpu", dtype=self._process.options.dtype)
-            policy.export(draft)
-            shutil.rmtree(folder, ignore_errors=True)
-            draft.rename(folder)
+        if not folder.exists():
+            dtype = self._process.options.dtype
+            policy = load_policy(self._settings.model, model, device="cpu", dtype=dtype)
+            with draft_of(folder) as draft:
+                policy.export(draft)
         return folder

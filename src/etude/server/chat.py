@@ -7,15 +7,17 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from etude.core.call import ChatRequest
+from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError
-from etude.core.message import Message
+from etude.core.message import Message, Tool
 from etude.inference.engine import Sampled, SampledToken, TokenEngine
-from etude.server.bodies import ChatBody
 from etude.server.engines import EnginePool
 from etude.server.errors import ApiError
-from etude.server.generation import Answering, SampleStream, answered, chat_logprobs, tokens_of
+from etude.server.generation import Answering, SampleStream, answered, tokens_of
 from etude.server.metrics import Metrics
+from etude.wire.bodies import ChatCompletionBody
+from etude.wire.chat import TokenLogprob, chat_choice, chat_delta, logprobs_object, message_deltas
+from etude.wire.dialect import ChatBody
 
 
 def chat_routes(pool: EnginePool, metrics: Metrics, tells_tokens: Callable[[str], bool]) -> APIRouter:
@@ -23,15 +25,18 @@ def chat_routes(pool: EnginePool, metrics: Metrics, tells_tokens: Callable[[str]
     router = APIRouter(tags=["inference"])
 
     @router.post("/v1/chat/completions", summary="Answer a conversation")
-    async def create_chat_completion(body: ChatBody, request: Request) -> Response:
+    async def create_chat_completion(body: ChatCompletionBody, request: Request) -> Response:
         """OpenAI's chat completions. vLLM's `return_token_ids` adds `prompt_token_ids` and `token_ids`."""
-        body = body.with_tokens() if tells_tokens(body.model) else body
-        return await answered(pool, metrics, request, body, body.count, lambda engine: _Chat(engine, body))
+        if tells_tokens(body.model):
+            body.logprobs = body.logprobs is not False
+            body.return_tokens_as_token_ids = body.return_tokens_as_token_ids is not False
+        asked = body.request()
+        return await answered(pool, metrics, request, asked, asked.n, lambda engine: _Chat(engine, asked))
 
     return router
 
 
-def chat_prompt(engine: TokenEngine, messages: list[Message], tools: Sequence[Any]) -> tuple[int, ...]:
+def chat_prompt(engine: TokenEngine, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
     """Token ids of a conversation's prompt. Raises ApiError when the model's template refuses it."""
     try:
         return engine.speech.template.prompt(ChatRequest(tuple(messages), tuple(tools))).ids
@@ -44,49 +49,37 @@ class _Chat(Answering):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, engine: TokenEngine, body: ChatBody) -> None:
-        self.body = body
-        self.template = engine.speech.template
-        self.tools = () if body.tool_choice == "none" else tuple(body.tools or ())
-        self._prompt = chat_prompt(engine, body.messages, self.tools)
-        super().__init__(engine, body, [self._prompt], body.wanted, body.top_logprobs or 0)
+    def __init__(self, engine: TokenEngine, asked: ChatBody) -> None:
+        self._prompt = chat_prompt(engine, asked.messages, asked.tools)
+        super().__init__(engine, asked, [self._prompt])
+        if asked.return_token_ids:
+            self.prompt_ids = {"prompt_token_ids": self._prompt}
+        self._calls = sum(len(message.get("tool_calls") or ()) for message in asked.messages)
 
-    def completion(self, answers: Sequence[Sampled]) -> dict[str, Any]:
-        return super().completion(answers) | self._prompt_ids
+    def completion_of(self, sampled: Sampled) -> Completion:
+        """The message that was sampled, tool calls and all."""
+        message = self.template.parse(
+            sampled.text, self.asked.tools, prompt_ids=self._prompt, first_call=self._calls
+        )
+        reason = "tool_calls" if message.get("tool_calls") else sampled.finish_reason
+        return Completion(message, reason, completion_ids=sampled.ids)
 
     def choice_of(self, index: int, sampled: Sampled) -> dict[str, Any]:
-        message = self.message_of(sampled)
-        choice = {
-            "index": index,
-            "message": {"content": None, "refusal": None} | message,
-            "finish_reason": _finish_reason(sampled, message),
-            "logprobs": chat_logprobs(tokens_of(sampled), self.name) if self.body.logprobs else None,
-        }
-        return choice | ({"token_ids": sampled.ids} if self.body.return_token_ids else {})
+        completion = self.completion_of(sampled)
+        return chat_choice(index, completion, self.asked, self.logprobs_of(tokens_of(sampled)))
 
-    def message_of(self, sampled: Sampled) -> Message:
-        """The message that was sampled, tool calls and all."""
-        earlier = sum(len(message.get("tool_calls") or ()) for message in self.body.messages)
-        return self.template.parse(sampled.text, self.tools, prompt_ids=self._prompt, first_call=earlier)
+    def logprobs_of(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """The `logprobs` of a choice, or of a piece of it; None where they are not asked for."""
+        return logprobs_object(tokens, self.name) if self.asked.logprobs else None
 
     async def chunks(self, stream: SampleStream) -> AsyncIterator[dict[str, Any]]:
-        choices = [_StreamedChoice(self, index) for index in range(self.body.count)]
+        choices = [_StreamedChoice(self, index) for index in range(self.asked.n)]
         for choice in choices:
-            yield choice.chunk({"role": "assistant", "content": ""}) | self._prompt_ids
-        async for news in stream:
-            choice = choices[news.index]
-            if news.token is not None and (chunk := choice.add(news.token)) is not None:
+            yield choice.chunk({"role": "assistant", "content": ""}) | self.prompt_ids
+        async for index, news in stream:
+            choice = choices[index]
+            for chunk in choice.add(news) if isinstance(news, SampledToken) else choice.finish(news):
                 yield chunk
-            for chunk in () if news.end is None else choice.finish(news.end):
-                yield chunk
-
-    @property
-    def _prompt_ids(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self._prompt} if self.body.return_token_ids else {}
-
-
-def _finish_reason(sampled: Sampled, message: Message) -> str:
-    return "tool_calls" if message.get("tool_calls") else sampled.finish_reason
 
 
 class _StreamedChoice:
@@ -97,48 +90,31 @@ class _StreamedChoice:
         self._index = index
         self._text = chat.text_stream()
         own_parser = getattr(chat.template.tokenizer, "response_template", None)
-        self._at_end = bool(chat.tools or own_parser)
-        self._tokens: list[SampledToken] = []
+        self._at_end = bool(chat.asked.tools or own_parser)
+        self._tokens: list[TokenLogprob] = []
+        """Those whose text was not given out yet."""
 
-    def add(self, token: SampledToken) -> dict[str, Any] | None:
+    def add(self, token: SampledToken) -> list[dict[str, Any]]:
         """A chunk, when this token completes a piece of text."""
-        self._tokens.append(token)
+        self._tokens.append((token.id, token.logprob, token.top))
         text = "" if self._at_end else self._text.add(token.id)
-        return self.chunk({"content": text}, self._take_tokens()) if text else None
+        return [self.chunk({"content": text})] if text else []
 
     def finish(self, sampled: Sampled) -> list[dict[str, Any]]:
         """The last chunks: what is missing, then the reason of the end."""
-        chunks = []
         if self._at_end:
-            message = self._chat.message_of(sampled)
-            calls = message.get("tool_calls") or ()
-            rest = {name: value for name, value in message.items() if name not in ("role", "tool_calls")}
-            chunks.append(self.chunk(rest, self._take_tokens()))
-            chunks += [
-                self.chunk({"tool_calls": [{"index": index, **call}]}) for index, call in enumerate(calls)
-            ]
-            reason = _finish_reason(sampled, message)
+            completion = self._chat.completion_of(sampled)
+            deltas, reason = [*message_deltas(completion.message)], completion.finish_reason
         else:
-            rest_text, reason = self._text.rest(sampled.text), sampled.finish_reason
-            if rest_text or self._tokens:
-                chunks.append(self.chunk({"content": rest_text}, self._take_tokens()))
-        return [*chunks, self.chunk({}, finish_reason=reason)]
+            text, reason = self._text.rest(sampled.text), sampled.finish_reason
+            deltas = [{"content": text}] if text or self._tokens else []
+        return [*map(self.chunk, deltas), self.chunk({}, reason)]
 
-    def chunk(
-        self,
-        delta: dict[str, Any],
-        tokens: Sequence[SampledToken] = (),
-        *,
-        finish_reason: str | None = None,
-    ) -> dict[str, Any]:
-        """A chunk of this choice; `tokens` are those that its text was made of."""
-        body, name = self._chat.body, self._chat.name
-        choice: dict[str, Any] = {"index": self._index, "delta": delta, "finish_reason": finish_reason}
-        choice["logprobs"] = chat_logprobs(tokens, name) if body.logprobs and tokens else None
-        if body.return_token_ids:
-            choice["token_ids"] = [token.id for token in tokens]
-        return self._chat.chunk(choice)
-
-    def _take_tokens(self) -> list[SampledToken]:
-        taken, self._tokens = self._tokens, []
-        return taken
+    def chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        """A chunk of this choice, with the tokens that its text was made of."""
+        tokens, self._tokens = self._tokens, []
+        logprobs = self._chat.logprobs_of(tokens) if tokens else None
+        token_ids = [token for token, _, _ in tokens] if self._chat.asked.return_token_ids else None
+        return self._chat.chunk(
+            chat_delta(self._index, delta, finish_reason, logprobs=logprobs, token_ids=token_ids)
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import sqlite3
 from pathlib import Path
@@ -19,10 +18,8 @@ _BUSY_SECONDS = 20
 METADATA = sa.MetaData()
 """All tables of the database, those of extensions too: `open_database` makes what is not there yet."""
 
-
 Row: TypeAlias = dict[str, Any]
 Order: TypeAlias = Literal["asc", "desc"]
-_ID = re.compile(r"(file|ftjob)-[0-9a-f]{24}")
 
 
 def table(name: str, *columns: sa.Column[object] | sa.UniqueConstraint) -> sa.Table:
@@ -138,18 +135,16 @@ def page_of(
     order: Order = "desc",
 ) -> tuple[list[Row], bool]:
     """Up to `limit` rows, and whether there are more. Raises ApiError when there is no row `after`."""
-    newest_first = order == "desc"
-    query = sa.select(table).where(*conditions)
+    number = table.c.number if order == "asc" else -table.c.number
+    query = sa.select(table).where(*conditions).order_by(number).limit(limit + 1)
     with engine.connect() as connection:
         if after is not None:
-            start = connection.execute(sa.select(table.c.number).where(table.c.id == after)).scalar()
+            start = connection.execute(sa.select(number).where(table.c.id == after)).scalar()
             if start is None:
-                raise ApiError(
-                    400, f"there is no {after!r} to go on after", param="after", code="invalid_value"
-                )
-            query = query.where(table.c.number < start if newest_first else table.c.number > start)
-        ordered = query.order_by(table.c.number.desc() if newest_first else table.c.number)
-        rows = [dict(row) for row in connection.execute(ordered.limit(limit + 1)).mappings()]
+                message = f"there is no {after!r} to go on after"
+                raise ApiError(400, message, param="after", code="invalid_value")
+            query = query.where(number > start)
+        rows = [dict(row) for row in connection.execute(query).mappings()]
     return rows[:limit], len(rows) > limit
 
 
@@ -162,8 +157,3 @@ def list_object(data: list[Row], has_more: bool) -> Row:
 def new_id(kind: str) -> str:
     """A new name: `file-…`, `ftjob-…`, `ftevent-…`."""
     return f"{kind}-{secrets.token_hex(12)}"
-
-
-def is_id(text: str) -> bool:
-    """Whether a file or a job could have this name."""
-    return _ID.fullmatch(text) is not None

@@ -2,63 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
+import filecmp
 import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, BinaryIO, Literal, TypeAlias
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Form, Query, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import ValidationError
-from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException
 
 from etude.core.training_rows import ROWS, DpoRow, GrpoRow, SupervisedRow, method_of
 from etude.core.trajectory import Method
-from etude.server.database import FILES, Order, Row, is_id, list_object, new_id, page_of, row_of
-from etude.server.errors import ApiError, not_found, problems_of
+from etude.server.database import FILES, Order, Row, list_object, new_id, page_of, row_of
+from etude.server.errors import ApiError, not_found
 from etude.store.files import draft_of
+from etude.wire.dialect import problems_of
 
 _LONGEST_LINE = 16 * 2**20
 
-
 Purpose: TypeAlias = Literal["fine-tune", "fine-tune-results"]
-_FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["fine-tune"]},
-                    },
-                }
-            }
-        },
-    }
-}
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingFile:
-    """The content of a training file."""
+def check_training_file(filename: str, file: BinaryIO) -> tuple[Method, int]:
+    """Read every line of an upload, one at a time: what they train, and how many they are.
 
-    method: Method
-    rows: int
-
-
-def check_training_file(filename: str, file: BinaryIO) -> TrainingFile:
-    """Read every line of an upload, one at a time. Raises ApiError with file, line and field."""
+    Raises ApiError with file, line and field.
+    """
     method: Method | None = None
     rows = 0
     for number, line in _lines(filename, file):
@@ -83,7 +57,7 @@ def check_training_file(filename: str, file: BinaryIO) -> TrainingFile:
             raise _refused(f"{where}: {problems}") from error
     if method is None:
         raise _refused(f"{filename} has no lines")
-    return TrainingFile(method, rows)
+    return method, rows
 
 
 def read_rows(path: Path, method: Method) -> Iterator[SupervisedRow | DpoRow | GrpoRow]:
@@ -117,19 +91,19 @@ class FileStore:
 
     def upload(self, filename: str, content: BinaryIO) -> Row:
         """Check a training file and keep it. Raises ApiError for a wrong line, StoreError."""
-        checked = check_training_file(filename, content)
+        method, rows = check_training_file(filename, content)
         content.seek(0)
         name = new_id("file")
         with draft_of(self._folder / name) as draft, draft.open("wb") as target:
             shutil.copyfileobj(content, target)
-        return self._insert(name, filename, "fine-tune", checked)
+        return self._insert(name, filename, "fine-tune", method, rows)
 
     def write_results(self, name: str, filename: str, text: str) -> None:
         """Keep a file that a job wrote, under a name of the job's: writing it again is fine."""
         with draft_of(self._folder / name) as draft:
             draft.write_text(text, encoding="utf-8")
         if row_of(self._engine, FILES, FILES.c.id == name) is None:
-            self._insert(name, filename, "fine-tune-results", None)
+            self._insert(name, filename, "fine-tune-results")
 
     def get(self, name: str) -> Row:
         """The row of a file. Raises ApiError 404."""
@@ -140,10 +114,7 @@ class FileStore:
 
     def path(self, name: str) -> Path:
         """Where a file's content is. Raises ApiError 404."""
-        row = self.get(name)
-        if not is_id(row["id"]):
-            raise not_found("file", name, param="id", code="file_not_found")
-        return self._folder / str(row["id"])
+        return self._folder / str(self.get(name)["id"])
 
     def are_same(self, name: str | None, other: str | None) -> bool:
         """Whether two files have the same content. One that is not there is the same as itself only."""
@@ -152,13 +123,9 @@ class FileStore:
         if name is None or other is None:
             return False
         try:
-            return self._digest(name) == self._digest(other)
+            return filecmp.cmp(self.path(name), self.path(other), shallow=False)
         except ApiError:
             return False
-
-    def _digest(self, name: str) -> bytes:
-        with self.path(name).open("rb") as content:
-            return hashlib.file_digest(content, "blake2b").digest()
 
     def page(
         self, purpose: str | None, after: str | None, limit: int, order: Order
@@ -174,15 +141,17 @@ class FileStore:
             connection.execute(sa.delete(FILES).where(FILES.c.id == name))
         path.unlink(missing_ok=True)
 
-    def _insert(self, name: str, filename: str, purpose: Purpose, checked: TrainingFile | None) -> Row:
+    def _insert(
+        self, name: str, filename: str, purpose: Purpose, method: Method | None = None, rows: int = 0
+    ) -> Row:
         row = {
             "id": name,
             "created": time.time(),
             "filename": filename,
             "purpose": purpose,
             "bytes": (self._folder / name).stat().st_size,
-            "method": None if checked is None else checked.method,
-            "rows": 0 if checked is None else checked.rows,
+            "method": method,
+            "rows": rows,
         }
         with self._engine.begin() as connection:
             connection.execute(sa.insert(FILES).values(row))
@@ -192,12 +161,9 @@ class FileStore:
 def file_object(row: Row) -> dict[str, Any]:
     """The `file` object."""
     return {
-        "id": row["id"],
+        **{name: row[name] for name in ("id", "bytes", "filename", "purpose")},
         "object": "file",
-        "bytes": row["bytes"],
         "created_at": int(row["created"]),
-        "filename": row["filename"],
-        "purpose": row["purpose"],
         "status": "processed",
         "status_details": None,
         "expires_at": None,
@@ -208,21 +174,12 @@ def file_routes(files: FileStore) -> APIRouter:
     """Upload, list, retrieve, read and delete files."""
     router = APIRouter(prefix="/v1/files", tags=["files"])
 
-    @router.post("", summary="Upload a training file", openapi_extra=_FORM)
-    async def create_file(request: Request) -> dict[str, Any]:
+    @router.post("", summary="Upload a training file")
+    def create_file(file: UploadFile, purpose: Annotated[Literal["fine-tune"], Form()]) -> dict[str, Any]:
         """JSON lines for `supervised`, `dpo` or `grpo`, each of them checked; a wrong file is not kept."""
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise ApiError(400, "a file is uploaded as multipart/form-data", param="file")
-        try:
-            # Large parts go to a temporary file on disk as they come.
-            form = await request.form(max_files=1, max_fields=8)
-        except MultiPartException as error:
-            raise ApiError(400, f"the form is malformed: {error.message}", param="file") from error
-        try:
-            file = _checked(form)
-            return file_object(await run_in_threadpool(files.upload, _name_of(file), file.file))
-        finally:
-            await form.close()
+        # The name alone: clients may send a path.
+        name = PurePosixPath((file.filename or "").replace("\\", "/")).name[:255]
+        return file_object(files.upload(name or "upload.jsonl", file.file))
 
     @router.get("", summary="List files")
     def list_files(
@@ -249,22 +206,3 @@ def file_routes(files: FileStore) -> APIRouter:
         return {"id": file_id, "object": "file", "deleted": True}
 
     return router
-
-
-def _checked(form: FormData) -> UploadFile:
-    purpose, file = form.get("purpose"), form.get("file")
-    if purpose != "fine-tune":
-        raise ApiError(
-            400,
-            "purpose must be 'fine-tune': this server trains on files",
-            param="purpose",
-            code="invalid_value",
-        )
-    if not isinstance(file, UploadFile):
-        raise ApiError(400, "there is no file in the form", param="file", code="missing_required_parameter")
-    return file
-
-
-def _name_of(file: UploadFile) -> str:
-    """The name alone: clients may send a path."""
-    return PurePosixPath((file.filename or "upload.jsonl").replace("\\", "/")).name[:255] or "upload.jsonl"

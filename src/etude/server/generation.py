@@ -3,80 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import Request
 
+from etude.core.call import Sampling
 from etude.core.errors import EngineError, EtudeError
 from etude.core.keys import fold
 from etude.inference.engine import Sampled, SampledToken, TokenEngine, TokenRequest
-from etude.server.bodies import InferenceBody
 from etude.server.engines import EnginePool, require_room
-from etude.server.errors import ApiError, error_object
+from etude.server.errors import ApiError
 from etude.server.metrics import Metrics
+from etude.wire.chat import TokenLogprob, named_by_id
+from etude.wire.dialect import ChatBody, error_object, server_sent, usage_object
+from etude.wire.sampling import change_sampling
 
-_LOWEST = -9999.0
-"""In place of minus infinity, which JSON does not have."""
 _REPLACEMENT = "\ufffd"
-
-Name = Callable[[int], str]
-"""A token's text, or `token_id:7` where the request wants that."""
-
-
-T = TypeVar("T")
 _KEY_BITS = 63
 
+News: TypeAlias = tuple[int, SampledToken | Sampled]
+"""The index of a sequence, and a token of it, or all of it at its end."""
 
-def chat_logprobs(tokens: Sequence[SampledToken], name: Name) -> dict[str, Any]:
-    """The `logprobs` of a chat completion's choice."""
-    content = [
-        _entry(token.id, token.logprob, name)
-        | {"top_logprobs": [_entry(other, logprob, name) for other, logprob in token.top]}
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(tokens: Sequence[SampledToken], name: Name, offset: int) -> dict[str, Any]:
-    """The `logprobs` of a completion's choice; `offset` is where its text begins."""
-    texts = [name(token.id) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
-    return {
-        "tokens": texts,
-        "token_logprobs": [_finite(token.logprob) for token in tokens],
-        "text_offset": offsets,
-        "top_logprobs": [{name(other): _finite(value) for other, value in token.top} for token in tokens],
-    }
-
-
-def namer(decode: Callable[[Sequence[int]], str], *, as_ids: bool) -> Name:
-    """How tokens are named."""
-    return (lambda token: f"token_id:{token}") if as_ids else (lambda token: decode([token]))
-
-
-def _entry(token: int, logprob: float, name: Name) -> dict[str, Any]:
-    text = name(token)
-    # A token that is a part of a character has no text of its own, and so none to give the bytes of.
-    return {
-        "token": text,
-        "logprob": _finite(logprob),
-        "bytes": None if _REPLACEMENT in text else list(text.encode()),
-    }
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, _LOWEST)
+T = TypeVar("T")
 
 
 class TextStream:
@@ -112,16 +66,14 @@ class TextStream:
         if any(stop in self._held for stop in self._stops):
             self._over = True
             return ""
-        return self._let_go(len(self._held) - self._may_be_stop())
+        certain = len(self._held) - self._may_be_stop()
+        text, self._held = self._held[:certain], self._held[certain:]
+        self._sent += len(text)
+        return text
 
     def rest(self, text: str) -> str:
         """The part of the final text that was not given out yet."""
         return text[self._sent :]
-
-    def _let_go(self, length: int) -> str:
-        out, self._held = self._held[:length], self._held[length:]
-        self._sent += len(out)
-        return out
 
     def _may_be_stop(self) -> int:
         """Characters at the end that could be the beginning of a stop string."""
@@ -129,48 +81,6 @@ class TextStream:
             size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])
         ]
         return max(lengths, default=0)
-
-
-def streamed(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
-    """The response that sends each object as an event, and `[DONE]` at the end.
-
-    The status is sent before the first token, so a failure after that is an event with an error object.
-    """
-
-    async def events() -> AsyncIterator[bytes]:
-        try:
-            async for chunk in chunks:
-                yield _event(json.dumps(chunk))
-        except EtudeError as error:
-            yield _event(json.dumps(error_object(500, str(error))))
-            return
-        yield _event("[DONE]")
-
-    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
-
-
-def _event(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """Something about one of the sequences: a token, or its end."""
-
-    index: int
-    token: SampledToken | None = None
-    end: Sampled | None = None
-
-
-async def sample_all(engine: TokenEngine, requests: Sequence[TokenRequest]) -> list[Sampled]:
-    """All sequences, in order. When one fails or the caller is cancelled, all are given up."""
-    tasks = [asyncio.ensure_future(engine.sample(request)) for request in requests]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 class SampleStream:
@@ -183,7 +93,7 @@ class SampleStream:
         self._news: asyncio.Queue[News | EngineError | None] = asyncio.Queue()
         self.sampled = 0
         """Tokens that were given out."""
-        self._task = asyncio.create_task(self._sample(engine, requests, held))
+        self._task = asyncio.create_task(self._sample_all(engine, requests, held))
 
     async def __aiter__(self) -> AsyncIterator[News]:
         """Raises EngineError when a sequence fails."""
@@ -191,27 +101,26 @@ class SampleStream:
             while (news := await self._news.get()) is not None:
                 if isinstance(news, EngineError):
                     raise news
-                self.sampled += news.token is not None
+                self.sampled += isinstance(news[1], SampledToken)
                 yield news
         finally:
             self._task.cancel()
 
-    async def _sample(
+    async def _sample_all(
         self, engine: TokenEngine, requests: Sequence[TokenRequest], held: AsyncExitStack
     ) -> None:
+        async def sample(index: int, request: TokenRequest) -> None:
+            sampled = await engine.sample(request, lambda token: self._news.put_nowait((index, token)))
+            self._news.put_nowait((index, sampled))
+
         async with held:
             try:
                 async with asyncio.TaskGroup() as group:
                     for index, request in enumerate(requests):
-                        group.create_task(self._sample_one(engine, index, request))
+                        group.create_task(sample(index, request))
             except* EngineError as errors:
-                first = errors.exceptions[0]
-                self._news.put_nowait(first if isinstance(first, EngineError) else EngineError(str(first)))
+                self._news.put_nowait(EngineError(str(errors.exceptions[0])))
             self._news.put_nowait(None)
-
-    async def _sample_one(self, engine: TokenEngine, index: int, request: TokenRequest) -> None:
-        sampled = await engine.sample(request, lambda token: self._news.put_nowait(News(index, token=token)))
-        self._news.put_nowait(News(index, end=sampled))
 
 
 async def unless_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
@@ -245,30 +154,28 @@ class Answering(ABC):
     chunk_kind: ClassVar[str]
     """The names of the answer's object, and of a piece of it in a stream."""
 
-    def __init__(
-        self,
-        engine: TokenEngine,
-        body: InferenceBody,
-        prompts: Sequence[tuple[int, ...]],
-        max_tokens: int | None,
-        top: int,
-    ) -> None:
-        """`top` is the number of alternatives that each token comes with. Raises ApiError for a prompt."""
+    def __init__(self, engine: TokenEngine, asked: ChatBody, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Raises ApiError for a prompt that cannot be."""
         for prompt in prompts:
             require_room(engine.speech, prompt)
-        self.speech = engine.speech
-        self.name = namer(self.speech.template.decode, as_ids=bool(body.return_tokens_as_token_ids))
-        sampling = body.sampling(max_tokens)
+        self.engine = engine
+        self.asked = asked
+        self.template = engine.speech.template
+        self.name = named_by_id if asked.tokens_as_ids else lambda token: self.template.decode([token])
+        # Each sequence has a seed of its own; that of the first is as in a request for just one.
+        sampling = change_sampling(Sampling(), {**asked.sampling, "seed": None})
+        start = asked.sampling.get("seed", secrets.randbits(_KEY_BITS))
+        keys = [fold(start, "choice", index) if index else start for index in range(asked.n)]
         self.requests = [
-            replace(TokenRequest(prompt, sampling, top=top), key=key)
+            TokenRequest(prompt, sampling, key=key, top=asked.top_logprobs)
             for prompt in prompts
-            for key in _keys(body.count, body.seed)
+            for key in keys
         ]
-        self._stops = sampling.stop
+        self.prompt_ids: dict[str, Any] = {}
+        """The prompt's ids, for answers that have them beside their choices."""
         self._prompt_tokens = sum(map(len, prompts))
-        self._tells_usage = body.include_usage
         id = f"{self.prefix}-{secrets.token_hex(12)}"
-        self._head = {"id": id, "created": int(time.time()), "model": body.model}
+        self._head = {"id": id, "created": int(time.time()), "model": asked.model}
 
     @abstractmethod
     def choice_of(self, index: int, sampled: Sampled) -> dict[str, Any]:
@@ -280,70 +187,72 @@ class Answering(ABC):
 
     def text_stream(self) -> TextStream:
         """A stream of the text of one of the sequences."""
-        return TextStream(self.speech.template.decode, self.speech.stop_ids, self._stops)
+        stops = self.requests[0].sampling.stop
+        return TextStream(self.template.decode, self.engine.speech.stop_ids, stops)
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """A piece of the answer with a piece of one choice."""
-        no_usage = {"usage": None} if self._tells_usage else {}
+        no_usage = {"usage": None} if self.asked.include_usage else {}
         return {**self._head, "object": self.chunk_kind, "choices": [choice], **no_usage}
 
-    def completion(self, answers: Sequence[Sampled]) -> dict[str, Any]:
-        """The answer, where it is not streamed."""
-        choices = [self.choice_of(index, answer) for index, answer in enumerate(answers)]
-        return {**self._head, "object": self.kind, "choices": choices, "usage": self._usage(_tokens(answers))}
-
-    async def all_chunks(self, stream: SampleStream, metrics: Metrics) -> AsyncIterator[dict[str, Any]]:
-        """All pieces of a stream, the usage at its end among them where it was asked for."""
-        async for chunk in self.chunks(stream):
-            yield chunk
-        metrics.count_tokens(self._prompt_tokens, stream.sampled)
-        if self._tells_usage:
-            usage = self._usage(stream.sampled)
-            yield {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
-
-    async def answer(self, request: Request, engine: TokenEngine, metrics: Metrics) -> Response:
+    async def whole(self, request: Request, metrics: Metrics) -> Response:
         """Sample all sequences, and answer. A client that hangs up ends that."""
-        answers = await unless_gone(request, lambda: sample_all(engine, self.requests))
-        metrics.count_tokens(self._prompt_tokens, _tokens(answers))
-        return JSONResponse(self.completion(answers))
+        answers = await unless_gone(request, self._sample_all)
+        sampled = sum(len(answer.ids) for answer in answers)
+        metrics.count_tokens(self._prompt_tokens, sampled)
+        choices = [self.choice_of(index, answer) for index, answer in enumerate(answers)]
+        usage = usage_object(self._prompt_tokens, sampled)
+        answer = {**self._head, "object": self.kind, "choices": choices, "usage": usage}
+        return JSONResponse(answer | self.prompt_ids)
 
-    def _usage(self, sampled: int) -> dict[str, int]:
-        prompt = self._prompt_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    async def _sample_all(self) -> list[Sampled]:
+        """All sequences, in order. When one fails or the caller is cancelled, all are given up."""
+        tasks = [asyncio.ensure_future(self.engine.sample(request)) for request in self.requests]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def events(self, stream: SampleStream, metrics: Metrics) -> AsyncIterator[bytes]:
+        """The pieces as events, the usage at the end where it was asked for, and `[DONE]`.
+
+        The status is sent before the first token, so a failure after that is an event with an error object.
+        """
+        try:
+            async for chunk in self.chunks(stream):
+                yield server_sent(chunk)
+        except EtudeError as error:
+            yield server_sent(error_object(500, str(error)))
+            return
+        metrics.count_tokens(self._prompt_tokens, stream.sampled)
+        if self.asked.include_usage:
+            usage = usage_object(self._prompt_tokens, stream.sampled)
+            yield server_sent({**self._head, "object": self.chunk_kind, "choices": [], "usage": usage})
+        yield server_sent("[DONE]")
 
 
 async def answered(
     pool: EnginePool,
     metrics: Metrics,
     request: Request,
-    body: InferenceBody,
+    asked: ChatBody,
     sequences: int,
     taken_apart: Callable[[TokenEngine], Answering],
 ) -> Response:
     """Answer a request for so many sequences, in a stream where it asks for one."""
     async with AsyncExitStack() as held:
-        engine = await held.enter_async_context(pool.using(body.model, sequences))
+        engine = await held.enter_async_context(pool.using(asked.model, sequences))
         answering = taken_apart(engine)
-        if not body.stream:
-            return await answering.answer(request, engine, metrics)
+        if not asked.stream:
+            return await answering.whole(request, metrics)
         stream = SampleStream(engine, answering.requests, held.pop_all())
-        return streamed(answering.all_chunks(stream, metrics))
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        events = answering.events(stream, metrics)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-def tokens_of(sampled: Sampled) -> list[SampledToken]:
+def tokens_of(sampled: Sampled) -> list[TokenLogprob]:
     """The sampled tokens, each with its logprob and the alternatives to it."""
     tops = sampled.top or ((),) * len(sampled.ids)
-    return [
-        SampledToken(token, logprob, top)
-        for token, logprob, top in zip(sampled.ids, sampled.logprobs, tops, strict=True)
-    ]
-
-
-def _keys(count: int, seed: int | None) -> list[int]:
-    """The randomness of each repetition; that of the first is as in a request for just one."""
-    start = secrets.randbits(_KEY_BITS) if seed is None else seed
-    return [fold(start, "choice", index) if index else start for index in range(count)]
-
-
-def _tokens(answers: Sequence[Sampled]) -> int:
-    return sum(len(answer.ids) for answer in answers)
+    return list(zip(sampled.ids, sampled.logprobs, tops, strict=True))

@@ -11,15 +11,14 @@ import secrets
 import time
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import version
+from importlib import metadata
 from urllib.parse import urlsplit
 
-from fastapi.responses import JSONResponse
 from packaging.version import InvalidVersion, Version
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from etude.server.errors import ApiError, error_object
+from etude.server.errors import ApiError
 from etude.server.extensions import ServerExtension
 from etude.server.metrics import Metrics
 from etude.server.settings import ServerSettings
@@ -28,7 +27,6 @@ VERSION_HEADER = "x-etude-version"
 """Clients of etude send their version in it, and every answer has the server's."""
 
 WARNING_HEADER = "x-etude-warning"
-
 
 _MOST_CLIENTS = 10_000
 _OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
@@ -43,29 +41,19 @@ _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 @cache
 def server_version() -> str:
     """The version of etude that this server is."""
-    return version("etude")
+    return metadata.version("etude")
 
 
-def refusal_of(client: str) -> str | None:
-    """Why a client of that version is refused; None when it is not."""
+def compare_versions(client: str) -> tuple[str | None, str | None]:
+    """Why a client of that version is refused, and the warning for one that is not; each may be None."""
     try:
         theirs, ours = Version(client), Version(server_version())
     except InvalidVersion:
-        return f"the header {VERSION_HEADER} is {client!r:.40}, which is no version"
-    if theirs.major == ours.major:
-        return None
-    return (
-        f"this server is etude {ours}, and the client is etude {theirs}: another major version. "
-        f"Install etude {ours.major}.* in the client"
-    )
-
-
-def warning_of(client: str) -> str | None:
-    """The warning for a client of that version; None when there is none."""
-    theirs, ours = Version(client), Version(server_version())
-    if theirs.minor == ours.minor:
-        return None
-    return f"this server is etude {ours}, and the client is etude {theirs}: newer features may be missing"
+        return f"the header {VERSION_HEADER} is {client!r:.40}, which is no version", None
+    pair = f"this server is etude {ours}, and the client is etude {theirs}:"
+    if theirs.major != ours.major:
+        return f"{pair} another major version. Install etude {ours.major}.* in the client", None
+    return None, None if theirs.minor == ours.minor else f"{pair} newer features may be missing"
 
 
 class RateLimit:
@@ -123,6 +111,7 @@ class Guard:
             return
         headers, started, status = Headers(scope=scope), time.perf_counter(), 500
         client = headers.get(VERSION_HEADER)
+        refusal, warning = compare_versions(client) if client is not None else (None, None)
         request_id = headers.get("x-request-id", "")[:128] or f"req_{secrets.token_hex(12)}"
 
         async def send_on(message: Message) -> None:
@@ -132,22 +121,23 @@ class Guard:
                 added = MutableHeaders(scope=message)
                 added["x-request-id"] = request_id
                 added[VERSION_HEADER] = server_version()
-                if client and refusal_of(client) is None and (warning := warning_of(client)):
+                if warning is not None:
                     added[WARNING_HEADER] = warning
             await send(message)
 
         try:
-            refused = self._refusal(scope, headers)
+            refused = self._refusal(scope, headers, refusal)
             if refused is not None:
-                await _response(refused)(scope, receive, send_on)
+                await refused.response()(scope, receive, send_on)
             else:
                 await self._app(scope, self._limited(scope, headers, receive), send_on)
         finally:
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.count_request(scope["method"], route, status, time.perf_counter() - started)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        path, client = scope["path"], headers.get(VERSION_HEADER)
+    def _refusal(self, scope: Scope, headers: Headers, version: str | None) -> ApiError | None:
+        """Why a request is not let in; `version` says what is wrong with its client's."""
+        path = scope["path"]
         if path not in self._open:
             if too_many := self._too_many(scope):
                 return too_many
@@ -156,8 +146,8 @@ class Guard:
             if self._settings.api_key is None and not self._names_us(headers):
                 # A web page could otherwise reach the server through a name that leads to this machine.
                 return ApiError(403, "this server answers to localhost only; start it with a key")
-            if client is not None and (refusal := refusal_of(client)):
-                return ApiError(400, refusal, code="incompatible_version")
+            if version is not None:
+                return ApiError(400, version, code="incompatible_version")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._limit(path):
             return self._too_large(path)
@@ -190,9 +180,10 @@ class Guard:
         return self._settings.max_file + _MULTIPART_BYTES if large else self._settings.max_body
 
     def _too_large(self, path: str) -> ApiError:
-        return ApiError(
-            413, f"the request is larger than {self._limit(path)} bytes", code="request_too_large"
-        )
+        message = f"the request is larger than {self._limit(path)} bytes"
+        error = ApiError(413, message, code="request_too_large")
+        error.headers = {"connection": "close"}  # The rest of the body is not read.
+        return error
 
     def _limited(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """Receives the body, and stops when it is too large or does not come."""
@@ -225,12 +216,3 @@ def _key_of(header: str) -> str:
         with contextlib.suppress(ValueError):
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
     return ""
-
-
-def _response(error: ApiError) -> JSONResponse:
-    content = error_object(error.status_code, str(error.detail), param=error.param, code=error.code)
-    headers = dict(error.headers or {})
-    if error.status_code == 413:
-        # The rest of the body is not read.
-        headers["connection"] = "close"
-    return JSONResponse(content, error.status_code, headers)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from etude.algorithms.algorithm import Algorithm, Gradient, algorithm_of, algorithm_type, gradient_fields
 from etude.config import registry
@@ -32,12 +32,10 @@ _STEPS_OF_AN_EPOCH = 8
 _RANK = 16
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Hyperparameters(_Fields):
+class Hyperparameters(BaseModel):
     """OpenAI's, and below them ours."""
+
+    model_config = ConfigDict(extra="forbid")
 
     n_epochs: Auto | Count | None = Field(default=None, description="Times that a job goes over its data.")
     batch_size: Auto | Count | None = Field(default=None, description="Rows of an optimiser step.")
@@ -75,13 +73,15 @@ _REFERENCE = Field(
 
 def server_algorithms() -> dict[Method, type[Algorithm]]:
     """The algorithms that a job can name: shipped ones, and those of `--algorithms`."""
-    types = (registry.lookup("trajectory_builders", name).config_type for name in _registered())
+    names = registry.names("trajectory_builders")
+    types = (registry.lookup("trajectory_builders", name).config_type for name in names)
     known = (kind for kind in types if issubclass(kind, Algorithm))
     return {kind.type_name: kind for kind in known if kind().method_at(0)[0] == kind.type_name}
 
 
-def _registered() -> list[str]:
-    return registry.names("trajectory_builders")
+def _options(algorithm: type[Algorithm]) -> set[str]:
+    """The algorithm's options that a job has."""
+    return {*gradient_fields(algorithm, at_server=True)}
 
 
 @lru_cache(maxsize=64)
@@ -90,9 +90,9 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
 
     Each may be `"auto"`, which is as the algorithm has it.
     """
-    fields: dict[str, Any] = {"reference": (Literal["auto", "start", "base"] | None, _REFERENCE)}
-    if algorithm.kind != "samples":
-        fields = {}
+    fields: dict[str, Any] = {}
+    if algorithm.kind == "samples":
+        fields["reference"] = (Literal["auto", "start", "base"] | None, _REFERENCE)
     for name in gradient_fields(algorithm, at_server=True):
         option = algorithm.model_fields[name]
         bounds = [mark for mark in option.metadata if not isinstance(mark, Gradient)]
@@ -100,13 +100,10 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
         fields[name] = (Auto | kind | None, Field(default=None, description=option.description))
 
     def fits(asked: Hyperparameters) -> Hyperparameters:
-        try:
-            algorithm.model_validate({name: asked.given()[name] for name in options & asked.given().keys()})
-        except ValidationError as error:
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+        given = asked.given()
+        algorithm.model_validate({name: given[name] for name in given.keys() & _options(algorithm)})
         return asked
 
-    options = {*gradient_fields(algorithm, at_server=True)}
     checks: dict[str, Any] = {"_fits": model_validator(mode="after")(fits)}
     return create_model(
         f"{algorithm.__name__}Hyperparameters",
@@ -122,7 +119,9 @@ def method_model(algorithm: type[Algorithm]) -> type[BaseModel]:
     """The model of `{"grpo": {"hyperparameters": {…}}}`, for the algorithm of that name."""
     model, closed = hyperparameters_model(algorithm), ConfigDict(extra="forbid")
     part: Any = create_model(
-        "Options", __config__=closed, hyperparameters=(model, Field(default_factory=model))
+        f"{algorithm.__name__}Options",
+        __config__=closed,
+        hyperparameters=(model, Field(default_factory=model)),
     )
     fields: dict[str, Any] = {algorithm.type_name: (part, ...)}
     return create_model("Method", __config__=closed, **fields)
@@ -135,17 +134,9 @@ def hyperparameters_for(method: Method, **given: Any) -> Hyperparameters:
 
 def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
     """The algorithm of a job with resolved hyperparameters. DPO's reference is the model it starts from."""
-    options = {name: values[name] for name in gradient_fields(algorithm_type(method), at_server=True)}
-    kept = {"reference": "base"} if algorithm_type(method).kind == "pairs" else {}
-    return algorithm_of(method, options | kept)
-
-
-def _method_defaults(method: Method, given: dict[str, Any]) -> dict[str, Any]:
     kind = algorithm_type(method)
-    options = {*gradient_fields(kind, at_server=True)}
-    algorithm = algorithm_of(method, {name: given[name] for name in options & given.keys()})
-    reference = {"reference": "start"} if kind.kind == "samples" else {}
-    return reference | algorithm.model_dump(mode="json", include=options)
+    kept = {"reference": "base"} if kind.kind == "pairs" else {}
+    return algorithm_of(method, {name: values[name] for name in _options(kind)} | kept)
 
 
 def resolved(
@@ -156,7 +147,9 @@ def resolved(
     `lora` is that of the model to start from. A fine-tuned model goes on as it was made. Raises
     ValueError when LoRA weights of another shape are asked for.
     """
-    given, kind = asked.given(), algorithm_type(method).kind
+    given, algorithm = asked.given(), algorithm_type(method)
+    kind, options = algorithm.kind, _options(algorithm)
+    chosen = algorithm_of(method, {name: given[name] for name in options & given.keys()})
     rank, alpha = _lora_of(given, lora, fine_tuned=fine_tuned)
     for_lora, for_all = _LEARNING_RATES[kind]
     batch = rows if kind == "samples" else max(1, min(_LARGEST_BATCH, rows // _STEPS_OF_AN_EPOCH))
@@ -168,7 +161,8 @@ def resolved(
         "lr_schedule": "constant",
         "warmup_steps": 0,
         "gradient_checkpointing": False,
-        **_method_defaults(method, given),
+        **({"reference": "start"} if kind == "samples" else {}),
+        **chosen.model_dump(mode="json", include=options),
     }
     return defaults | given | {"lora_rank": rank, "lora_alpha": alpha}
 
@@ -178,10 +172,10 @@ def _lora_of(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned: 
     if not fine_tuned:
         rank = _RANK if rank is None else int(rank)
         return rank, float(alpha or 2 * rank)
-    there = (0, 0.0) if lora is None else (int(lora["r"]), float(lora["alpha"]))
-    if rank not in (None, there[0]) or (rank and alpha not in (None, there[1])):
+    own_rank, own_alpha = (0, 0.0) if lora is None else (int(lora["r"]), float(lora["alpha"]))
+    if rank not in (None, own_rank) or (rank and alpha not in (None, own_alpha)):
         raise ValueError(
-            f"the model was trained with lora_rank {there[0]} and lora_alpha {there[1]:g}, and goes on with "
+            f"the model was trained with lora_rank {own_rank} and lora_alpha {own_alpha:g}, and goes on with "
             "these; leave both out, or start from the base model"
         )
-    return there
+    return own_rank, own_alpha

@@ -1,22 +1,44 @@
-"""The training jobs: a queue in the database, which server and workers share."""
+"""The training jobs: a queue in the database, which server and workers share, and a folder for each."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from etude.jobs.folders import StateFolders
 from etude.server.database import EVENTS, JOBS, MODELS, Row, new_id, page_of, row_of
 from etude.server.errors import ApiError, not_found
+from etude.store.lock import locked_by
 
 WAITING = ("validating_files", "queued")
 FINAL = ("succeeded", "failed", "cancelled")
 
 _RETRY_SECONDS = 60
+
+
+class JobFolder:
+    """`jobs/<id>` in the data folder: a job's locks, its worker's log, and checkpoints to resume from."""
+
+    def __init__(self, data_dir: Path, job: str) -> None:
+        self.path = data_dir / "jobs" / job
+        self.log = self.path / "worker.log"
+        """The worker's standard output and error."""
+        self.checkpoints = StateFolders(self.path, "step-", "checkpoint")
+
+    def lock_of(self, rank: int) -> Path:
+        """Held by a process that trains the job for as long as it lives; rank 0 is the one that writes."""
+        return self.path / (f"lock-{rank}" if rank else "lock")
+
+    def holders(self) -> list[int]:
+        """The processes that train the job."""
+        holders = (locked_by(path) for path in sorted(self.path.glob("lock*")))
+        return [pid for pid in holders if pid is not None]
 
 
 class JobStore:
@@ -30,14 +52,8 @@ class JobStore:
 
         Raises ApiError 409 when that one was asked for with other words.
         """
-        row = {
-            "id": new_id("ftjob"),
-            "created": time.time(),
-            "status": "queued",
-            "result_files": [],
-            "attempts": 0,
-            **values,
-        }
+        initial = {"status": "queued", "result_files": [], "attempts": 0}
+        row = {"id": new_id("ftjob"), "created": time.time(), **initial, **values}
         try:
             with self._engine.begin() as connection:
                 connection.execute(sa.insert(JOBS).values(row))
@@ -57,9 +73,8 @@ class JobStore:
     def require_place(self, most: int) -> None:
         """Raise ApiError 429 when `most` jobs wait."""
         if len(self.with_status(*WAITING)) >= most:
-            raise ApiError(
-                429, "the queue of training jobs is full", code="queue_full", retry_after=_RETRY_SECONDS
-            )
+            message = "the queue of training jobs is full"
+            raise ApiError(429, message, code="queue_full", retry_after=_RETRY_SECONDS)
 
     def of_key(self, key: str) -> Row | None:
         """The job that was created with an idempotency key."""
@@ -103,45 +118,34 @@ class JobStore:
         """Queued to running; False when the job is not in the queue any more."""
         return self._move(job, ("queued",), "running", attempts=JOBS.c.attempts + 1)
 
-    def requeue(self, job: str, why: str, attempts: int) -> bool:
+    def requeue(self, job: str, why: str, attempts: int) -> None:
         """Running to queued: it goes on later, from its last checkpoint."""
-        return self._move(job, ("running",), "queued", event=why, level="warn", attempts=attempts)
+        self._move(job, ("running",), "queued", event=why, level="warn", attempts=attempts)
 
     def cancel(self, job: str) -> Row:
         """End a job that has not ended. Raises ApiError: 404, and 400 when it has."""
-        event, now = "Fine-tuning job cancelled", time.time()
-        if not self._move(job, (*WAITING, "running"), "cancelled", finished=now, event=event):
-            row = self.get(job)
-            raise ApiError(
-                400, f"job {job} has ended: it is {row['status']}", param="id", code="job_already_completed"
-            )
+        event = "Fine-tuning job cancelled"
+        if not self._move(job, (*WAITING, "running"), "cancelled", finished=time.time(), event=event):
+            message = f"job {job} has ended: it is {self.get(job)['status']}"
+            raise ApiError(400, message, param="id", code="job_already_completed")
         return self.get(job)
 
-    def fail(self, job: str, message: str, code: str, param: str | None = None) -> bool:
+    def fail(self, job: str, message: str, code: str, param: str | None = None) -> None:
         """End a job that cannot be done."""
-        error = {"code": code, "message": message, "param": param}
+        facts = {"error": {"code": code, "message": message, "param": param}, "finished": time.time()}
         event = f"The job failed: {message}"
-        return self._move(
-            job,
-            (*WAITING, "running"),
-            "failed",
-            error=error,
-            finished=time.time(),
-            event=event,
-            level="error",
-        )
+        self._move(job, (*WAITING, "running"), "failed", event=event, level="error", **facts)
 
-    def succeed(self, job: str, model: Mapping[str, Any], **facts: Any) -> bool:
-        """Running to succeeded, and the new model is there, both or neither; False when it was cancelled."""
+    def succeed(self, job: str, model: Mapping[str, Any], **facts: Any) -> None:
+        """Running to succeeded, and the new model is there, both or neither, as where it was cancelled."""
         change = {"fine_tuned_model": model["id"], "finished": time.time(), "status": "succeeded", **facts}
         with self._engine.begin() as connection:
             running = (JOBS.c.id == job) & (JOBS.c.status == "running")
             if connection.execute(sa.update(JOBS).where(running).values(change)).rowcount == 0:
-                return False
+                return
             connection.execute(sa.insert(MODELS).values(model))
             _add_event(connection, job, f"New fine-tuned model created: {model['id']}")
             _add_event(connection, job, "The job has successfully completed")
-        return True
 
     def add_event(
         self, job: str, message: str, *, once: str | None = None, data: Mapping[str, Any] | None = None
@@ -193,12 +197,9 @@ def model_name(base: str, suffix: str | None, job: str, step: int | None = None)
 def require_same(known: Row, differences: Sequence[str]) -> None:
     """Raise ApiError 409 where a request has the idempotency key of another job."""
     if differences:
-        raise ApiError(
-            409,
-            f"the idempotency key belongs to job {known['id']}, which was created by another request: it "
-            f"differs in {', '.join(differences)}",
-            code="idempotency_key_reused",
-        )
+        message = f"the idempotency key belongs to job {known['id']}, which was created by another request"
+        different = f"it differs in {', '.join(differences)}"
+        raise ApiError(409, f"{message}: {different}", code="idempotency_key_reused")
 
 
 def _add_event(

@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from etude.algorithms.algorithm import algorithm_type, kind_of
 from etude.core.keys import content_hash
@@ -30,7 +39,6 @@ SameFile = Callable[[str | None, str | None], bool]
 _Key = Annotated[str, Field(min_length=1, max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 _SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 IdempotencyKey = Annotated[str | None, Header(max_length=255)]
@@ -63,6 +71,19 @@ class MethodBody(BaseModel):
             body = method_model(algorithm_type(self.type)).model_validate({self.type: given[self.type] or {}})
             self._asked = getattr(body, self.type).hyperparameters
         return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """With the hyperparameters of every algorithm, as it declares them, under its name."""
+        shown = handler.resolve_ref_schema(handler(schema))
+        shown["properties"]["type"]["enum"] = [*server_algorithms()]
+        shown["additionalProperties"] = False
+        for algorithm in server_algorithms().values():
+            options = handler(method_model(algorithm).__pydantic_core_schema__)
+            shown["properties"] |= handler.resolve_ref_schema(options)["properties"]
+        return shown
 
     @property
     def hyperparameters(self) -> Hyperparameters:
@@ -97,7 +118,7 @@ class JobBody(BaseModel):
         return suffix or None
 
     @model_validator(mode="after")
-    def _told_once(self) -> JobBody:
+    def _has_hyperparameters_once(self) -> JobBody:
         if self.hyperparameters is not None and "method" in self.model_fields_set:
             raise ValueError("hyperparameters belong under method")
         return self
@@ -113,10 +134,8 @@ class JobBody(BaseModel):
 
     def hash(self) -> str:
         """Differs between requests for different jobs, but for their files."""
-        request: dict[str, Any] = self.model_dump(
-            mode="json", exclude_none=True, exclude={"training_file", "validation_file"}
-        )
-        return content_hash(request)
+        files = {"training_file", "validation_file"}
+        return content_hash(self.model_dump(mode="json", exclude_none=True, exclude=files))
 
     def differences(self, job: Mapping[str, Any], same_file: SameFile) -> list[str]:
         """The fields in which this request is not the one that created `job`, a row of the database."""
@@ -135,30 +154,35 @@ class JobBody(BaseModel):
         return different
 
 
+_JOB_FIELDS = (
+    "id",
+    "status",
+    "model",
+    "fine_tuned_model",
+    "training_file",
+    "validation_file",
+    "suffix",
+    "seed",
+    "metadata",
+    "error",
+    "trained_tokens",
+    "result_files",
+)
+
+
 def job_object(row: Row) -> dict[str, Any]:
     """The `fine_tuning.job` object."""
-    values = row["hyperparameters"]
-    shown = {key: values[key] for key in ("n_epochs", "batch_size", "learning_rate_multiplier")}
-    method = row["method"]
+    method, values = row["method"], row["hyperparameters"]
     return {
-        "id": row["id"],
+        **{name: row[name] for name in _JOB_FIELDS},
         "object": "fine_tuning.job",
         "created_at": int(row["created"]),
-        "status": row["status"],
-        "model": row["model"],
-        "fine_tuned_model": row["fine_tuned_model"],
-        "training_file": row["training_file"],
-        "validation_file": row["validation_file"],
-        "method": {"type": method, method: {"hyperparameters": values}},
-        "hyperparameters": shown,
-        "suffix": row["suffix"],
-        "seed": row["seed"],
-        "metadata": row["metadata"],
-        "error": row["error"],
         "finished_at": _seconds(row["finished"]),
         "estimated_finish": _seconds(row["estimated_finish"]) if row["status"] == "running" else None,
-        "trained_tokens": row["trained_tokens"],
-        "result_files": row["result_files"],
+        "method": {"type": method, method: {"hyperparameters": values}},
+        "hyperparameters": {
+            name: values[name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
+        },
         "organization_id": "etude",
         "integrations": [],
     }
@@ -167,12 +191,9 @@ def job_object(row: Row) -> dict[str, Any]:
 def event_object(row: Row) -> dict[str, Any]:
     """The `fine_tuning.job.event` object."""
     return {
-        "id": row["id"],
+        **{name: row[name] for name in ("id", "level", "type", "message")},
         "object": "fine_tuning.job.event",
         "created_at": int(row["created"]),
-        "level": row["level"],
-        "type": row["type"],
-        "message": row["message"],
         "data": row["data"] or {},
     }
 
@@ -197,10 +218,10 @@ def _seconds(time: float | None) -> int | None:
 def job_routes(
     jobs: JobStore, files: FileStore, models: ModelStore, waiting_jobs: int, wake: Callable[[], None]
 ) -> APIRouter:
-    """Create, follow and cancel jobs. `wake` has the scheduler look at the queue."""
-    router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
+    """Create, follow and cancel jobs, and list algorithms. `wake` has the scheduler look at the queue."""
+    router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
 
-    @router.post("", summary="Train a model")
+    @router.post("/jobs", summary="Train a model")
     def create_job(body: JobBody, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
         """Queue a job. One that was created with the same `Idempotency-Key` is given back instead."""
         key = body.key(idempotency_key)
@@ -214,7 +235,7 @@ def job_routes(
         wake()
         return job_object(row)
 
-    @router.get("", summary="List jobs")
+    @router.get("/jobs", summary="List jobs")
     def list_jobs(request: Request, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
         """The newest first; `metadata[key]=value` picks those that have it."""
         query = request.query_params.multi_items()
@@ -224,38 +245,31 @@ def job_routes(
         rows, more = jobs.page(wanted, after, limit)
         return list_object([job_object(row) for row in rows], more)
 
-    @router.get("/{job_id}", summary="Retrieve a job")
+    @router.get("/jobs/{job_id}", summary="Retrieve a job")
     def retrieve_job(job_id: str) -> dict[str, Any]:
         """Where it stands."""
         return job_object(jobs.get(job_id))
 
-    @router.post("/{job_id}/cancel", summary="Cancel a job")
+    @router.post("/jobs/{job_id}/cancel", summary="Cancel a job")
     def cancel_job(job_id: str) -> dict[str, Any]:
         """End a job that waits or trains; it makes no model."""
         row = jobs.cancel(job_id)
         wake()
         return job_object(row)
 
-    @router.get("/{job_id}/events", summary="List a job's events")
+    @router.get("/jobs/{job_id}/events", summary="List a job's events")
     def list_events(job_id: str, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
         """The newest first. Events of the type `metrics` are about a step."""
         rows, more = jobs.events(job_id, after, limit)
         return list_object([event_object(row) for row in rows], more)
 
-    @router.get("/{job_id}/checkpoints", summary="List a job's checkpoints")
+    @router.get("/jobs/{job_id}/checkpoints", summary="List a job's checkpoints")
     def list_checkpoints(job_id: str, after: str | None = None, limit: Limit = 10) -> dict[str, Any]:
         """The models after the last epochs; each can be asked by its name."""
         rows, more = jobs.checkpoints(job_id, after, limit)
         return list_object([checkpoint_object(row) for row in rows], more)
 
-    return router
-
-
-def algorithm_routes() -> APIRouter:
-    """Which algorithms a job can name."""
-    router = APIRouter(prefix="/v1/fine_tuning/algorithms", tags=["fine-tuning"])
-
-    @router.get("", summary="List algorithms")
+    @router.get("/algorithms", summary="List algorithms")
     def list_algorithms() -> dict[str, Any]:
         """Names for the `type` of a job's `method`."""
         return {"object": "list", "data": sorted(server_algorithms())}
@@ -270,19 +284,15 @@ def _values(body: JobBody, files: FileStore, models: ModelStore) -> dict[str, An
     training = _file(files, body.training_file, method, "training_file")
     if body.validation_file is not None:
         _file(files, body.validation_file, method, "validation_file")
+    is_fine_tuned = model.folder is not None
     try:
-        values = resolved(
-            method, body.asked, training["rows"], model.lora, fine_tuned=model.folder is not None
-        )
+        values = resolved(method, body.asked, training["rows"], model.lora, fine_tuned=is_fine_tuned)
     except ValueError as error:
         param = f"method.{method}.hyperparameters.lora_rank"
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
     return {
-        "model": body.model,
+        **body.model_dump(include={"model", "training_file", "validation_file", "suffix"}),
         "method": method,
-        "training_file": body.training_file,
-        "validation_file": body.validation_file,
-        "suffix": body.suffix,
         "seed": secrets.randbits(31) if body.seed is None else body.seed,
         "hyperparameters": values,
         "metadata": body.metadata or {},
@@ -295,10 +305,6 @@ def _file(files: FileStore, name: str, method: Method, param: str) -> Row:
     except ApiError as error:
         raise ApiError(400, f"there is no file {name!r}", param=param, code="invalid_value") from error
     if row["method"] != ROW_OF[kind_of(method)]:
-        raise ApiError(
-            400,
-            f"file {name} has rows for {row['method']}, and the method is {method}",
-            param=param,
-            code="invalid_training_file",
-        )
+        message = f"file {name} has rows for {row['method']}, and the method is {method}"
+        raise ApiError(400, message, param=param, code="invalid_training_file")
     return row

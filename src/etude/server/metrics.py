@@ -12,9 +12,10 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300
 
 
 class Metrics:
-    """The counters of one server."""
+    """The counters of one server, and gauges that are read when they are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, job_counts: Callable[[], Mapping[str, int]], sequences: Callable[[], float]) -> None:
+        """`job_counts` gives the number of jobs by status."""
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "etude_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
@@ -28,6 +29,17 @@ class Metrics:
         )
         self._prompt = Counter("etude_prompt_tokens", "Tokens of prompts.", registry=self.registry)
         self._sampled = Counter("etude_sampled_tokens", "Tokens sampled.", registry=self.registry)
+        gauge = Gauge("etude_sequences", "Sequences under way and waiting.", registry=self.registry)
+        gauge.set_function(sequences)
+
+        class Jobs(Collector):
+            def collect(self) -> list[GaugeMetricFamily]:
+                family = GaugeMetricFamily("etude_jobs", "Training jobs.", labels=["status"])
+                for status, count in job_counts().items():
+                    family.add_metric([status], count)
+                return [family]
+
+        self.registry.register(Jobs())
 
     def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered; `route` is the path's pattern, so that names do not make series."""
@@ -38,22 +50,6 @@ class Metrics:
         """A completion was made."""
         self._prompt.inc(prompt)
         self._sampled.inc(sampled)
-
-    def watch(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when it is asked for."""
-        Gauge(name, help, registry=self.registry).set_function(read)
-
-    def watch_counts(self, name: str, help: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
-        """A gauge with a value for each label, read when it is asked for."""
-
-        class Counts(Collector):
-            def collect(self) -> list[GaugeMetricFamily]:
-                family = GaugeMetricFamily(name, help, labels=[label])
-                for key, value in read().items():
-                    family.add_metric([key], value)
-                return [family]
-
-        self.registry.register(Counts())
 
     def text(self) -> bytes:
         """In Prometheus's text format."""

@@ -6,21 +6,23 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from etude.backends.lm_client import FREE_ENGINE
+from etude.inference.child_process import last_lines
 from etude.learner.team import launch_command
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
-from etude.server.job_folder import JobFolder, exit_words
-from etude.server.jobs import JobStore
+from etude.server.jobs import JobFolder, JobStore
 from etude.server.settings import ServerSettings, training_processes
 from etude.server.worker import WorkerOrder
 
@@ -30,6 +32,9 @@ _MODULE = "etude.server.worker"
 _ATTEMPTS = 3
 """Workers that may end without a checkpoint before their job is given up."""
 _LOOK_SECONDS = 0.5
+_LOG_LINES = 5
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
+"""In the words of torch's launcher."""
 _GRACE_SECONDS = 20.0
 """For a worker to end by itself once its job is cancelled or the server stops."""
 
@@ -63,10 +68,11 @@ class Workers:
 
         Raises OSError when it cannot be started.
         """
-        folder = JobFolder(order.data_dir, order.job)
+        folder = JobFolder(order.settings.data_dir, order.job)
         folder.path.mkdir(parents=True, exist_ok=True)
-        if order.processes > 1:
-            command = launch_command(_MODULE, [order.model_dump_json()], order.processes)
+        processes = order.settings.training_processes or 1
+        if processes > 1:
+            command = launch_command(_MODULE, [order.model_dump_json()], processes)
             with folder.log.open("ab") as log:
                 process = await self._spawn(command, stdin=DEVNULL, stdout=log, stderr=log)
             return Worker(process.pid, asyncio.ensure_future(process.wait()))
@@ -143,20 +149,16 @@ class Scheduler:
     finds it, and waits for it instead of starting another.
     """
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        jobs: JobStore,
-        pool: EnginePool,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """`environment` is that of the workers; left out: the server's own, without its keys."""
+    def __init__(self, settings: ServerSettings, jobs: JobStore, pool: EnginePool) -> None:
         self._settings = settings
+        own = {"data_dir": settings.data_dir.absolute(), "training_processes": training_processes(settings)}
+        self._workers_settings = settings.model_copy(update={**own, "api_key": None, "vllm_args": ()})
         self._jobs = jobs
         self._pool = pool
-        self._workers = Workers(_without_keys(settings) if environment is None else environment)
+        self._workers = Workers(_without_keys(settings))
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._processes: dict[str, Worker] = {}
+        self._workers_of: dict[str, Worker] = {}
+        """Those that this server has started, by their jobs."""
         self._engine_away_for: set[str] = set()
         """Jobs that the engine was put away for, until it is back."""
         self._woken = asyncio.Event()
@@ -179,21 +181,25 @@ class Scheduler:
             self._main.cancel()
         self._workers.close()
         for job in self._tasks:
-            self._terminate(job)
+            self._send(job, signal.SIGTERM)
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=_GRACE_SECONDS)
             for job in self._tasks:
-                self._kill(job)
+                self._send(job, signal.SIGKILL)
 
-    def _terminate(self, job: str) -> None:
-        """Ask a job's worker to end, whichever server started it; one of its processes tells the others."""
-        process = self._processes.get(job)
-        _send(signal.SIGTERM, self._folder(job).holders()[:1] if process is None else [process.pid])
+    def _send(self, job: str, number: signal.Signals) -> None:
+        """Send a signal to a job's worker, whichever server started it.
 
-    def _kill(self, job: str) -> None:
-        """End all the processes of a job's worker, and what launched them."""
-        process = self._processes.get(job)
-        _send(signal.SIGKILL, [*([] if process is None else [process.pid]), *self._folder(job).holders()])
+        One process is enough to be asked to end: it tells the others. SIGKILL is for all of them, and for
+        what launched them.
+        """
+        worker = self._workers_of.get(job)
+        processes = [*([] if worker is None else [worker.pid]), *self._folder(job).holders()]
+        for process in processes if number == signal.SIGKILL else processes[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                # The holder of a lock may not have written its number yet; 0 would be this process's group.
+                if process:
+                    os.kill(process, number)
 
     def _folder(self, job: str) -> JobFolder:
         return JobFolder(self._settings.data_dir, job)
@@ -251,62 +257,42 @@ class Scheduler:
             _LOG.error("the scheduler failed at job %s", job, exc_info=task.exception())
 
     async def _work(self, job: str) -> None:
-        folder = self._folder(job)
-        begin = folder.log_size()
-        worker = await self._workers.start(self._order(job))
+        log = self._folder(job).log
+        begin = log.stat().st_size if log.is_file() else 0
+        worker = await self._workers.start(WorkerOrder(job=job, settings=self._workers_settings))
         if worker is None:
             return
-        self._processes[job] = worker
+        self._workers_of[job] = worker
         try:
-            code = await self._wait(job, worker)
+            code = await self._wait(job, worker.code)
         finally:
-            self._processes.pop(job, None)
-        await self._settle(job, folder.first_failure(begin) or exit_words(code))
-
-    def _order(self, job: str) -> WorkerOrder:
-        settings = self._settings
-        return WorkerOrder(
-            data_dir=settings.data_dir.absolute(),
-            job=job,
-            source=settings.model,
-            name=settings.name,
-            device=settings.device,
-            dtype=settings.dtype,
-            checkpoint_steps=settings.checkpoint_steps,
-            processes=training_processes(settings),
-            shards=settings.shard_training,
-            algorithms=settings.algorithms,
-            log_level=settings.log_level,
-        )
-
-    async def _wait(self, job: str, worker: Worker) -> int:
-        """The worker's exit code. One that does not end after its job is cancelled is killed."""
-        deadline: float | None = None
-        while True:
-            try:
-                return await asyncio.wait_for(asyncio.shield(worker.code), _LOOK_SECONDS)
-            except TimeoutError:
-                deadline = await self._kill_overdue(job, deadline)
-
-    async def _kill_overdue(self, job: str, deadline: float | None) -> float | None:
-        """Kill the worker of a job that is over if it is still there after the deadline.
-
-        Returns the deadline: None while the job runs, and some time from now when it is found to be over.
-        """
-        if (await asyncio.to_thread(self._jobs.get, job))["status"] == "running":
-            return None
-        if deadline is not None and time.monotonic() > deadline:
-            self._kill(job)
-        return deadline or time.monotonic() + _GRACE_SECONDS
+            self._workers_of.pop(job, None)
+        await self._settle(job, _first_failure(log, begin) or _exit_words(code))
 
     async def _wait_for_orphan(self, job: str) -> None:
         """A job that an earlier server started: its worker may still be at it."""
-        deadline: float | None = None
-        while await asyncio.to_thread(self._folder(job).holders):
-            deadline = await self._kill_overdue(job, deadline)
-            await asyncio.sleep(_LOOK_SECONDS)
+
+        async def locks_free() -> int:
+            while await asyncio.to_thread(self._folder(job).holders):  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_SECONDS)  # Of another server's children there are no events.
+            return 0
+
+        await self._wait(job, asyncio.ensure_future(locks_free()))
         # It was not the job's fault: a machine that restarts often must not fail it.
         await self._settle(job, "the server was ended", counts=False)
+
+    async def _wait(self, job: str, code: asyncio.Future[int]) -> int:
+        """The worker's exit code. One that goes on for a while after its job is over is killed."""
+        deadline: float | None = None
+        while True:
+            await asyncio.wait({code}, timeout=_LOOK_SECONDS)
+            if code.done():
+                return code.result()
+            if (await asyncio.to_thread(self._jobs.get, job))["status"] == "running":
+                continue
+            deadline = deadline or time.monotonic() + _GRACE_SECONDS
+            if time.monotonic() > deadline:
+                self._send(job, signal.SIGKILL)
 
     async def _settle(self, job: str, how: str, *, counts: bool = True) -> None:
         """After a worker's end: the job is over, or goes on later, or is given up."""
@@ -317,7 +303,8 @@ class Scheduler:
         if await asyncio.to_thread(folder.holders):
             await self._wait_for_orphan(job)
         elif counts and row["attempts"] >= _ATTEMPTS:
-            reason = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {folder.last_lines()}"
+            log = last_lines(folder.log, _LOG_LINES).replace("\n", " | ")
+            reason = f"its worker ended {_ATTEMPTS} times without a checkpoint ({how}); {log}"
             await asyncio.to_thread(self._jobs.fail, job, reason.rstrip("; "), "worker_crashed")
         else:
             step = folder.checkpoints.newest()
@@ -327,12 +314,18 @@ class Scheduler:
             await asyncio.to_thread(self._jobs.requeue, job, event, attempts)
 
 
-def _send(number: signal.Signals, processes: Iterable[int]) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            # The holder of a lock may not have written its number yet; 0 would be this process's group.
-            if process:
-                os.kill(process, number)
+def _first_failure(log: Path, begin: int) -> str | None:
+    """Which of several processes ended first and how, as the launcher has logged from `begin` on."""
+    try:
+        causes = _ROOT_CAUSE.findall(log.read_bytes()[begin:].decode(errors="replace"))
+    except OSError:
+        return None
+    return f"process {causes[-1][0]}: {_exit_words(int(causes[-1][1]))}" if causes else None
+
+
+def _exit_words(code: int) -> str:
+    """How a process ended, by its exit code."""
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
 def _without_keys(settings: ServerSettings) -> dict[str, str]:

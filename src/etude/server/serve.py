@@ -16,9 +16,9 @@ from etude.core.errors import EtudeError, StoreError
 from etude.report.logs import show_logs
 from etude.server.app import create_app
 from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
-from etude.server.errors import error_object
 from etude.server.settings import ServerSettings, require_safe, training_processes
 from etude.store.lock import RunLock
+from etude.wire.dialect import error_object
 from etude.wire.endpoint import listen
 
 _TOLD = "the request did not come in time"

@@ -27,9 +27,9 @@ from etude.models.policy import LoraOptions, Policy
 from etude.server.database import Row
 from etude.server.files import FileStore, read_rows
 from etude.server.hyperparameters import job_algorithm
-from etude.server.job_folder import JobFolder
-from etude.server.jobs import JobStore, model_name
+from etude.server.jobs import JobFolder, JobStore, model_name
 from etude.server.models import ModelStore, load_policy
+from etude.server.settings import ServerSettings
 from etude.store.files import draft_of
 
 KEPT_CHECKPOINTS = 3
@@ -43,30 +43,13 @@ _HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
 class Stores:
     """The server's database and folders, as a worker sees them."""
 
-    data_dir: Path
     jobs: JobStore
     files: FileStore
     models: ModelStore
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """Where the model of a job is put."""
-
-    source: str
-    """The base model's folder or name."""
-    device: str
-    dtype: str
-
-
 def train_job(
-    job: Row,
-    stores: Stores,
-    hardware: Hardware,
-    team: Team,
-    checkpoint_steps: int,
-    canceled: Event,
-    stopping: Event,
+    settings: ServerSettings, job: Row, stores: Stores, team: Team, canceled: Event, stopping: Event
 ) -> None:
     """Train a job, from its newest checkpoint, and make its model. All processes of the team call it.
 
@@ -75,7 +58,7 @@ def train_job(
     """
     values: Mapping[str, Any] = job["hyperparameters"]
     algorithm = job_algorithm(job["method"], values)
-    policy = _load_policy(job, stores, hardware, keep_base=algorithm.needs_reference)
+    policy = _load_policy(settings, job, stores.models, keep_base=algorithm.needs_reference)
     before = policy.digest()
 
     def rows_of(file: str | None) -> Sequence[UnitRow]:
@@ -93,10 +76,15 @@ def train_job(
         seed=job["seed"],
         key=("epoch",),
     )
-    learner = Learner(policy, _learner_options(values), job["seed"], team)
-    reporter = _Reporter(job, stores)
-    checkpoints = JobFolder(stores.data_dir, job["id"]).checkpoints
-    training = JobTraining(learner, data, reporter, checkpoints, checkpoint_steps)
+    options = LearnerOptions(
+        learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],
+        schedule=Schedule(values["lr_schedule"], values["warmup_steps"]),
+        gradient_checkpointing=values["gradient_checkpointing"],
+    )
+    learner = Learner(policy, options, job["seed"], team)
+    reporter = _Reporter(job, stores, settings.data_dir)
+    checkpoints = JobFolder(settings.data_dir, job["id"]).checkpoints
+    training = JobTraining(learner, data, reporter, checkpoints, settings.checkpoint_steps)
     training.run(canceled, stopping)
     weights = team.whole(policy.trainable())
     if team.leads:
@@ -104,14 +92,14 @@ def train_job(
         reporter.finish(policy, weights, before, training.history, tokens)
 
 
-def _load_policy(job: Row, stores: Stores, hardware: Hardware, *, keep_base: bool) -> Policy:
-    model, values = stores.models.get(job["model"]), job["hyperparameters"]
+def _load_policy(settings: ServerSettings, job: Row, models: ModelStore, *, keep_base: bool) -> Policy:
+    model, values = models.get(job["model"]), job["hyperparameters"]
     fresh = values["lora_rank"] > 0 and model.lora is None
     policy = load_policy(
-        hardware.source,
+        settings.model,
         model,
-        device=hardware.device,
-        dtype=hardware.dtype,
+        device=settings.device,
+        dtype=settings.dtype,
         lora=LoraOptions(values["lora_rank"], values["lora_alpha"]) if fresh else None,
         seed=fold(job["seed"], "lora"),
         keep_base=keep_base and values.get("reference") == "base",
@@ -122,28 +110,22 @@ def _load_policy(job: Row, stores: Stores, hardware: Hardware, *, keep_base: boo
     return policy
 
 
-def _learner_options(values: Mapping[str, Any]) -> LearnerOptions:
-    return LearnerOptions(
-        learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],
-        schedule=Schedule(values["lr_schedule"], values["warmup_steps"]),
-        gradient_checkpointing=values["gradient_checkpointing"],
-    )
-
-
 class _Reporter(JobListener):
     """Writes what a job does into the database: events, checkpoints that are models, and its end."""
 
-    def __init__(self, job: Row, stores: Stores) -> None:
+    def __init__(self, job: Row, stores: Stores, data_dir: Path) -> None:
         self._job = job
         self._id = str(job["id"])
-        self._stores = stores
+        self._jobs = stores.jobs
+        self._files = stores.files
+        self._data_dir = data_dir
         self._clock = (time.time(), 0)
         """When this worker began, and after which step."""
 
     def started(self, done: int) -> None:
         self._clock = (time.time(), done)
         resumed = f", from step {done}" if done else ""
-        self._stores.jobs.add_event(self._id, f"Fine-tuning job started{resumed}", once=f"started {done}")
+        self._jobs.add_event(self._id, f"Fine-tuning job started{resumed}", once=f"started {done}")
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
         """An event, and when the job is expected to end."""
@@ -151,38 +133,28 @@ class _Reporter(JobListener):
         message = f"Step {step.number}/{step.of}: training loss={loss:.4f}"
         if "valid_loss" in metrics:
             message += f", validation loss={metrics['valid_loss']:.4f}"
-        data = {
-            "step": step.number,
-            "total_steps": step.of,
-            "epoch": step.epoch,
-            "train_loss": loss,
-            **metrics,
-        }
-        finite = {name: value for name, value in data.items() if math.isfinite(value)}
-        self._stores.jobs.add_event(self._id, message, once=f"step {step.number}", data=finite)
+        progress = {"step": step.number, "total_steps": step.of, "epoch": step.epoch, "train_loss": loss}
+        data = _finite(progress | {**metrics})
+        self._jobs.add_event(self._id, message, once=f"step {step.number}", data=data)
         began, done = self._clock
         left = (time.time() - began) / (step.number - done) * (step.of - step.number)
-        self._stores.jobs.set(self._id, estimated_finish=time.time() + left)
+        self._jobs.set(self._id, estimated_finish=time.time() + left)
 
     def checkpointed(
         self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
     ) -> Collection[int]:
         """One at the end of an epoch can be asked as a model."""
-        jobs = self._stores.jobs
         if step.ends_epoch:
             finite = _finite(metrics)
             shown = {"step": step.number, "train_loss": finite.get("loss")}
             if "valid_loss" in finite:
                 shown |= {"valid_loss": finite["valid_loss"], "full_valid_loss": finite["valid_loss"]}
             model = self._model(Path(version.location), version.digest, step.number)
-            jobs.add_checkpoint(self._id, model | {"metrics": shown}, KEPT_CHECKPOINTS)
-            jobs.add_event(
-                self._id,
-                f"Checkpoint created at step {step.number}",
-                once=f"checkpoint {step.number}",
-            )
-        jobs.set(self._id, attempts=0)
-        rows, _ = jobs.checkpoints(self._id, None, KEPT_CHECKPOINTS)
+            self._jobs.add_checkpoint(self._id, model | {"metrics": shown}, KEPT_CHECKPOINTS)
+            event = f"Checkpoint created at step {step.number}"
+            self._jobs.add_event(self._id, event, once=f"checkpoint {step.number}")
+        self._jobs.set(self._id, attempts=0)
+        rows, _ = self._jobs.checkpoints(self._id, None, KEPT_CHECKPOINTS)
         return {int(row["step"]) for row in rows}
 
     def finish(
@@ -194,16 +166,16 @@ class _Reporter(JobListener):
         tokens: int,
     ) -> None:
         """Write the model and the table of steps. Raises TrainingError when no weight has changed."""
-        folder = self._stores.data_dir / "models" / self._id
+        folder = self._data_dir / "models" / self._id
         with draft_of(folder) as draft:
             digest = policy.save_version(draft, 1, weights).digest
             if digest == before:
                 raise TrainingError("training changed no weight; raise learning_rate_multiplier")
         results = f"file-{self._id.removeprefix('ftjob-')}"
         lines = [_line(number, metrics) for number, metrics in enumerate(history, start=1)]
-        self._stores.files.write_results(results, "step_metrics.csv", "\n".join([_HEADER, *lines, ""]))
+        self._files.write_results(results, "step_metrics.csv", "\n".join([_HEADER, *lines, ""]))
         model = self._model(folder, digest, None) | {"metrics": {}}
-        self._stores.jobs.succeed(self._id, model, trained_tokens=tokens, result_files=[results])
+        self._jobs.succeed(self._id, model, trained_tokens=tokens, result_files=[results])
 
     def _model(self, folder: Path, digest: str, step: int | None) -> Row:
         """The row of a model, whose folder is relative: the data folder may be moved."""
@@ -213,7 +185,7 @@ class _Reporter(JobListener):
             "id": model_name(self._job["model"], self._job["suffix"], self._id, step),
             "created": time.time(),
             "job": self._id,
-            "folder": str(folder.relative_to(self._stores.data_dir)),
+            "folder": str(folder.relative_to(self._data_dir)),
             "lora": {"r": rank, "alpha": values["lora_alpha"]} if rank else None,
             "digest": digest,
             "step": step,

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -30,10 +30,10 @@ from etude.server.database import open_database
 from etude.server.errors import ApiError
 from etude.server.extensions import load_extensions
 from etude.server.files import FileStore
-from etude.server.job_folder import JobFolder
-from etude.server.jobs import JobStore
+from etude.server.jobs import JobFolder, JobStore
 from etude.server.models import ModelStore
-from etude.server.training import Hardware, Stores, train_job
+from etude.server.settings import ServerSettings
+from etude.server.training import Stores, train_job
 from etude.store.lock import RunLock
 
 _LOG = logging.getLogger("etude.server.worker")
@@ -49,28 +49,16 @@ class WorkerOrder(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    data_dir: Path
     job: str
-    source: str
-    name: str
-    """The name of the base model for clients."""
-    device: str
-    dtype: str
-    checkpoint_steps: int
-    processes: int
-    """That train the job together, this one among them."""
-    shards: bool
-    """Whether each of them holds a part of the weights."""
-    algorithms: tuple[str, ...] = ()
-    """Algorithms of the server's owner, to be imported: `module:Name`."""
-    log_level: LogLevel = LogLevel.INFO
+    settings: ServerSettings
+    """The server's, without its key, and with the number of processes that train the job together."""
 
 
 def work(order: WorkerOrder) -> bool:
     """Train the job, alone or as one of its processes; whether this one has done its part."""
-    load_algorithms(order.algorithms)
+    load_algorithms(order.settings.algorithms)
     try:
-        with _team(order) as team:
+        with _team(order.settings) as team:
             return run_order(order, team)
     except PeerLost as error:
         # The job goes on from its last checkpoint, with new processes.
@@ -83,11 +71,12 @@ def run_order(order: WorkerOrder, team: Team) -> bool:
 
     False when it failed. Raises PeerLost.
     """
-    database = open_database(order.data_dir / "server.db")
+    data_dir = order.settings.data_dir
+    database = open_database(data_dir / "server.db")
     jobs = JobStore(database)
     lock: RunLock | None = None
     try:
-        lock = _locked(JobFolder(order.data_dir, order.job), team)
+        lock = _locked(JobFolder(data_dir, order.job), team)
         if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
             _train(order, team, jobs, database)
         return True
@@ -112,30 +101,24 @@ def run_order(order: WorkerOrder, team: Team) -> bool:
 
 
 def _train(order: WorkerOrder, team: Team, jobs: JobStore, database: sa.Engine) -> None:
-    stores = Stores(
-        order.data_dir,
-        jobs,
-        FileStore(database, order.data_dir),
-        ModelStore(database, order.data_dir, order.name, [one.names for one in load_extensions()]),
-    )
-    device = order.device if team.device is None else str(team.device)
-    dtype = order.dtype
+    settings, names = order.settings, [extension.names for extension in load_extensions()]
+    models = ModelStore(database, settings.data_dir, settings.name, names)
+    stores = Stores(jobs, FileStore(database, settings.data_dir), models)
+    device = settings.device if team.device is None else str(team.device)
+    dtype: str = settings.dtype
     if team.shards:
         # The whole model need not fit on the device where a part of it will be.
         dtype, device = dtype_name(choose_dtype(dtype, choose_device(device))), "cpu"
-    hardware, steps = Hardware(order.source, device, dtype), order.checkpoint_steps
+    settings = settings.model_copy(update={"device": device, "dtype": dtype})
     with _signals() as stopping, _canceled(jobs, order.job) as canceled:
-        train_job(jobs.get(order.job), stores, hardware, team, steps, canceled, stopping)
+        train_job(settings, jobs.get(order.job), stores, team, canceled, stopping)
 
 
-@contextmanager
-def _team(order: WorkerOrder) -> Iterator[Team]:
-    """The processes that train the job together. Raises PeerLost."""
-    if order.processes == 1:
-        yield Team()
-        return
-    with joined(order.device, _PEER_SECONDS, shards=order.shards) as team:
-        yield team
+def _team(settings: ServerSettings) -> AbstractContextManager[Team]:
+    """The processes that train the job together. Entering it raises PeerLost."""
+    if settings.training_processes == 1:
+        return nullcontext(Team())
+    return joined(settings.device, _PEER_SECONDS, shards=settings.shard_training)
 
 
 def _locked(folder: JobFolder, team: Team) -> RunLock | None:
@@ -240,7 +223,10 @@ def _born(line: bytes) -> WorkerOrder:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     order = WorkerOrder.model_validate_json(line)
-    with JobFolder(order.data_dir, order.job).log.open("ab") as log, Path(os.devnull).open("rb") as nothing:
+    with (
+        JobFolder(order.settings.data_dir, order.job).log.open("ab") as log,
+        Path(os.devnull).open("rb") as nothing,
+    ):
         for descriptor, file in enumerate((nothing, log, log)):
             os.dup2(file.fileno(), descriptor)
     if sys.platform != "linux":  # Elsewhere a library may break in a fork.
@@ -254,7 +240,7 @@ def main() -> int:
     show_logs(LogLevel.INFO)
     order = WorkerOrder.model_validate_json(sys.argv[1]) if len(sys.argv) > 1 else _nursery()
     if order is not None:
-        show_logs(order.log_level)
+        show_logs(order.settings.log_level)
         _LOG.debug("order: %s", order.model_dump_json())
     return 0 if order is None or work(order) else 1
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from etude.core.call import Completion
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool, text_of
+from etude.wire.sampling import SamplingFields
 
 Event = tuple[str | None, Any]
 """A server-sent event: its name, where the dialect names events, and its data; a text stays as it is."""
@@ -20,8 +24,57 @@ BOOKKEEPING = frozenset(
 )
 """Parameters of OpenAI's APIs that change nothing about an answer."""
 
+Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
+
+B = TypeVar("B", bound=BaseModel)
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+_TYPE_TAG = re.compile(
+    r"(str|int|float|bool|constrained-\w+|(list|tuple|dict|literal|function-\w+|nullable)\[.*)$"
+)
+"""Pydantic puts the members of a union into an error's place; clients know no such fields."""
+
 RAW = "raw_arguments"
 """Stands for the arguments of a tool call that are no JSON object, where an API takes only objects."""
+
+
+class RequestBody(SamplingFields):
+    """The body of a request, which is honoured as it stands or refused.
+
+    No parameter is ignored that would change the answer.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    stream: bool | None = None
+
+    free: ClassVar[Collection[str]] = BOOKKEEPING
+    """Parameters that change nothing about an answer, beside the fields of the model."""
+    neutral: ClassVar[Neutral] = {}
+    """Parameters that cannot be honoured, and the values at which they change nothing."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> RequestBody:
+        for name, value in (self.model_extra or {}).items():
+            if name in self.free or value is None:
+                continue
+            if name not in self.neutral:
+                raise ValueError(f"parameter '{name}' is not supported here; leave it out")
+            if value not in self.neutral[name]:
+                raise ValueError(
+                    f"parameter '{name}' can only be {self.neutral[name][0]!r} here, found {value!r:.80}"
+                )
+        return self
+
+    def request(self) -> ChatBody:
+        """The request, whatever API it came by."""
+        return ChatBody(self.model or "", (), sampling=self.given(), stream=bool(self.stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +90,13 @@ class ChatBody:
     include_usage: bool = False
     """Whether a stream ends with a chunk that holds the usage."""
     logprobs: bool = False
+    top_logprobs: int = 0
+    """How many of the most likely tokens come with each sampled one."""
     return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    """Whether the tokens of logprobs are named by their ids."""
+    n: int = 1
+    """Completions of each prompt."""
     function: str | None = None
     """The function of the agent that asks, when the request's headers name one."""
 
@@ -97,9 +156,25 @@ class Dialect(ABC):
     def events(self, reply: dict[str, Any], asked: ChatBody) -> Iterator[Event]:
         """The events of a stream that says the same as a reply."""
 
-    def error(self, message: str, *, kind: str, code: str | None) -> dict[str, Any]:
-        """The error object; `kind` is OpenAI's `type` of it."""
-        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    @staticmethod
+    def error(status: int, message: str, code: str | None) -> dict[str, Any]:
+        """The error object of a response with that status."""
+        return error_object(status, message, code=code)
+
+
+def error_object(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's error object; its `type` follows from the status."""
+    kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def server_sent(data: Any, name: str | None = None) -> bytes:
+    """A server-sent event; its data are JSON, but for a text."""
+    text = data if isinstance(data, str) else json.dumps(data)
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {text}\n\n".encode()
 
 
 def usage_object(prompt: int, completion: int) -> dict[str, int]:
@@ -107,56 +182,28 @@ def usage_object(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def require_honoured(
-    body: Any, free: Collection[str], neutral: Mapping[str, tuple[Any, ...]]
-) -> dict[str, Any]:
-    """The body, as the object that it has to be.
-
-    Parameters in `free` may have any value, those in `neutral` only the ones at which they change nothing.
-    Raises RequestError for others, which would have to be ignored.
-    """
+def validated(kind: type[B], body: Any, **defaults: Any) -> B:
+    """A request by the model of its body. Raises RequestError with all that is wrong."""
     if not isinstance(body, dict):
         raise RequestError("the request must be a JSON object")
-    for name, value in body.items():
-        if name in free or value is None:
-            continue
-        if name not in neutral:
-            raise RequestError(f"parameter '{name}' is not supported for a recorded model; leave it out")
-        if value not in neutral[name]:
-            raise RequestError(
-                f"parameter '{name}' can only be {neutral[name][0]!r} for a recorded model, found {value!r}"
-            )
-    return body
+    try:
+        return kind.model_validate(defaults | body)
+    except ValidationError as error:
+        raise RequestError(problems_of(error.errors(include_url=False))[0]) from error
 
 
-def text_in(value: Any, where: str, kinds: Collection[str]) -> str:
-    """The text of a content: a string, or parts of the given types. Raises RequestError for other parts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise RequestError(f"{where} must be a text or a list of parts, found {value!r:.80}")
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in kinds or not isinstance(part.get("text"), str):
-            raise RequestError(f"{where}[{index}] must be text ({', '.join(kinds)}), found {part!r:.80}")
-    return "".join(part["text"] for part in value)
-
-
-def required_text(value: Mapping[str, Any], name: str, where: str) -> str:
-    """A text among the fields of an object. Raises RequestError where it is missing."""
-    text = value.get(name)
-    if not isinstance(text, str):
-        raise RequestError(f"{where} needs a text '{name}', found {text!r:.80}")
-    return text
-
-
-def objects_in(value: Any, where: str) -> list[dict[str, Any]]:
-    """A list of objects; none for None. Raises RequestError for anything else."""
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RequestError(f"{where} must be a list of objects, found {value!r:.80}")
-    return value
+def problems_of(errors: Iterable[Any]) -> tuple[str, str | None]:
+    """Pydantic's errors as a sentence, and the first field that is wrong: `messages[0].role`."""
+    problems, first = [], None
+    for error in errors:
+        field = ""
+        for part in map(str, error["loc"]):
+            if part not in ("body", "query", "path") and not _TYPE_TAG.match(part):
+                field += f"[{part}]" if part.isdecimal() else f".{part}" if field else part
+        first = first or field or None
+        text = error["msg"].removeprefix("Value error, ")
+        problems.append(f"{field}: {text}" if field else text)
+    return "; ".join(dict.fromkeys(problems[:5])), first
 
 
 def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from etude.wire.dialect import AnswerMemory
 from etude.wire.gateway import Gateway, Handler, error_response
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -61,7 +62,7 @@ class EndpointServer:
         self._port = port
         self._gateways: dict[str, tuple[str, Gateway]] = {}
         self._socket: socket.socket | None = None
-        self._stop = asyncio.Event()
+        self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -75,10 +76,22 @@ class EndpointServer:
 
         Does nothing when it is listening already. Raises RequestError when the port is in use.
         """
-        if self._socket is None:
-            self._socket = listen(self._host, self._port)
-            self._stop = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._serve(self._socket, self._stop))
+        if self._socket is not None:
+            return
+        import uvicorn
+
+        self._socket = listen(self._host, self._port)
+        config = uvicorn.Config(
+            self._application(),
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+        self._server = uvicorn.Server(config)
+        # Ctrl-C is for the run, not for its endpoint.
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
 
     def open(self, handler: Handler, memory: AnswerMemory | None = None) -> Endpoint:
         """A new key; requests that bear it are answered by `handler`. Starts the server.
@@ -96,8 +109,8 @@ class EndpointServer:
 
     async def close(self) -> None:
         """Stop listening and end the requests under way. Calling it twice is fine."""
-        if self._task is not None:
-            self._stop.set()
+        if self._task is not None and self._server is not None:
+            self._server.should_exit = True
             await self._task
             self._task = self._socket = None
 
@@ -116,34 +129,6 @@ class EndpointServer:
         same = hmac.compare_digest(expected.encode(), secret.encode())
         return gateway if same else None
 
-    async def _serve(self, listening: socket.socket, stop: asyncio.Event) -> None:
-        import uvicorn
-
-        class Server(uvicorn.Server):
-            """Leaves the process's signal handlers alone: Ctrl-C is for the run, not for its endpoint."""
-
-            @contextlib.contextmanager
-            def capture_signals(self):  # type: ignore[no-untyped-def]
-                yield
-
-        config = uvicorn.Config(
-            self._application(),
-            log_level="error",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        )
-        server = Server(config)
-        serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            server.should_exit = True
-            await serving
-        finally:
-            stopping.cancel()
-            listening.close()
-
     def _application(self) -> Starlette:
         from starlette.applications import Starlette
         from starlette.responses import Response
@@ -152,14 +137,11 @@ class EndpointServer:
         async def record(request: Request) -> Response:
             path, gateway = request.url.path, self.authorized(request.headers)
             if gateway is None:
-                response = error_response(
-                    path,
-                    401,
+                message = (
                     "the API key is not that of a running episode; use the base_url and api_key of "
-                    "episode.endpoint",
-                    kind="authentication_error",
-                    code="invalid_api_key",
+                    "episode.endpoint"
                 )
+                response = error_response(path, 401, message, code="invalid_api_key")
             else:
                 response = await gateway.answer(request.method, path, request.headers, await request.body())
             return Response(response.body, response.status, dict(response.headers))
@@ -180,13 +162,9 @@ def listen(host: str, port: int) -> socket.socket:
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        if error.errno == errno.EADDRINUSE:
-            raise RequestError(
-                f"port {port} on {host} is in use by another program; stop it, or choose another port "
-                f"(0 takes a free one)"
-            ) from error
-        raise RequestError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
-        ) from error
+        in_use = f"port {port} on {host} is in use by another program; stop it"
+        other = f"cannot listen on {host}:{port}: {error.strerror}"
+        reason = in_use if error.errno == errno.EADDRINUSE else other
+        raise RequestError(f"{reason}, or choose another port (0 takes a free one)") from error
     listening.setblocking(False)
     return listening

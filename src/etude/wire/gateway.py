@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from pydantic_core import from_json
+
 from etude.core.errors import EngineError, EtudeError, RequestError
 from etude.wire.chat import ChatDialect
-from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, Event, RecordedCompletion
+from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, RecordedCompletion, server_sent
 from etude.wire.messages import MessagesDialect
 from etude.wire.responses import ResponsesDialect
 
@@ -66,41 +68,32 @@ class Gateway:
             message = f"{method} {path} is not recorded; recorded are POST {', '.join(_DIALECTS)}"
             return error_response(path, 404, message, code="not_found")
         try:
-            data = json.loads(body)
+            data = from_json(body)
         except ValueError as error:
             return error_response(path, 400, f"the request is not JSON: {error}")
         try:
             asked = dialect.parse(data)
             recorded = await self._handler(replace(asked, function=headers.get(FUNCTION_HEADER)))
-        except RequestError as error:
-            return error_response(path, 400, str(error), cause=error)
-        except EngineError as error:
-            return error_response(path, 500, str(error), kind="server_error", cause=error)
         except EtudeError as error:
-            return error_response(path, 409, str(error), kind="conflict_error", cause=error)
+            refused = 400 if isinstance(error, RequestError) else 409
+            status = 500 if isinstance(error, EngineError) else refused
+            return error_response(path, status, str(error), cause=error)
         reply = dialect.reply(recorded, asked, data, int(time.time()))
         if not asked.stream:
             return WireResponse(200, json.dumps(reply).encode())
-        return WireResponse(
-            200, _server_sent(dialect.events(reply, asked)), {"content-type": "text/event-stream"}
-        )
+        events = b"".join(server_sent(data, name) for name, data in dialect.events(reply, asked))
+        return WireResponse(200, events, {"content-type": "text/event-stream"})
 
 
 def error_response(
-    path: str,
-    status: int,
-    message: str,
-    *,
-    kind: str = "invalid_request_error",
-    code: str | None = None,
-    cause: EtudeError | None = None,
+    path: str, status: int, message: str, *, code: str | None = None, cause: EtudeError | None = None
 ) -> WireResponse:
-    """The error object of the API that a path belongs to, with its status; `kind` is OpenAI's."""
+    """The error object of the API that a path belongs to, with its status."""
     headers = {"content-type": "application/json", "x-should-retry": "false"}
     if cause is not None:
         headers[ERROR_HEADER] = type(cause).__name__
-    dialect = _DIALECTS.get(_plain_path(path), ChatDialect)(AnswerMemory())
-    return WireResponse(status, json.dumps(dialect.error(message, kind=kind, code=code)).encode(), headers)
+    error = _DIALECTS.get(_plain_path(path), ChatDialect).error(status, message, code)
+    return WireResponse(status, json.dumps(error).encode(), headers)
 
 
 def _plain_path(path: str) -> str:
@@ -108,12 +101,3 @@ def _plain_path(path: str) -> str:
     while path.startswith("/v1/"):
         path = path.removeprefix("/v1")
     return path
-
-
-def _server_sent(events: Iterable[Event]) -> bytes:
-    lines = []
-    for name, data in events:
-        if name is not None:
-            lines.append(f"event: {name}\n")
-        lines.append(f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n")
-    return "".join(lines).encode()

@@ -3,45 +3,147 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from etude.core.errors import RequestError
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+
 from etude.core.message import Message, Tool
 from etude.wire.dialect import (
     ChatBody,
     Dialect,
     Event,
+    Neutral,
     RecordedCompletion,
+    RequestBody,
     arguments_object,
     arguments_text,
-    objects_in,
-    require_honoured,
-    required_text,
-    text_in,
     tool_call,
+    validated,
 )
 
-_SAMPLING = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "max_tokens": "max_tokens",
-    "stop_sequences": "stop",
-}
-"""Names of sampling parameters, and what they are called here."""
-
-_READ_HERE = {"model", "messages", "system", "tools", "stream", *_SAMPLING}
-_FREE = _READ_HERE | {"metadata", "service_tier", "cache_control"}
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": False}),
-}
-_TEXT = ("text",)
-_FORGOTTEN = ("thinking", "redacted_thinking")
-"""Blocks that the API itself leaves out of later prompts."""
-
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_ERRORS = {"server_error": "api_error", "conflict_error": "invalid_request_error"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+def _as_blocks(content: Any) -> Any:
+    """Content in blocks; a text is short for one of them."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class _Text(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class _Thinking(BaseModel):
+    """The API itself leaves it out of later prompts."""
+
+    type: Literal["thinking", "redacted_thinking"]
+
+
+class _ToolUse(BaseModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+_Texts: TypeAlias = Annotated[list[_Text], BeforeValidator(_as_blocks)]
+
+
+class _ToolResult(BaseModel):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: _Texts | None = None
+    """May be left out, for a tool that returns nothing."""
+
+
+_Block: TypeAlias = Annotated[_Text | _Thinking | _ToolUse | _ToolResult, Field(discriminator="type")]
+
+
+class _Message(BaseModel):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[list[_Block], BeforeValidator(_as_blocks)]
+
+    @model_validator(mode="after")
+    def _has_blocks_of_its_role(self) -> _Message:
+        wrong = (_ToolResult,) if self.role == "assistant" else (_Thinking, _ToolUse)
+        for block in self.content:
+            if isinstance(block, wrong):
+                raise ValueError(f"a message of the role {self.role} has no {block.type}")
+        return self
+
+    def as_chat(self) -> Iterator[Message]:
+        """The chat messages that stand for it: a user's results of tools are each a message of its own."""
+        texts = [block for block in self.content if isinstance(block, _Text)]
+        if self.role == "assistant":
+            uses = [block for block in self.content if isinstance(block, _ToolUse)]
+            calls = [tool_call(use.id, use.name, arguments_text(use.input)) for use in uses]
+            content = _text(texts) or (None if calls else "")
+            yield {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+            return
+        results = [block for block in self.content if isinstance(block, _ToolResult)]
+        for result in results:
+            yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _text(result.content or ())}
+        if texts or not results:
+            yield {"role": self.role, "content": _text(texts)}
+
+
+def _text(blocks: Iterable[_Text]) -> str:
+    return "".join(block.text for block in blocks)
+
+
+class _Tool(BaseModel):
+    """A tool of the agent's; those that the API runs are of other types."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+    def as_chat(self) -> Tool:
+        """The tool in OpenAI's format."""
+        described = {"description": self.description} if self.description else {}
+        function = {"name": self.name, "parameters": self.input_schema or {}, **described}
+        return {"type": "function", "function": function}
+
+
+class MessagesBody(RequestBody):
+    """The body of `POST /messages`."""
+
+    free = frozenset({"metadata", "service_tier", "cache_control"})
+    neutral: ClassVar[Neutral] = {
+        "thinking": ({"type": "disabled"},),
+        "tool_choice": ({"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": False}),
+    }
+
+    messages: list[_Message] = Field(min_length=1)
+    system: _Texts | None = None
+    tools: list[_Tool] | None = None
+    stop: tuple[str, ...] | None = Field(default=None, alias="stop_sequences")
+
+    @model_validator(mode="after")
+    def _ends_with_the_user(self) -> MessagesBody:
+        if self.messages[-1].role == "assistant":
+            raise ValueError("a model cannot go on in the middle of its answer here; end with a user message")
+        return self
+
+    def request(self) -> ChatBody:
+        """The request, its system prompt as the first message."""
+        system = _text(self.system or ())
+        messages = [chat for message in self.messages for chat in message.as_chat()]
+        return replace(
+            super().request(),
+            messages=(*([{"role": "system", "content": system}] if system else []), *messages),
+            tools=tuple(tool.as_chat() for tool in self.tools or ()),
+        )
 
 
 class MessagesDialect(Dialect):
@@ -49,26 +151,8 @@ class MessagesDialect(Dialect):
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request. Raises RequestError for blocks and tools too that a chat has no place for."""
-        body = require_honoured(body, _FREE, _NEUTRAL)
-        messages: list[Message] = []
-        for index, message in enumerate(objects_in(body.get("messages"), "messages")):
-            messages += _messages(message, f"messages[{index}]")
-        if not messages:
-            raise RequestError("messages must hold at least one message, found none")
-        if messages[-1]["role"] == "assistant":
-            raise RequestError(
-                "a recorded model cannot go on in the middle of its answer; end with a user message"
-            )
-        system = body.get("system")
-        first = [{"role": "system", "content": text_in(system, "system", _TEXT)}] if system else []
-        given = {ours: body[name] for name, ours in _SAMPLING.items() if body.get(name) not in (None, [])}
-        return ChatBody(
-            model=str(body.get("model") or ""),
-            messages=self._memory.restored([*first, *messages]),
-            tools=tuple(_tool(tool) for tool in objects_in(body.get("tools"), "tools")),
-            sampling=given,
-            stream=bool(body.get("stream")),
-        )
+        asked = validated(MessagesBody, body).request()
+        return replace(asked, messages=self._memory.restored(asked.messages))
 
     def reply(self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
         """The `message` object."""
@@ -118,66 +202,12 @@ class MessagesDialect(Dialect):
         yield _event("message_delta", delta=ended, usage={"output_tokens": usage["output_tokens"]})
         yield _event("message_stop")
 
-    def error(self, message: str, *, kind: str, code: str | None) -> dict[str, Any]:
+    @staticmethod
+    def error(status: int, message: str, code: str | None) -> dict[str, Any]:
         """Anthropic's error object."""
-        if code == "not_found":
-            kind = "not_found_error"
-        return {"type": "error", "error": {"type": _ERRORS.get(kind, kind), "message": message}}
+        kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _event(name: str, **fields: Any) -> Event:
     return name, {"type": name, **fields}
-
-
-def _messages(message: Mapping[str, Any], where: str) -> Iterator[Message]:
-    """The chat messages that stand for one here: a user's has results of tools, each a message of its own."""
-    role, content = required_text(message, "role", where), message.get("content")
-    if content is None:
-        raise RequestError(f"{where} has no content")
-    where = f"{where}.content"
-    if role == "assistant":
-        yield _assistant(content, where)
-    elif role in ("user", "system"):
-        blocks = [] if isinstance(content, str) else objects_in(content, where)
-        results = [block for block in blocks if block.get("type") == "tool_result"]
-        for block in results:
-            # The content may be left out, for a tool that returns nothing.
-            text = text_in(block.get("content") or "", f"{where}: tool_result", _TEXT)
-            call = required_text(block, "tool_use_id", where)
-            yield {"role": "tool", "tool_call_id": call, "content": text}
-        rest = content if isinstance(content, str) else [block for block in blocks if block not in results]
-        if rest or not results:
-            yield {"role": role, "content": text_in(rest, where, _TEXT)}
-    else:
-        raise RequestError(f"a message's role must be user or assistant, found {role!r:.40}")
-
-
-def _assistant(content: Any, where: str) -> Message:
-    if isinstance(content, str):
-        return {"role": "assistant", "content": content}
-    blocks = [block for block in objects_in(content, where) if block.get("type") not in _FORGOTTEN]
-    uses = [block for block in blocks if block.get("type") == "tool_use"]
-    text = text_in([block for block in blocks if block not in uses], where, _TEXT)
-    message: Message = {"role": "assistant", "content": text or (None if uses else "")}
-    if uses:
-        message["tool_calls"] = [_tool_call(block, where) for block in uses]
-    return message
-
-
-def _tool_call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    arguments = block.get("input")
-    if not isinstance(arguments, dict):
-        raise RequestError(f"{where}: the input of a tool_use must be an object, found {arguments!r:.80}")
-    name, id = (required_text(block, field, where) for field in ("name", "id"))
-    return tool_call(id, name, arguments_text(arguments))
-
-
-def _tool(tool: Mapping[str, Any]) -> Tool:
-    if tool.get("type") not in (None, "custom"):
-        raise RequestError(
-            f"tools that the API runs are not supported for a recorded model, found {tool!r:.80}"
-        )
-    function = {"name": required_text(tool, "name", "a tool"), "parameters": tool.get("input_schema") or {}}
-    if tool.get("description"):
-        function["description"] = tool["description"]
-    return {"type": "function", "function": function}

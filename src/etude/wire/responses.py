@@ -2,43 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
-from etude.wire.chat import logprobs_object
+from etude.wire.chat import recorded_logprobs
 from etude.wire.dialect import (
     BOOKKEEPING,
     ChatBody,
     Dialect,
     Event,
+    Neutral,
     RecordedCompletion,
-    objects_in,
-    require_honoured,
-    required_text,
-    text_in,
+    RequestBody,
     tool_call,
+    validated,
 )
 
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDED = {_LOGPROBS, "reasoning.encrypted_content"}
-_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
-"""Names of sampling parameters, and what they are called here."""
+_REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens")
+"""Fields of a request that its response has too."""
 
-_READ_HERE = {"model", "input", "instructions", "tools", "previous_response_id", "include", *_SAMPLING}
-_PRESENTATION = {"stream", "stream_options", "top_logprobs"}
-_FREE = _READ_HERE | _PRESENTATION | BOOKKEEPING | {"prompt_cache_retention", "prompt_cache_options"}
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "parallel_tool_calls": (True,),
-    "reasoning": ({},),
-    "text": ({"format": {"type": "text"}}, {}),
-    "tool_choice": ("auto",),
-    "truncation": ("disabled", "auto"),
-}
-_TEXT = ("input_text", "output_text", "text")
-_ROLES = ("user", "assistant", "system", "developer")
+
+def _as_parts(content: Any) -> Any:
+    """Content in parts; a text is short for one of them."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _as_items(value: Any) -> Any:
+    """The input as items: a text is a message of the user's, and so are items without a type."""
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        return value
+    return [{"type": "message"} | item if isinstance(item, dict) else item for item in value]
+
+
+class _Part(BaseModel):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+_Parts: TypeAlias = Annotated[list[_Part], BeforeValidator(_as_parts)]
+
+
+class _Message(BaseModel):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Parts
+
+
+class _Call(BaseModel):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _CallOutput(BaseModel):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: _Parts
+
+
+class _Reasoning(BaseModel):
+    """Thoughts, which later prompts do not have."""
+
+    type: Literal["reasoning"]
+
+
+_Item: TypeAlias = Annotated[_Message | _Call | _CallOutput | _Reasoning, Field(discriminator="type")]
+
+
+class _Tool(BaseModel):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def as_chat(self) -> Tool:
+        """The tool as chat completions have it."""
+        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+class ResponsesBody(RequestBody):
+    """The body of `POST /responses`."""
+
+    free = BOOKKEEPING | {"stream_options", "top_logprobs", "prompt_cache_retention", "prompt_cache_options"}
+    neutral: ClassVar[Neutral] = {
+        "background": (False,),
+        "parallel_tool_calls": (True,),
+        "reasoning": ({},),
+        "text": ({"format": {"type": "text"}}, {}),
+        "tool_choice": ("auto",),
+        "truncation": ("disabled", "auto"),
+    }
+
+    input: Annotated[list[_Item], BeforeValidator(_as_items)] = Field(default_factory=list)
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    tools: list[_Tool] | None = None
+    max_tokens: int | None = Field(default=None, alias="max_output_tokens", ge=1)
+
+    def request(self) -> ChatBody:
+        """The request, its instructions as the first message."""
+        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return replace(
+            super().request(),
+            messages=(*first, *_messages(self.input)),
+            tools=tuple(tool.as_chat() for tool in self.tools or ()),
+            logprobs=_LOGPROBS in (self.include or ()),
+        )
 
 
 class ResponsesDialect(Dialect):
@@ -46,26 +126,14 @@ class ResponsesDialect(Dialect):
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request. Raises RequestError for items and tools too that a chat has no place for."""
-        body = require_honoured(body, _FREE, _NEUTRAL)
-        include = body.get("include") or []
-        unknown = [name for name in include if name not in _INCLUDED]
-        if unknown:
-            raise RequestError(f"'include' of {unknown[0]!r} is not supported for a recorded model")
-        messages = (
-            *_instructions(body),
-            *self._earlier(body.get("previous_response_id")),
-            *self._memory.restored(_messages(body.get("input"))),
-        )
+        known = validated(ResponsesBody, body)
+        asked = known.request()
+        earlier = self._earlier(known.previous_response_id)
+        head = 1 if known.instructions else 0
+        messages = (*asked.messages[:head], *earlier, *self._memory.restored(asked.messages[head:]))
         if not messages:
             raise RequestError("input must hold at least one message, found none")
-        return ChatBody(
-            model=str(body.get("model") or ""),
-            messages=messages,
-            tools=tuple(_tool(tool) for tool in objects_in(body.get("tools"), "tools")),
-            sampling={ours: body[name] for name, ours in _SAMPLING.items() if body.get(name) is not None},
-            stream=bool(body.get("stream")),
-            logprobs=_LOGPROBS in include,
-        )
+        return replace(asked, messages=messages)
 
     def reply(self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
         """The `response` object, which is remembered by its name."""
@@ -73,7 +141,7 @@ class ResponsesDialect(Dialect):
         name, completion = f"resp_{recorded.id.removeprefix('chatcmpl-')}", recorded.completion
         self._memory.add(completion.message)
         # Instructions are of one request; the API does not carry them over.
-        own = asked.messages[len(_instructions(body)) :]
+        own = asked.messages[1 if body.get("instructions") else 0 :]
         self._memory.conversations[name] = (*own, completion.message)
         cut, usage = completion.finish_reason == "length", completion.usage
         return {
@@ -92,7 +160,7 @@ class ResponsesDialect(Dialect):
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
-            **{field: body.get(field) for field in ("instructions", "previous_response_id", *_SAMPLING)},
+            **{field: body.get(field) for field in _REPEATED},
             "metadata": body.get("metadata") or {},
             "tools": body.get("tools") or [],
             "tool_choice": "auto",
@@ -115,7 +183,7 @@ class ResponsesDialect(Dialect):
         for number, (name, fields) in enumerate(events):
             yield name, {"type": name, "sequence_number": number, **fields}
 
-    def _earlier(self, name: Any) -> tuple[Message, ...]:
+    def _earlier(self, name: str | None) -> tuple[Message, ...]:
         if name is None:
             return ()
         if name not in self._memory.conversations:
@@ -123,62 +191,31 @@ class ResponsesDialect(Dialect):
         return self._memory.conversations[name]
 
 
-def _instructions(body: Mapping[str, Any]) -> tuple[Message, ...]:
-    if not body.get("instructions"):
-        return ()
-    return ({"role": "system", "content": required_text(body, "instructions", "the request")},)
-
-
-def _messages(value: Any) -> list[Message]:
+def _messages(items: Iterable[_Item]) -> list[Message]:
     """The chat messages of the input: items of one turn of the assistant are one message."""
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
     messages: list[Message] = []
     is_open = False
-    for index, item in enumerate(objects_in(value, "input")):
-        where, kind = f"input[{index}]", item.get("type", "message")
-        if kind == "reasoning":
+    for item in items:
+        if isinstance(item, _Reasoning):
             continue
-        by_assistant = kind == "function_call" or (kind == "message" and item.get("role") == "assistant")
-        if by_assistant:
-            if not is_open:
-                messages.append({"role": "assistant", "content": None})
-            _add(messages[-1], item, where)
-        elif kind == "function_call_output":
-            output = text_in(item.get("output"), f"{where}.output", _TEXT)
-            call = required_text(item, "call_id", where)
-            messages.append({"role": "tool", "tool_call_id": call, "content": output})
-        elif kind == "message":
-            role = required_text(item, "role", where)
-            if role not in _ROLES:
-                raise RequestError(f"{where}.role must be one of {', '.join(_ROLES)}, found {role!r:.40}")
-            messages.append(
-                {"role": role, "content": text_in(item.get("content"), f"{where}.content", _TEXT)}
-            )
-        else:
-            raise RequestError(f"{where}: items of type {kind!r:.40} are not supported for a recorded model")
+        by_assistant = isinstance(item, _Call) or (isinstance(item, _Message) and item.role == "assistant")
+        if by_assistant and not is_open:
+            messages.append({"role": "assistant", "content": None})
         is_open = by_assistant
+        if isinstance(item, _Call):
+            call = tool_call(item.call_id, item.name, item.arguments)
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif isinstance(item, _CallOutput):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        elif by_assistant:
+            messages[-1]["content"] = (messages[-1]["content"] or "") + _text(item.content)
+        else:
+            messages.append({"role": item.role, "content": _text(item.content)})
     return messages
 
 
-def _add(message: Message, item: Mapping[str, Any], where: str) -> None:
-    """Add an item of the assistant to its message."""
-    if item.get("type") != "function_call":
-        text = text_in(item.get("content"), f"{where}.content", _TEXT)
-        message["content"] = (message["content"] or "") + text
-        return
-    name, arguments, id = (required_text(item, field, where) for field in ("name", "arguments", "call_id"))
-    message.setdefault("tool_calls", []).append(tool_call(id, name, arguments))
-
-
-def _tool(tool: Mapping[str, Any]) -> Tool:
-    if tool.get("type") != "function":
-        raise RequestError(
-            f"only tools of type 'function' are supported for a recorded model, found {tool!r:.80}"
-        )
-    required_text(tool, "name", "a tool")
-    kept = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
+def _text(parts: Iterable[_Part]) -> str:
+    return "".join(part.text for part in parts)
 
 
 def _output(name: str, recorded: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, Any]]:
@@ -186,7 +223,7 @@ def _output(name: str, recorded: RecordedCompletion, asked: ChatBody) -> Iterato
     completion = recorded.completion
     text, calls = completion.message.get("content"), completion.message.get("tool_calls") or ()
     if text or not calls:
-        logprobs = logprobs_object(completion) if asked.logprobs else None
+        logprobs = recorded_logprobs(completion) if asked.logprobs else None
         part = {
             "type": "output_text",
             "text": text or "",

@@ -1,16 +1,36 @@
-"""Changing how to sample, with every value checked."""
+"""The parameters of sampling: their limits, and changing how to sample within them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.call import Sampling
 from etude.core.errors import RequestError
 
 SAMPLING_NAMES = ("temperature", "top_p", "max_tokens", "stop", "seed")
+
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+class SamplingFields(BaseModel):
+    """The fields of `Sampling` as requests give them."""
+
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False, strict=True)
+    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False, strict=True)
+    max_tokens: int | None = Field(default=None, ge=1, strict=True)
+    stop: Text | tuple[Text, ...] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, strict=True)
+
+    def given(self) -> dict[str, Any]:
+        """Those that are not None, as `Sampling` keeps them."""
+        values = {name: value for name in SAMPLING_NAMES if (value := getattr(self, name)) is not None}
+        if isinstance(self.stop, str):
+            values["stop"] = (self.stop,)
+        return values
 
 
 def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
@@ -18,31 +38,14 @@ def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
 
     Raises RequestError for an unknown name or an impossible value.
     """
-    given = {name: _checked(name, value) for name, value in changes.items() if value is not None}
+    if unknown := [name for name in changes if name not in SAMPLING_NAMES]:
+        raise RequestError(
+            f"'{unknown[0]}' is not a sampling parameter; allowed: {', '.join(SAMPLING_NAMES)}"
+        )
+    try:
+        given = SamplingFields.model_validate(dict(changes)).given()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        raise RequestError(f"{name}: {first['msg']}, found {changes[name]!r:.80}") from error
     return replace(base, **given) if given else base
-
-
-def _checked(name: str, value: Any) -> Any:
-    """The value as `Sampling` keeps it."""
-    integer = isinstance(value, int) and not isinstance(value, bool)
-    number = integer or (isinstance(value, float) and math.isfinite(value))
-    match name:
-        case "temperature":
-            wanted, valid = "a number of at least 0", number and value >= 0
-        case "top_p":
-            wanted, valid = "a number of more than 0 and at most 1", number and 0 < value <= 1
-        case "max_tokens":
-            wanted, valid = "an integer of at least 1", integer and value >= 1
-        case "seed":
-            wanted, valid = "an integer", integer
-        case "stop":
-            wanted = "a text or a list of texts"
-            value = (value,) if isinstance(value, str) else value
-            valid = isinstance(value, list | tuple) and all(isinstance(t, str) and t for t in value)
-        case _:
-            raise RequestError(f"'{name}' is not a sampling parameter; allowed: {', '.join(SAMPLING_NAMES)}")
-    if not valid:
-        raise RequestError(f"{name} must be {wanted}, found {value!r}")
-    if name == "stop":
-        return tuple(value)
-    return float(value) if name in ("temperature", "top_p") else value

@@ -91,7 +91,7 @@ def _nobody(request: httpx.Request, model: str) -> httpx.Response:
         f"the model '{model}' is being trained, and was called outside of an episode; give evaluators and "
         "whatever else runs beside the agent an entry of `llms` of their own"
     )
-    answer = error_response(request.url.path, 409, str(error), kind="conflict_error", cause=error)
+    answer = error_response(request.url.path, 409, str(error), cause=error)
     return httpx.Response(answer.status, headers=dict(answer.headers), content=answer.body)
 
 

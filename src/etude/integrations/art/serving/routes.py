@@ -34,10 +34,11 @@ from etude.integrations.art.serving.models import ArtModels, ArtNames
 from etude.integrations.art.serving.options import DevConfig, ServerConfig, TrainConfig
 from etude.integrations.art.serving.trainings import ArtTrainings, line_of, steps_of_job
 from etude.server.database import Order, Row, list_object
-from etude.server.errors import ApiError, problems_of
+from etude.server.errors import ApiError
 from etude.server.extensions import ServerParts
 from etude.server.jobs import JobStore
 from etude.server.models import OWNER
+from etude.wire.dialect import problems_of
 
 _LOG = logging.getLogger("etude.server")
 

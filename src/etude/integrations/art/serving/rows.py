@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from etude.core.call import ChatRequest
-from etude.core.errors import EngineError
+from etude.core.errors import EngineError, RequestError
 from etude.core.message import Message
 from etude.core.training_rows import GrpoRow, GrpoTrajectory, GrpoTurn
 from etude.integrations.art.serving.bodies import ArtChoice, ArtGroup, ArtHistory, ArtTrajectory, ChoiceToken
 from etude.models.speech import Speech
-from etude.server.bodies import check_conversation
-from etude.server.errors import ApiError, problems_of
+from etude.server.errors import ApiError
+from etude.wire.bodies import check_conversation
+from etude.wire.dialect import problems_of
 
 _NAMED = "token_id:"
 
@@ -123,7 +124,7 @@ class _Trajectory:
             check_conversation(messages, history.tools)
             request = ChatRequest(tuple(messages), tuple(history.tools or ()))
             return self._speech.template.prompt(request).ids
-        except (ValueError, EngineError) as error:
+        except (RequestError, EngineError) as error:
             raise _wrong(where, f"what stands before it is no prompt: {error}") from error
 
     def _id(self, token: ChoiceToken, where: str) -> int:

@@ -1,0 +1,173 @@
+"""The bodies of OpenAI's requests for tokens, with vLLM's additions: chat completions and completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BaseModel, Field, model_validator
+
+from etude.core.errors import RequestError
+from etude.core.message import Message, Tool
+from etude.store.plain import plain
+from etude.wire.dialect import ChatBody, Neutral, RequestBody
+
+TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
+
+
+class StreamOptions(BaseModel):
+    """Additions to a stream of tokens."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class InferenceBody(RequestBody):
+    """The parameters that chat completions and completions share."""
+
+    neutral: ClassVar[Neutral] = {
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "repetition_penalty": (1,),
+        "logit_bias": ({},),
+        "top_k": (0, -1),
+        "min_p": (0,),
+        "response_format": ({"type": "text"},),
+        "parallel_tool_calls": (True,),
+        "modalities": (["text"],),
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+        "skip_special_tokens": (True, False),
+    }
+
+    model: str
+    n: int | None = Field(default=None, ge=1, le=128)
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = Field(default=None, description="vLLM: give token ids as well.")
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
+    )
+
+    def request(self) -> ChatBody:
+        """The request without its prompts."""
+        return replace(
+            super().request(),
+            n=self.n or 1,
+            include_usage=self.stream_options is not None and self.stream_options.include_usage,
+            return_token_ids=bool(self.return_token_ids),
+            tokens_as_ids=bool(self.return_tokens_as_token_ids),
+        )
+
+
+class ChatCompletionBody(InferenceBody):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _is_a_conversation(self) -> ChatCompletionBody:
+        check_conversation(self.messages, self.tools)
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """The parameters of sampling; `max_completion_tokens` is the newer name of `max_tokens`."""
+        newer = {"max_tokens": self.max_completion_tokens} if self.max_completion_tokens else {}
+        return super().given() | newer
+
+    def request(self) -> ChatBody:
+        """The request with its messages, and without tools that may not be called."""
+        return replace(
+            super().request(),
+            messages=tuple(map(without_unset, self.messages)),
+            tools=() if self.tool_choice == "none" else tuple(self.tools or ()),
+            logprobs=bool(self.logprobs),
+            top_logprobs=self.top_logprobs or 0,
+        )
+
+
+class CompletionBody(InferenceBody):
+    """The body of `POST /v1/completions`."""
+
+    prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one by one."""
+        prompt: Any = self.prompt
+        alone = isinstance(prompt, str) or isinstance(prompt[0], int)
+        return [prompt] if alone else list(prompt)
+
+    def request(self) -> ChatBody:
+        """The request without its prompts: they are texts, or token ids."""
+        top = self.logprobs
+        return replace(super().request(), logprobs=top is not None, top_logprobs=top or 0)
+
+
+def plain_messages(messages: Any) -> tuple[Message, ...]:
+    """Copies of the messages as plain dicts, whatever SDK objects they were; unset fields are dropped.
+
+    Raises RequestError when they are not a list of messages.
+    """
+    if not isinstance(messages, list | tuple):
+        raise RequestError(f"messages must be a list, found {messages!r:.80}")
+    if not messages:
+        raise RequestError("messages must hold at least one message, found none")
+    copies = []
+    for index, message in enumerate(messages):
+        try:
+            copies.append(plain(message))
+        except TypeError as error:
+            raise RequestError(f"messages[{index}]: {error}") from error
+        _check_message(copies[-1], f"messages[{index}]")
+    return tuple(map(without_unset, copies))
+
+
+def without_unset(message: Message) -> Message:
+    """The message as the model is shown it.
+
+    SDK objects spell out fields that are not set. Without those, a message that comes back from a client is
+    the message that went out.
+    """
+    return {name: value for name, value in message.items() if value is not None or name == "content"}
+
+
+def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
+    """Raise RequestError for messages and tools that are none."""
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+    for index, tool in enumerate(tools or ()):
+        if not _has_function(tool):
+            raise RequestError(
+                f"tools[{index}]: a tool must be {{'type': 'function', 'function': {{'name': …}}}}, "
+                f"found {tool!r:.80}"
+            )
+    try:
+        json.dumps([messages, tools], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("messages and tools: half of a surrogate pair is no character") from error
+
+
+def _check_message(message: Any, where: str) -> None:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RequestError(f"{where} must be a dict with a role and a content, found {message!r:.80}")
+    if not isinstance(message.get("content"), str | list | None):
+        raise RequestError(f"{where}.content must be a string, a list of parts or null")
+    calls = message.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(map(_has_function, calls))):
+        raise RequestError(f"{where}.tool_calls must be a list of calls, each of a function with a name")
+
+
+def _has_function(value: Any) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
