@@ -18,8 +18,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rewards.evaluator import FunctionEvaluator, as_evaluator
-from etude.rollout.dataset_rows import LiveRowsConfig
-from etude.rollout.datasets import Dataset
+from etude.rollout.datasets import RowsConfig
 from etude.rollout.workflow import Workflow, as_workflow
 
 if TYPE_CHECKING:
@@ -42,6 +41,19 @@ class LiveEvaluatorConfig(EvaluatorConfig, name="live"):
     value: Any = _VALUE
 
 
+class LiveRowsConfig(RowsConfig, name="live"):
+    """Rows that a program gave to `etude.train` or `etude.evaluate` as a Python object."""
+
+    source_key = "name"
+
+    name: str = Field(description="A word for them.")
+    value: Any = _VALUE
+
+    def _contents(self) -> Iterable[Any]:
+        rows: Iterable[Any] = self.value
+        return rows
+
+
 @register_workflow(config_type=LiveWorkflowConfig)
 async def live_workflow(config: LiveWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Raises RequestError where the program that has the function is not running."""
@@ -55,10 +67,10 @@ async def live_evaluator(config: LiveEvaluatorConfig, builder: Builder) -> Async
 
 
 @register_dataset(config_type=LiveRowsConfig)
-async def live_rows(config: LiveRowsConfig, builder: Builder) -> AsyncIterator[Dataset]:
+async def live_rows(config: LiveRowsConfig, builder: Builder) -> AsyncIterator[LiveRowsConfig]:
     """Raises RequestError where the program that has the rows is not running."""
     _given(config, "examples", builder)
-    yield Dataset(config)
+    yield config
 
 
 def _given(config: Any, argument: str, builder: Builder) -> Any:
