@@ -17,7 +17,6 @@ from etude.core.progress import Progress, Silent
 from etude.core.skipped import Skipped
 from etude.loop.bookkeeper import require_trained
 from etude.loop.interface import Trainer
-from etude.loop.ledger import job_name
 from etude.loop.trainer import EpochTrainer, run_loop, submit_epoch
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
@@ -110,7 +109,7 @@ class TargetsTrainer(Trainer):
         """
         run, progress = self.runtime.run, self.runtime.progress
         members = list(self.members.values())
-        facts = {name: member.bookkeeper.ledger.describe() for name, member in self.members.items()}
+        facts = {name: member.bookkeeper.describe() for name, member in self.members.items()}
         progress.run_started(run.name, num_epochs, _described(facts))
         await run_loop(members, num_epochs, self.run_config, run.name, progress)
         summary = self.summary()
@@ -133,7 +132,8 @@ class TargetsTrainer(Trainer):
             listed = "; ".join(reason for reason in reasons if reason is not None)
             return Skipped(reason=listed or "no target is due in this epoch")
         refs = {str(member.runtime.target): ref.model_dump(mode="json") for member, ref in jobs}
-        return TrainingJobRef(run_id=job_name(run_id, epoch, 0), backend="targets", metadata={"jobs": refs})
+        name = f"{run_id}-epoch-{epoch + 1}"
+        return TrainingJobRef(run_id=name, backend="targets", metadata={"jobs": refs})
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """The metrics of each target under `targets`. Raises ValueError for another run's id."""
