@@ -23,7 +23,7 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper, rewards_of
 from etude.loop.curriculum import apply, as_json, initial_state, with_sets
 from etude.loop.follower import Follower
-from etude.loop.metrics import interval, spread, validation_metrics
+from etude.loop.metrics import reward_metrics, validation_metrics
 from etude.rewards.collections import within
 from etude.runtime import Runtime
 
@@ -165,7 +165,7 @@ class TrainerSeam(ABC):
             self.__follower.record.report()
 
     async def around_cleanup(self, proceed: Callable[..., Awaitable[None]]) -> None:
-        """Nobody goes on collecting, and the components are freed; what one raises does not stop the other."""
+        """Nobody goes on collecting; the components are freed, whatever one of them raises."""
         async with AsyncExitStack() as exits:
             if self.__follower is not None:
                 exits.push_async_callback(self.__follower.adapter.cleanup)
@@ -304,7 +304,7 @@ class Trainer(TrainerSeam):
             # The same figure as in training: the reward as the builder shapes it.
             items = output.results_of(self._reward_name())
             rewards = await rewards_of(builder, items, {"epoch": epoch, "run_id": run_id})
-            metrics |= {**spread(rewards), **interval(rewards)}
+            metrics |= reward_metrics(rewards)
         return metrics | {"epoch": epoch, "dataset_type": "validation"}
 
     def _calculate_validation_metrics(self, eval_output: EvaluationRunOutput) -> dict[str, Any]:

@@ -211,7 +211,7 @@ class EpochTrainer(Trainer):
             bound = self.run_config.max_staleness
             reason = f"weights more than {bound} updates ago (max_staleness)"
             return Skipped(reason=f"all {len(selected)} trajectories are of {reason}")
-        return await self.trainer_adapter.submit(fresh)
+        return await self.bookkeeper.submit(fresh)
 
     async def prepare_epoch(self, epoch: int, run_id: str) -> None:
         """Collect and choose what `run_epoch` submits, unless that was done."""
