@@ -18,10 +18,11 @@ from etude.core.around import through_base, wrap_implementations
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.job import TrainingJobRef, TrainingJobStatus
+from etude.core.numbers import finite
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper, rewards_of
-from etude.loop.curriculum import apply, as_json, initial_state, with_sets
+from etude.loop.curriculum import apply, initial_state, with_sets
 from etude.loop.follower import Follower
 from etude.loop.metrics import reward_metrics, validation_metrics
 from etude.rewards.collections import within
@@ -330,7 +331,7 @@ class Trainer(TrainerSeam):
         config = self.curriculum_config or CurriculumLearningConfig()
         groups, state, self._curriculum_facts = apply(
             trajectory_collection.trajectories,
-            as_json(self._curriculum_state or initial_state(config)),
+            finite(self._curriculum_state or initial_state(config)),
             config,
             self.run_config.seed,
             epoch,
@@ -340,7 +341,7 @@ class Trainer(TrainerSeam):
 
     def get_curriculum_state(self) -> dict[str, Any]:
         """The curriculum's state and config, as JSON."""
-        state = as_json(self._curriculum_state or {})
+        state: dict[str, Any] = finite(self._curriculum_state or {})
         config = self.curriculum_config
         return state | {"config": None if config is None else config.model_dump(mode="json")}
 

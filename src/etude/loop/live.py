@@ -28,21 +28,21 @@ _VALUE: Any = Field(default=None, exclude=True, repr=False)
 
 
 class LiveWorkflowConfig(WorkflowConfig, name="live"):
-    """An agent that a program gave to `etude.train` or `etude.evaluate` as a Python object."""
+    """An agent that a program gave as a Python object."""
 
     name: str = Field(description="The name of the function.")
     value: Any = _VALUE
 
 
 class LiveEvaluatorConfig(EvaluatorConfig, name="live"):
-    """An evaluator that a program gave to `etude.train` or `etude.evaluate` as a Python object."""
+    """An evaluator that a program gave as a Python object."""
 
     name: str = Field(description="The name of the function.")
     value: Any = _VALUE
 
 
 class LiveRowsConfig(RowsConfig, name="live"):
-    """Rows that a program gave to `etude.train` or `etude.evaluate` as a Python object."""
+    """Rows that a program gave as a Python object."""
 
     source_key = "name"
 
@@ -150,22 +150,21 @@ def with_live(
 
     Raises RequestError for one that the run does not have from a program.
     """
+    general, settings = config.eval.general, config.finetuning.run_configuration
     workflow, evaluators = config.workflow, dict(config.eval.evaluators)
-    dataset, settings = config.eval.general.dataset, config.finetuning.run_configuration
     if agent is not None:
         workflow = _again("agent", workflow, agent, _live_workflow)
-    named = reward if isinstance(reward, Mapping) else {}
-    if reward is not None and not named:
+    if reward is not None:
         live = [name for name, each in evaluators.items() if isinstance(each, LiveEvaluatorConfig)]
-        named = dict.fromkeys(live or evaluators, reward)
-    for name, value in named.items():
-        evaluators[name] = _again("reward", evaluators.get(name), value, _live_evaluator)
+        named = reward if isinstance(reward, Mapping) else dict.fromkeys(live or evaluators, reward)
+        for name, value in named.items():
+            evaluators[name] = _again("reward", evaluators.get(name), value, _live_evaluator)
     if examples is not None:
-        dataset = _again("examples", dataset, examples, dataset_config)
+        dataset = _again("examples", general.dataset, examples, dataset_config)
+        general = general.model_copy(update={"dataset": dataset})
     if validation is not None:
         held_out = _again("validation", settings.validation_dataset, validation, dataset_config)
         settings.validation_dataset = held_out
-    general = config.eval.general.model_copy(update={"dataset": dataset})
     block = config.eval.model_copy(update={"general": general, "evaluators": evaluators})
     return config.model_copy(update={"eval": block, "workflow": workflow})
 
