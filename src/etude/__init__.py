@@ -55,9 +55,8 @@ if TYPE_CHECKING:
     from etude.loop.trainer import EpochTrainer
     from etude.rewards.evaluator import evaluator
     from etude.rollout.episode import Episode, SyncEpisode
-    from etude.rollout.function import function
     from etude.rollout.reply import Reply, ToolCall
-    from etude.rollout.workflow import workflow
+    from etude.rollout.workflow import function, workflow
     from etude.run import Run, TrainedModel
     from etude.verbs import evaluate, evaluate_async, load_run, resume, resume_async, train, train_async
 
@@ -152,12 +151,11 @@ _HOMES = {
         "Episode",
         "SyncEpisode",
     ),
-    "etude.rollout.function": ("function",),
     "etude.rollout.reply": (
         "Reply",
         "ToolCall",
     ),
-    "etude.rollout.workflow": ("workflow",),
+    "etude.rollout.workflow": ("function", "workflow"),
     "etude.run": (
         "Run",
         "TrainedModel",

@@ -14,7 +14,7 @@ import pytest
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, EpisodeError
 from etude.rollout.collector import Limits
-from etude.rollout.function import function
+from etude.rollout.workflow import function
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, jobs, timeless
 from tests.support import EchoEngine, ScriptedEngine

@@ -11,7 +11,7 @@ from etude.config import registry
 from etude.config.import_path import make_importable
 from etude.core.errors import DatasetError, MissingExtraError
 from etude.core.example import Example
-from etude.rollout.dataset_rows import (
+from etude.rollout.datasets import (
     CsvDatasetConfig,
     DatasetStructure,
     HuggingFaceDatasetConfig,
@@ -19,8 +19,9 @@ from etude.rollout.dataset_rows import (
     JsonlDatasetConfig,
     ParquetDatasetConfig,
     PythonDatasetConfig,
+    dataset,
+    load_examples,
 )
-from etude.rollout.datasets import Dataset, dataset, load_examples
 from tests.rollout.running import write
 
 ROWS = [
@@ -242,5 +243,4 @@ def test_without_the_extra_it_is_named(
 async def test_each_type_is_a_registered_component(tmp_path: Path) -> None:
     assert registry.of_object("datasets", dataset) is not None
     [component] = [found async for found in dataset(jsonl(tmp_path), None)]
-    assert isinstance(component, Dataset)
     assert component.examples() == EXAMPLES

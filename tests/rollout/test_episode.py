@@ -10,7 +10,7 @@ from etude.core.episode import Event
 from etude.core.errors import EngineError, RequestError
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.episode import Episode
-from etude.rollout.function import function
+from etude.rollout.workflow import function
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, examples, jobs
 from tests.support import EchoEngine, ScriptedEngine, tool_call

@@ -8,8 +8,14 @@ import pytest
 from etude.config import registry
 from etude.config.import_path import make_importable
 from etude.core.errors import RequestError
-from etude.rollout.function import function
-from etude.rollout.workflow import FunctionWorkflowConfig, Workflow, as_workflow, function_workflow, workflow
+from etude.rollout.workflow import (
+    FunctionWorkflowConfig,
+    Workflow,
+    as_workflow,
+    function,
+    function_workflow,
+    workflow,
+)
 
 
 async def play(example, episode):
@@ -80,8 +86,8 @@ def test_a_function_that_needs_more_is_refused_unless_it_is_given() -> None:
         return strategy
 
     with pytest.raises(RequestError, match="missing a required argument: 'strategy'"):
-        three.check_complete()
-    as_workflow(three, arguments={"strategy": "fast"}).check_complete()
+        three.check(complete=True)
+    as_workflow(three, arguments={"strategy": "fast"}).check(complete=True)
     with pytest.raises(RequestError, match="unexpected keyword argument 'stratgy'"):
         as_workflow(three, arguments={"stratgy": "fast"})
 

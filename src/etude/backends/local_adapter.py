@@ -22,8 +22,7 @@ from etude.core.sample import Unit
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import JobContent, data_hash
 from etude.jobs.folders import StateFolders
-from etude.jobs.training import JobData, JobListener, JobTraining
-from etude.jobs.units import units_of_collection
+from etude.jobs.training import JobData, JobListener, JobTraining, units_of_collection
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled, is_trained
 from etude.learner.plan import Step
 from etude.learner.schedule import Schedule

@@ -19,7 +19,7 @@ _BACKOFF = 1.5
 
 
 class Jobs(Protocol):
-    """The jobs of a run, which are journalled and followed whoever submits them: `etude.loop.ledger`."""
+    """The jobs of a run, which are journalled and followed whoever submits them: `etude.loop.bookkeeper`."""
 
     async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Check the collection and start its job, once."""

@@ -71,10 +71,11 @@ def config_of(
         if parts["scenario"] is None:
             raise RequestError("a protocol is played on a task: give its scenario")
         agent = ProtocolWorkflow(agent, parts["scenario"])
+    models = ({} if parts["model"] is None else {"policy": parts["model"]}) | dict(parts["models"] or {})
     evaluators = {} if parts["reward"] is None else evaluator_configs(parts["reward"])
     data: dict[str, Any] = {
         "workflow": workflow_config(agent),
-        "llms": _models(parts["model"], parts["models"]),
+        "llms": {name: _model(model) for name, model in models.items()},
         "eval": {"evaluators": evaluators},
         "finetuning": {"enabled": enabled},
     }
@@ -98,11 +99,6 @@ def config_of(
             block = block.setdefault(key, {"_type": "epochs"} if key == "epochs" else {})
         block[path[-1]] = value
     return parse_config(data, overrides)
-
-
-def _models(model: Any, models: Mapping[str, Any] | None) -> dict[str, Any]:
-    several = dict(models or {}) if model is None else {"policy": model, **(models or {})}
-    return {name: _model(each) for name, each in several.items()}
 
 
 def _model(model: Any) -> LlmConfig | dict[str, Any]:

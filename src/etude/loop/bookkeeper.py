@@ -1,61 +1,238 @@
-"""The bookkeeper: records what becomes of each epoch and validation, and adopts new weights."""
+"""The bookkeeper: what all parts of one trainer go through, whoever wrote them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from etude.algorithms.trajectory_builder import TrajectoryBuilder
+from etude.backends.trainer_adapter import TrainerAdapter
+from etude.config.finetuning import FinetuneConfig
+from etude.core.around import entered
 from etude.core.data_model import finite
-from etude.core.errors import EtudeError, TrainingError
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import TrainingError
+from etude.core.evaluation import EvalOutputItem
 from etude.core.history import EpochEntry, History
-from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
-from etude.loop.ledger import Ledger
-from etude.loop.metrics import reason_for_skip
+from etude.groups.line import LineRules, ModelLine
+from etude.jobs.content import JobNameTakenError
+from etude.loop.checks import Provenance, TargetWatch
+from etude.loop.metrics import collection_metrics, selection_metrics
+from etude.loop.record import Record
+from etude.rewards.collections import Collections, within, worked_on
+from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
+from etude.store.figures import last_version, versions_made
+from etude.store.log import Submission
 from etude.store.summary import causes_in, shown_cause, summary_of
 
 
 class Bookkeeper:
-    """Records the epochs of one model.
+    """Episodes are handed out fresh, data is checked where it is submitted, each job is made and noted once.
 
-    `EpochTrainer` tells it of each: `adopt`, `skip`, `rest`, `validated`, `finish`. Of a trainer that
-    implements only the interface it finds out for itself, since what that submits and asks after comes by
-    here (`entered`, `submit`, `followed`, `left`). Such a run is resumed by doing the same again: episodes
-    come from the journal, a job that was submitted is not submitted again, and one that ended ends at once,
-    in the same way. Its new weights are adopted when the trainer learns that their job is completed.
+    A trainer's builder collects through `collections`, and its adapter's `submit` leads here. So what is
+    promised of a run holds for every combination of builders, trainers and adapters. `EpochTrainer` says
+    what became of each epoch (`adopt`, `skip`, `rest`); of other trainers a `Follower` finds it out.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        runtime: Runtime,
+        config: FinetuneConfig,
+        builder: TrajectoryBuilder,
+        adapter: TrainerAdapter,
         curriculum_state: Callable[[], dict[str, Any]],
-        curriculum_facts: Callable[[], dict[str, Any]],
+        facts: Callable[[], dict[str, Any]],
     ) -> None:
-        """`curriculum_facts` says what the curriculum has left of the epoch's groups, as metrics."""
-        self.ledger = ledger
-        self.record = ledger.record
-        self._progress = ledger.runtime.progress
+        """`facts` are what the trainer knows of the epoch's data, as metrics.
+
+        The runtime says which target the model is, of several that are trained in one run.
+        """
+        self.runtime = runtime
+        self.config = config
+        self.builder = builder
+        self.adapter = adapter
+        self.record = Record(runtime)
+        self.line = ModelLine(
+            runtime.target or runtime.target_model,
+            runtime.target_model,
+            adapter,
+            runtime.engines[runtime.target_model],
+            runtime.run.journal,
+            rules=LineRules(frozen=runtime.target_config.frozen, from_scratch=config.fine_tune_from_scratch),
+            warn=lambda text: runtime.progress.message(text, warning=True),
+        )
+        self.collections = Collections(
+            runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw
+        )
+        self._progress = runtime.progress
+        self._provenance = Provenance(runtime.target_model)
+        self._targeted = TargetWatch(config.target_functions, runtime.target_model, runtime.progress)
         self._curriculum_state = curriculum_state
-        self._curriculum_facts = curriculum_facts
-        self._epochs: dict[str, int] = {}
-        """Of the jobs of this process, by name."""
-        self._submitted_at: dict[str, float] = {}
-        self._visited: set[int] = set()
-        self._over: set[int] = set()
-        self._reasons: dict[int, str] = {}
-        self._failure: EtudeError | None = None
-        """Why data was refused or weights could not be adopted, whatever the trainer made of that."""
+        self._facts = facts
+        self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
+        self._jobs: dict[int, int] = {}
+        self._entered: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being worked on, from 0.
+
+        Outside of `run_epoch` it is that of the last one, or the one after it when its job was submitted;
+        where the trainer has none, the number of the epochs that have a job.
+        """
+        inside = worked_on("train")
+        if inside is not None:
+            return inside
+        if self._entered is None:
+            return len(self._jobs)
+        return self._entered + 1 if self._entered in self._jobs else self._entered
+
+    @contextmanager
+    def working_on(self, epoch: int) -> Iterator[None]:
+        """Collect for an epoch and submit its job here."""
+        self._entered = epoch
+        with within("train", epoch):
+            yield
+
+    async def take_up(self) -> None:
+        """Go on where the run was left. Raises TrainingError when the backend is not healthy."""
+        if not await self.adapter.is_healthy():
+            kind = self.adapter.adapter_config.type_name or type(self.adapter).__name__
+            raise TrainingError(f"the training backend '{kind}' is not healthy; nothing was sampled yet")
+        await self.line.take_up(last_version(self.record.history))
+        await self.record.log.retry_last_failure()
+
+    def describe(self) -> dict[str, Any]:
+        """The facts of the run that are shown at its beginning."""
+        runtime = self.runtime
+        return {
+            "folder": str(runtime.run.path),
+            "examples": len(runtime.examples),
+            "validation_examples": len(runtime.validation_examples),
+            "target_model": runtime.target_model,
+            "trajectory_builder": self.builder.trajectory_builder_config.type_name,
+            "trainer_adapter": self.adapter.adapter_config.type_name,
+            "epochs_done": len(self.record.history.epochs),
+        }
+
+    def built(self, collection: TrajectoryCollection, facts: dict[str, Any]) -> None:
+        """Take what the builder says of a collection that it has finished."""
+        self._built[self.epoch] = (collection, facts)
+
+    async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
+        """Start the job of the epoch, or give back the one that it has.
+
+        The job is called by the run, the epoch and how often it has failed, whatever the collection was
+        called. Raises TrainingError when the data are not of the weights that they are said to come from.
+        """
+        epoch, log = self.epoch, self.record.log
+        job = self._jobs.get(epoch, 0) + 1
+        known = log.submission(epoch, job)
+        if known is not None and (self.record.ended(known.ref) or await self.line.is_known(known.ref)):
+            self._jobs[epoch] = job
+            return known.ref
+        self.check(collection, epoch)
+        try:
+            ref = await self._start(collection, epoch, job)
+        except JobNameTakenError:
+            # A process that was killed before it noted this job had made it of other data: of episodes that
+            # have been tried again since.
+            await log.forget_submission(epoch, job)
+            ref = await self._start(collection, epoch, job)
+        if isinstance(ref, TrainingJobRef):
+            submission = Submission(
+                ref=ref,
+                metrics=finite({**await self.metrics(epoch), **selection_metrics(collection)}),
+                curriculum_state=finite(self._curriculum_state()),
+                sampled_from=await self.sampled_from(epoch),
+            )
+            await log.add_submission(epoch, submission, job)
+            self._jobs[epoch] = job
+        return ref
+
+    async def _start(
+        self, collection: TrajectoryCollection, epoch: int, job: int
+    ) -> TrainingJobRef | Skipped:
+        with entered(self.adapter, "submit"):
+            return await self.line.submit(collection.model_copy(update={"run_id": self.job_name(epoch, job)}))
+
+    def job_name(self, epoch: int, job: int = 1) -> str:
+        """The idempotency key of the `job`-th job of an epoch (from 0): another for each target and attempt.
+
+        That of the first epoch of `run` is `run-epoch-1`.
+        """
+        record, attempt = self.record, self.record.log.attempt(epoch)
+        whose = "" if record.target is None else f".{record.target}"
+        which = "" if job == 1 else f"-job-{job}"
+        retry = f"-retry-{attempt}" if attempt else ""
+        return f"{record.history.run_id}-epoch-{epoch + 1}{whose}{which}{retry}"
+
+    def check(self, collection: TrajectoryCollection, epoch: int) -> None:
+        """Raise TrainingError unless the epoch's data are of the weights that it was collected from."""
+        self._provenance.check(
+            collection,
+            self.collections.of(epoch).model_versions,
+            self.line.version,
+            versions_made(self.record.history),
+            int(self.config.collect_ahead),
+            epoch,
+        )
+
+    async def sampled_from(self, epoch: int) -> ModelVersion | None:
+        """The weights that the epoch's episodes are sampled from: those of when it is asked first."""
+        return await self.record.log.sampled_from(epoch, self.line.version)
+
+    async def followed(
+        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
+    ) -> TrainingJobStatus:
+        """How a job stands, as the backend says."""
+        return await ask()
+
+    async def metrics(self, epoch: int) -> dict[str, Any]:
+        """The figures of what was collected for the epoch: of the episodes that were handed out.
+
+        Of itself the builder says what only it knows: what it left out, and how it shaped rewards.
+        """
+        seen, reward = self.collections.of(epoch), self.config.reward_function
+        items = seen.scores.get(reward.name, []) if reward is not None else []
+        run_id = self.record.history.run_id
+        collection, facts = self._built.get(epoch, (TrajectoryCollection(run_id=run_id), {}))
+        counted = {
+            "episodes": seen.episodes,
+            "failures": dict(seen.failures),
+            "failure_causes": [cause.model_dump() for cause in seen.causes],
+            "calls": dict(seen.calls),
+            "unscored": sum(not item.is_scored for item in items),
+            "completion_tokens": seen.completion_tokens,
+            "model_versions": {str(version): count for version, count in seen.model_versions.items()},
+            "scores": {
+                name: [item.score for item in scored if item.is_scored]
+                for name, scored in seen.scores.items()
+            },
+        }
+        if items and "rewards" not in facts:
+            counted["rewards"] = await rewards_of(self.builder, items, {"epoch": epoch, "run_id": run_id})
+        metrics = collection_metrics(collection, {**counted, **facts, "scores": counted["scores"]})
+        return self.record.with_name({**metrics, **self._facts()})
+
+    def submission_of(self, name: str) -> Submission | None:
+        """The record of a job, by its name; None without one."""
+        submissions = (submission for _, _, submission in self.record.log.submissions())
+        return next((each for each in submissions if each.ref.run_id == name), None)
 
     async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float) -> None:
         """Have the model sample from the weights that a job made, and record its epoch.
 
         `since` is when the job began, by `time.monotonic`. Raises TrainingError when the weights are not new.
         """
-        submission = self.ledger.submission_of(epoch, ref.run_id)
-        version = await self.ledger.line.adopt(ref, status)
-        known = await self.ledger.metrics(epoch) if submission is None else submission.metrics
+        submission = self.submission_of(ref.run_id)
+        version = await self.line.adopt(ref, status)
+        known = await self.metrics(epoch) if submission is None else submission.metrics
         metrics = {
             **known,
             "training": (status.metadata or {}).get("metrics", {}),
@@ -66,7 +243,6 @@ class Bookkeeper:
             epoch,
             metrics,
             status=status,
-            version=self.ledger.line.version,
             sampled_from=None if submission is None else submission.sampled_from,
             curriculum_state=None if submission is None else submission.curriculum_state,
         )
@@ -77,23 +253,14 @@ class Bookkeeper:
         self.record.warn(self.record.history.epochs)
         self.record.report(output_dir=output_dir)
 
-    async def skip(
-        self,
-        epoch: int,
-        reason: str,
-        metrics: dict[str, Any] | None = None,
-        curriculum_state: dict[str, Any] | None = None,
-    ) -> None:
-        """Record that there was nothing to train on; metrics and state are those of now where left out."""
-        if metrics is None:
-            metrics = {**await self.ledger.metrics(epoch), **self._curriculum_facts()}
+    async def skip(self, epoch: int, reason: str) -> None:
+        """Record that there was nothing to train on."""
         await self._add_epoch(
             epoch,
-            metrics,
+            await self.metrics(epoch),
             skipped=reason,
-            version=self.ledger.line.version,
-            sampled_from=await self.ledger.sampled_from(epoch),
-            curriculum_state=curriculum_state or finite(self._curriculum_state()),
+            sampled_from=await self.sampled_from(epoch),
+            curriculum_state=finite(self._curriculum_state()),
         )
         self._progress.skipped(epoch + 1, self.record.by_name(reason))
         self.record.warn(self.record.history.epochs)
@@ -105,18 +272,21 @@ class Bookkeeper:
             epoch,
             self.record.with_name({}),
             resting=reason,
-            version=self.ledger.line.version,
             curriculum_state=finite(self._curriculum_state()),
         )
         self.record.report()
+
+    async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
+        await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
+        self.collections.forget(epoch)
+        self._built.pop(epoch, None)
 
     async def validated(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Record a validation of the weights as they are, after `epoch` epochs, unless there is one."""
         if self.record.is_validated(epoch):
             return
-        entry = await self.record.add_validation(
-            epoch, self.record.with_name(metrics), version=self.ledger.line.version
-        )
+        metrics = self.record.with_name(metrics)
+        entry = await self.record.add_validation(epoch, metrics, version=self.line.version)
         self._progress.validated(epoch, entry.metrics)
         self.record.warn(self.record.history.validations)
         self.record.report()
@@ -124,111 +294,20 @@ class Bookkeeper:
     def finish(self) -> None:
         """Record the end of the run."""
         summary = summary_of(self.record.history)
-        self.ledger.runtime.run.write_json(SUMMARY, summary)
+        self.runtime.run.write_json(SUMMARY, summary)
         self.record.report(final=True)
         self._progress.finished(summary)
 
-    async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
-        await self.record.add_epoch(epoch, metrics, **outcome)
-        self.ledger.finished(epoch)
+    def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
+        self._provenance.saw(episode)
+        self._targeted.saw(episode)
 
-    # What a trainer that implements only the interface does, as it comes by.
 
-    def entered(self, epoch: int, num_epochs: int) -> int:
-        """`run_epoch` begins; the number of its epoch: another one where a trainer gives one twice."""
-        if epoch in self._visited:
-            epoch = max(self._visited) + 1
-        self._visited.add(epoch)
-        if not self.record.is_done(epoch):
-            self._progress.epoch_started(epoch + 1, num_epochs)
-            self._progress.phase("collecting")
-        return epoch
-
-    async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Start the job of the epoch, or give back the one that it has."""
-        epoch = self.ledger.epoch
-        try:
-            ref = await self.ledger.submit(
-                collection, facts=self._curriculum_facts(), curriculum_state=self._curriculum_state()
-            )
-        except EtudeError as error:
-            self._reasons[epoch], self._failure = str(error), error
-            raise
-        if isinstance(ref, TrainingJobRef):
-            self._epochs[ref.run_id] = epoch
-            self._submitted_at.setdefault(ref.run_id, time.monotonic())
-            if self.record.ended(ref) is None:
-                self._progress.phase("training")
-        else:
-            self._reasons[epoch] = ref.reason
-        return ref
-
-    async def followed(
-        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
-    ) -> TrainingJobStatus:
-        """How a job stands: as it was recorded, or else as the backend says.
-
-        When it is over for the first time, its weights are adopted and its epoch is recorded.
-        """
-        recorded, log = self.record.ended(ref), self.record.log
-        if recorded is not None:
-            if ref.run_id in self._epochs:
-                self._over.add(self._epochs[ref.run_id])
-                if log.status(ref) is None:
-                    await log.add_status(ref, recorded)
-            return recorded
-        status = await ask()
-        is_over = status.status.is_final and status.status is not TrainingStatusEnum.NOT_FOUND
-        if ref.run_id in self._epochs and is_over:
-            await self._settle(self._epochs[ref.run_id], ref, status)
-        return status
-
-    async def _settle(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
-        self._over.add(epoch)
-        if status.status is TrainingStatusEnum.COMPLETED:
-            try:
-                await self.adopt(epoch, ref, status, self._submitted_at[ref.run_id])
-            except EtudeError as error:
-                self._failure = error
-                raise
-            self.trained(epoch, self.record.metrics_of(epoch))
-        await self.ledger.line.noted(ref, status)
-        await self.record.log.add_status(ref, status)
-
-    async def left(self, epoch: int, outcome: object) -> None:
-        """`run_epoch` is over; without a job there was nothing to train on."""
-        if epoch in self._epochs.values():
-            await self.record.flush()
-            return
-        self._over.add(epoch)
-        if self.record.is_done(epoch):
-            return
-        reason = outcome.reason if isinstance(outcome, Skipped) else self._reasons.get(epoch)
-        if reason is None:
-            metrics = {**await self.ledger.metrics(epoch), **self._curriculum_facts()}
-            reason = f"run_epoch submitted nothing; {reason_for_skip(metrics)}"
-        await self.skip(epoch, reason)
-
-    @property
-    def epochs_done(self) -> int:
-        """How many epochs are over, in the order in which the trainer comes to them."""
-        return len(self._over)
-
-    async def settled(self) -> None:
-        """`run` has returned. Raises TrainingError when a job is not over, or has not been adopted."""
-        for name, epoch in self._epochs.items():
-            submission = self.ledger.submission_of(epoch, name)
-            if submission is not None and self.record.ended(submission.ref) is None:
-                status = await self.ledger.adapter.status(submission.ref)
-                if not status.status.is_final:
-                    raise TrainingError(
-                        f"the trainer returned while job {name} is '{status.status}'. Await "
-                        "`trainer_adapter.wait_until_complete(ref)` before `run` returns; resume the run to "
-                        "go on"
-                    )
-        if self._failure is not None:
-            raise self._failure
-        await self.record.flush()
+async def rewards_of(
+    builder: TrajectoryBuilder, items: list[EvalOutputItem], meta: dict[str, Any]
+) -> list[float]:
+    """The builder's rewards of the items that have a score."""
+    return [await builder.compute_reward(item, meta) for item in items if item.is_scored]
 
 
 def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:

@@ -20,11 +20,7 @@ _REMEMBERED = 100_000
 
 
 class Provenance:
-    """Remembers which weights sampled the episodes that were handed out, whoever asked for them.
-
-    Every collection goes through `check` before it is submitted, so that it holds for every builder and
-    every trainer.
-    """
+    """Remembers which weights sampled the episodes that were handed out, whoever asked for them."""
 
     def __init__(self, model: str) -> None:
         """`model` is the entry of `llms` that is trained."""
@@ -63,9 +59,11 @@ class Provenance:
         young = {now.number} | {number for number in (0, *made) if age_of(number, made) <= bound}
         if old := {number: count for number, count in calls.items() if number not in young}:
             listed = ", ".join(f"{count} from version {number}" for number, count in sorted(old.items()))
+            is_ahead = any(number in (0, *made) for number in old)
+            advice = "; were they collected with 'finetuning.collect_ahead'? Then go on with it"
             raise TrainingError(
                 f"episodes of epoch {epoch + 1} were not sampled from version {now.number}, which the model "
-                f"was at: {listed} of {sum(calls.values())} calls{_advice(old, made)}"
+                f"was at: {listed} of {sum(calls.values())} calls{advice if is_ahead else ''}"
             )
         if kind_of(collection.method) != "samples":
             return
@@ -75,8 +73,7 @@ class Provenance:
                 f"{epoch + 1} can only be those of version {self._latest} or older. Collect in every epoch: "
                 "`await self.run_eval()` plays new episodes each time it is called"
             )
-        stale = Counter(version for version in self._sources(collection) if version not in young)
-        if stale:
+        if stale := Counter(version for version in self._sources(collection) if version not in young):
             listed = ", ".join(f"{count} of version {number}" for number, count in sorted(stale.items()))
             raise TrainingError(
                 f"trajectories of epoch {epoch + 1} hold answers that older weights sampled, where the model "
@@ -102,13 +99,6 @@ def _fingerprint(logprobs: Any) -> int | None:
     if not isinstance(logprobs, list | tuple) or not logprobs:
         return None
     return hash(tuple(logprobs)) if all(isinstance(value, float) for value in logprobs) else None
-
-
-def _advice(versions: Collection[int], made: Sequence[int]) -> str:
-    """Advice where the data are those of a run that collected ahead."""
-    if any(number in (0, *made) for number in versions):
-        return "; were they collected with 'finetuning.collect_ahead'? Then go on with it"
-    return ""
 
 
 def age_of(number: int, made: Sequence[int]) -> int:
@@ -148,7 +138,7 @@ class TargetWatch:
         self._functions = functions
         self._model = model
         self._progress = progress
-        self._callers: Counter[str] = Counter()
+        self._callers: set[str] = set()
         self._episodes = 0
         self._done = False
 
@@ -164,12 +154,10 @@ class TargetWatch:
             self._done = True
             return
         self._episodes += 1
-        self._callers.update({call.function for call in episode.calls if call.model == self._model})
-        if self._episodes >= _PATIENCE:
-            self._done = True
-            self._complain()
-
-    def _complain(self) -> None:
+        self._callers |= {call.function for call in episode.calls if call.model == self._model}
+        if self._episodes < _PATIENCE:
+            return
+        self._done = True
         callers = ", ".join(f"'{name}'" for name in sorted(self._callers)) or "none"
         text = (
             f"none of the first {self._episodes} episodes has a call to '{self._model}' by a target function "

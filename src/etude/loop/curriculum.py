@@ -38,14 +38,9 @@ def initial_state(config: CurriculumLearningConfig) -> State:
     }
 
 
-def as_json(state: Mapping[str, Any]) -> State:
-    """The state with its sets as sorted lists."""
-    return {key: sorted(value, key=str) if _is_set(value) else value for key, value in state.items()}
-
-
 def with_sets(state: State, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The state as trainers hold it: `included_groups` is a set, and so is what is one in `like`."""
-    names = {"included_groups", *(key for key, value in (like or {}).items() if _is_set(value))}
+    names = {"included_groups", *(key for key, value in (like or {}).items() if isinstance(value, set))}
     return {key: set(value) if key in names else value for key, value in state.items()}
 
 
@@ -69,24 +64,14 @@ def apply(
         kept = _subsample(present[0], len(present[0]), config, seed, epoch)
         share = state["current_percentile"]
         return [kept], dict(state), {"curriculum_percentile": share, "curriculum_groups": 1}
-    return _several(present, state, config, seed, epoch)
-
-
-def _is_set(value: Any) -> bool:
-    return isinstance(value, set | frozenset)
-
-
-def _several(
-    groups: Groups, state: State, config: CurriculumLearningConfig, seed: int, epoch: int
-) -> tuple[Groups, State, dict[str, Any]]:
-    valid = [group for group in groups if _differs(group, config.min_reward_diff)]
+    valid = [group for group in present if _differs(group, config.min_reward_diff)]
     facts: dict[str, Any] = {
         "curriculum_groups": len(valid),
-        "curriculum_flat_groups": len(groups) - len(valid),
+        "curriculum_flat_groups": len(present) - len(valid),
     }
     if not valid:
         return [], dict(state), facts | {"curriculum_percentile": state["current_percentile"]}
-    positions = {id(group): str(index) for index, group in enumerate(groups)}
+    positions = {id(group): str(index) for index, group in enumerate(present)}
     sign = 1 if config.sort_ascending else -1
     valid.sort(key=lambda group: sign * _average(group))
     expanded = _expand(state, config, epoch)

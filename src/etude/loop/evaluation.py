@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +36,7 @@ from etude.store.run_folder import RunFolder
 from etude.store.stored_config import RESULT, EvaluationRequest
 from etude.store.versions import RunVersion, choose_version
 
-
-@dataclass(slots=True)
-class Usage:
-    """Calls and tokens of the episodes."""
-
-    episodes: int = 0
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    def add(self, record: EpisodeRecord) -> None:
-        """Count an episode."""
-        self.episodes += 1
-        self.calls += len(record.calls)
-        for call in record.calls:
-            if call.completion is not None:
-                self.prompt_tokens += call.completion.usage.prompt_tokens
-                self.completion_tokens += call.completion.usage.completion_tokens
+_NO_USAGE = {"episodes": 0, "calls": 0, "prompt_tokens": 0, "completion_tokens": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +50,8 @@ class Evaluation:
     reward: str | None
     """The evaluator that counts."""
     model: str
-    usage: Usage = field(default_factory=Usage)
+    usage: Mapping[str, int]
+    """`episodes`, their `calls`, `prompt_tokens` and `completion_tokens`."""
 
     def scores(self) -> dict[str, dict[str, Any]]:
         """By evaluator: `mean`, `low`, `high` (95 %), `n` examples, `scored` and `unscored` episodes."""
@@ -76,19 +60,11 @@ class Evaluation:
     def as_json(self) -> dict[str, Any]:
         """Everything but the items."""
         return {
-            "model": self.model,
-            "examples": self.examples,
-            "repeat": self.repeat,
-            "greedy": self.greedy,
-            "reward": self.reward,
+            **{key: getattr(self, key) for key in ("model", "examples", "repeat", "greedy", "reward")},
             "scores": self.scores(),
-            "failures": dict(self.output.failures),
-            "causes": [cause.model_dump() for cause in self.output.causes],
+            **self.output.model_dump(include={"failures", "causes"}),
             "model_calls": dict(self.output.calls),
-            "episodes": self.usage.episodes,
-            "calls": self.usage.calls,
-            "prompt_tokens": self.usage.prompt_tokens,
-            "completion_tokens": self.usage.completion_tokens,
+            **self.usage,
         }
 
 
@@ -111,20 +87,17 @@ def item_rows(output: EvaluationRunOutput) -> list[dict[str, Any]]:
     """A row for each episode: `id`, `generation`, `output`, `expected`, `scores`, `reasoning`, `errors`."""
     rows = []
     for index, item in enumerate(output.eval_input.eval_input_items):
-        scores = {name: result.eval_output_items[index] for name, result in output.evaluation_results}
-        rows.append(
-            {
-                "id": item.id,
-                "generation": item.generation,
-                "output": item.output_obj,
-                "expected": item.expected_output_obj,
-                "scores": {name: score.score for name, score in scores.items()},
-                "reasoning": {
-                    name: score.reasoning for name, score in scores.items() if score.reasoning is not None
-                },
-                "errors": {name: score.error for name, score in scores.items() if score.error is not None},
-            }
-        )
+        scored = [(name, result.eval_output_items[index]) for name, result in output.evaluation_results]
+        row = {
+            "id": item.id,
+            "generation": item.generation,
+            "output": item.output_obj,
+            "expected": item.expected_output_obj,
+            "scores": {name: score.score for name, score in scored},
+            "reasoning": {name: score.reasoning for name, score in scored if score.reasoning is not None},
+            "errors": {name: score.error for name, score in scored if score.error is not None},
+        }
+        rows.append(row)
     return rows
 
 
@@ -142,10 +115,14 @@ async def measure(
     Raises ErrorBudgetExceeded when too many fail. Everything is journalled: the same phase again costs
     nothing.
     """
-    usage, progress, reward = Usage(), runtime.progress, _reward_of(runtime.config)
+    usage, progress, reward = dict(_NO_USAGE), runtime.progress, _reward_of(runtime.config)
 
     def finished(record: EpisodeRecord) -> None:
-        usage.add(record)
+        answers = [call.completion.usage for call in record.calls if call.completion is not None]
+        usage["episodes"] += 1
+        usage["calls"] += len(record.calls)
+        usage["prompt_tokens"] += sum(answer.prompt_tokens for answer in answers)
+        usage["completion_tokens"] += sum(answer.completion_tokens for answer in answers)
         progress.episode_finished(record)
 
     progress.phase("evaluating", len(examples) * repeat)
@@ -172,7 +149,10 @@ async def evaluate(
     """
     async with AsyncExitStack() as exits:
         engines: dict[str, Engine] = {}
-        version = requested_version(request)
+        version = None
+        if request.run is not None:
+            whose = "" if request.target is None else f"{request.target}:"
+            version = choose_version(Path(request.run), f"{whose}v{request.version or 0}")
         target = replaced_model(config, version)
         if version is not None and target is not None and isinstance(config.llms[target], LocalLlmConfig):
             engines[target] = await engine_of(config, target, version)
@@ -191,14 +171,6 @@ async def evaluate(
         )
     _write_result(evaluation, config, run)
     return evaluation
-
-
-def requested_version(request: EvaluationRequest) -> RunVersion | None:
-    """The stored version that a request is about; None when the config's own model is meant."""
-    if request.run is None:
-        return None
-    whose = "" if request.target is None else f"{request.target}:"
-    return choose_version(Path(request.run), f"{whose}v{request.version or 0}")
 
 
 async def engine_of(config: Config, model: str, version: RunVersion) -> Engine:
@@ -244,7 +216,7 @@ async def rescore_run(
         )
     items = output.eval_input.eval_input_items
     examples, repeat = len({item.id for item in items}), len({item.generation for item in items})
-    usage = Usage(episodes=len(items))
+    usage = {**_NO_USAGE, "episodes": len(items)}
     return phase, Evaluation(output, examples, repeat, False, reward, f"{run.name} ({phase})", usage)
 
 

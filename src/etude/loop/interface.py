@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,16 +12,18 @@ from etude.algorithms.algorithm import kind_of
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.capabilities import check_ages, check_method, check_options, check_tokens
 from etude.backends.trainer_adapter import TrainerAdapter
+from etude.config.component import ComponentConfig
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
 from etude.core.around import through_base, wrap_implementations
+from etude.core.data_model import finite
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
-from etude.loop.bookkeeper import Bookkeeper
-from etude.loop.curriculum import apply, as_json, initial_state, with_sets
-from etude.loop.ledger import Ledger, rewards_of
-from etude.loop.metrics import interval, spread, validation_metrics
+from etude.loop.bookkeeper import Bookkeeper, rewards_of
+from etude.loop.curriculum import apply, initial_state, with_sets
+from etude.loop.follower import Follower
+from etude.loop.metrics import reward_metrics, validation_metrics
 from etude.rewards.collections import within
 from etude.runtime import Runtime
 
@@ -35,7 +37,7 @@ class TrainerSeam(ABC):
 
     journals_epochs: ClassVar[bool] = False
     """Whether the trainer tells its bookkeeper of its epochs, as `EpochTrainer` does. All others leave it as
-    it is, and the bookkeeper follows what they do."""
+    it is, and a `Follower` keeps the books."""
 
     _runtime: Runtime | None = None
     _curriculum_facts: dict[str, Any]
@@ -50,16 +52,8 @@ class TrainerSeam(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have every implementation called through this class."""
         super().__init_subclass__(**kwargs)
-        wrap_implementations(
-            cls,
-            "bind_components",
-            "initialize",
-            "run",
-            "run_epoch",
-            "run_validation_evaluation",
-            "log_progress",
-            "cleanup",
-        )
+        names = [name.removeprefix("around_") for name in vars(TrainerSeam) if name.startswith("around_")]
+        wrap_implementations(cls, *names)
 
     @property
     def runtime(self) -> Runtime:
@@ -80,9 +74,8 @@ class TrainerSeam(ABC):
         return self.__books
 
     @property
-    def __followed(self) -> Bookkeeper | None:
-        """The bookkeeper, where it has to find out for itself what the trainer does."""
-        return None if self.journals_epochs else self.__books
+    def __follower(self) -> Follower | None:
+        return self.__books if isinstance(self.__books, Follower) else None
 
     async def around_bind_components(
         self,
@@ -90,40 +83,25 @@ class TrainerSeam(ABC):
         trajectory_builder: TrajectoryBuilder,
         trainer_adapter: TrainerAdapter,
     ) -> None:
-        """Called for `bind_components` of every subclass, whatever it makes of the components."""
+        """Know the components, whatever the trainer makes of them."""
         self.__parts = (trajectory_builder, trainer_adapter)
         await proceed(trajectory_builder=trajectory_builder, trainer_adapter=trainer_adapter)
 
     async def around_initialize(
         self, proceed: Callable[..., Awaitable[None]], run_config: FinetuneConfig
     ) -> None:
-        """Called for `initialize` of every subclass: check what it was given before, and its health after.
+        """Check what the trainer was given before, and its health after.
 
         Raises CapabilityError when the adapter cannot do what the builder makes data for, TrainingError when
         the backend is not healthy: nothing was sampled by then.
         """
         if self.__parts is not None:
-            self.__check_capabilities(run_config, *self.__parts)
+            _check_capabilities(run_config, *self.__parts, self._runtime)
             if self._runtime is not None:
                 self.__open_books(self._runtime, run_config, *self.__parts)
         await proceed(run_config)
         if self.__books is not None:
-            await self.__books.ledger.take_up()
-
-    def __check_capabilities(
-        self, run_config: FinetuneConfig, builder: TrajectoryBuilder, adapter: TrainerAdapter
-    ) -> None:
-        capabilities = adapter.capabilities()
-        for method in builder.methods:
-            check_method(_type_of(adapter), capabilities, method, _type_of(builder))
-        check_options(_type_of(adapter), capabilities, builder.trajectory_builder_config)
-        check_ages(_type_of(adapter), capabilities, run_config)
-        needing = {*builder.methods, *map(kind_of, builder.methods)} & capabilities.token_ids_for
-        builder.token_ids_required = bool(needing)
-        if self._runtime is not None:
-            llm, target = self._runtime.config.llms, self._runtime.target_model
-            if target in llm:
-                check_tokens(_type_of(adapter), capabilities, builder.methods, llm[target], target)
+            await self.__books.take_up()
 
     def __open_books(
         self,
@@ -132,13 +110,16 @@ class TrainerSeam(ABC):
         builder: TrajectoryBuilder,
         adapter: TrainerAdapter,
     ) -> None:
-        """Have all that the parts collect and submit go through a ledger."""
-        ledger = Ledger(runtime, run_config, builder, adapter)
-        self.__books = Bookkeeper(ledger, self.get_curriculum_state, lambda: self._curriculum_facts)
-        self._runtime = replace(runtime, evaluation=ledger.collections)
+        """Have all that the parts collect and submit go through a bookkeeper."""
+        kind = Bookkeeper if self.journals_epochs else Follower
+        books = kind(
+            runtime, run_config, builder, adapter, self.get_curriculum_state, lambda: self._curriculum_facts
+        )
+        self.__books = books
+        self._runtime = replace(runtime, evaluation=books.collections)
         builder.bind_runtime(self._runtime)
-        builder.bind_built(ledger.built)
-        adapter.bind_jobs(self.__followed or ledger)
+        builder.bind_built(books.built)
+        adapter.bind_jobs(books)
 
     async def around_run_epoch(
         self,
@@ -147,77 +128,85 @@ class TrainerSeam(ABC):
         *args: Any,
         **kwargs: Any,
     ) -> TrainingJobRef | Skipped:
-        """Called for `run_epoch` of every subclass: what is collected and submitted in it is the epoch's."""
+        """What is collected and submitted in it is the epoch's."""
         if self.__books is None:
             return await proceed(epoch, *args, **kwargs)
-        books, number = self.__followed, epoch
-        if books is not None:
-            number, self._curriculum_facts = books.entered(epoch, self.__num_epochs), {}
-        with self.__books.ledger.working_on(number):
+        follower, number = self.__follower, epoch
+        if follower is not None:
+            number, self._curriculum_facts = follower.entered(epoch, self.__num_epochs), {}
+        with self.__books.working_on(number):
             outcome = await proceed(epoch, *args, **kwargs)
-            if books is not None:
-                await books.left(number, outcome)
+            if follower is not None:
+                await follower.left(number, outcome)
         return outcome
 
     async def around_run(
         self, proceed: Callable[..., Awaitable[list[TrainingJobStatus]]], num_epochs: int
     ) -> list[TrainingJobStatus]:
-        """Called for `run` of every subclass: report its beginning and its end."""
-        books = self.__followed
-        if books is None:
+        """Report the beginning and the end of a trainer's run."""
+        follower = self.__follower
+        if follower is None:
             return await proceed(num_epochs)
         self.__num_epochs = num_epochs
-        self.runtime.progress.run_started(self.runtime.run.name, num_epochs, books.ledger.describe())
+        self.runtime.progress.run_started(self.runtime.run.name, num_epochs, follower.describe())
         statuses = await proceed(num_epochs)
-        await books.settled()
-        books.finish()
+        await follower.settled()
+        follower.finish()
         return statuses
 
     def around_log_progress(
-        self,
-        proceed: Callable[..., None],
-        epoch: int,
-        metrics: dict[str, Any],
-        *args: Any,
-        **kwargs: Any,
+        self, proceed: Callable[..., None], epoch: int, metrics: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """Called for `log_progress` of every subclass: the metrics go into the run's files too."""
+        """The metrics go into the run's files too."""
         if self.__books is not None:
             self.__books.record.add_metrics(epoch, metrics)
         proceed(epoch, metrics, *args, **kwargs)
-        if self.__followed is not None:
-            self.__followed.record.report()
+        if self.__follower is not None:
+            self.__follower.record.report()
 
     async def around_cleanup(self, proceed: Callable[..., Awaitable[None]]) -> None:
-        """Called for `cleanup` of every subclass: nobody goes on collecting, the components are freed.
-
-        What one of them raises does not stop the other.
-        """
-        try:
-            await proceed()
-        finally:
+        """Nobody goes on collecting; the components are freed, whatever one of them raises."""
+        async with AsyncExitStack() as exits:
+            if self.__follower is not None:
+                exits.push_async_callback(self.__follower.adapter.cleanup)
+                exits.push_async_callback(self.__follower.builder.cleanup)
             if self.__books is not None:
-                await self.__books.ledger.collections.stop()
-            if self.__followed is not None and self.__parts is not None:
-                builder, adapter = self.__parts
-                try:
-                    await builder.cleanup()
-                finally:
-                    await adapter.cleanup()
+                exits.push_async_callback(self.__books.collections.stop)
+            await proceed()
 
     async def around_run_validation_evaluation(
         self, proceed: Callable[..., Awaitable[dict[str, Any]]], epoch: int, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Called for `run_validation_evaluation` of every subclass: record what was measured."""
-        books = self.__followed
-        number = epoch if books is None else books.epochs_done
-        if self._runtime is not None and not (books and books.record.is_validated(number)):
+        """Record what was measured."""
+        follower = self.__follower
+        number = epoch if follower is None else follower.epochs_done
+        if self._runtime is not None and not (follower and follower.record.is_validated(number)):
             self._runtime.progress.phase("validating", len(self._runtime.validation_examples))
         with within("validation", number):
             metrics = await proceed(epoch, *args, **kwargs)
-        if books is not None:
-            await books.validated(number, {**metrics, "epoch": number})
+        if follower is not None:
+            await follower.validated(number, {**metrics, "epoch": number})
         return metrics
+
+
+def _check_capabilities(
+    run_config: FinetuneConfig, builder: TrajectoryBuilder, adapter: TrainerAdapter, runtime: Runtime | None
+) -> None:
+    backend, capabilities = _type_of(adapter, adapter.adapter_config), adapter.capabilities()
+    for method in builder.methods:
+        check_method(backend, capabilities, method, _type_of(builder, builder.trajectory_builder_config))
+    check_options(backend, capabilities, builder.trajectory_builder_config)
+    check_ages(backend, capabilities, run_config)
+    needing = {*builder.methods, *map(kind_of, builder.methods)} & capabilities.token_ids_for
+    builder.token_ids_required = bool(needing)
+    if runtime is not None and runtime.target_model in runtime.config.llms:
+        target = runtime.target_model
+        check_tokens(backend, capabilities, builder.methods, runtime.config.llms[target], target)
+
+
+def _type_of(component: object, config: ComponentConfig) -> str:
+    """The component's `_type` in quotes, or its class."""
+    return f"'{config.type_name}'" if config.type_name else type(component).__name__
 
 
 class Trainer(TrainerSeam):
@@ -315,7 +304,7 @@ class Trainer(TrainerSeam):
             # The same figure as in training: the reward as the builder shapes it.
             items = output.results_of(self._reward_name())
             rewards = await rewards_of(builder, items, {"epoch": epoch, "run_id": run_id})
-            metrics |= {**spread(rewards), **interval(rewards)}
+            metrics |= reward_metrics(rewards)
         return metrics | {"epoch": epoch, "dataset_type": "validation"}
 
     def _calculate_validation_metrics(self, eval_output: EvaluationRunOutput) -> dict[str, Any]:
@@ -341,7 +330,7 @@ class Trainer(TrainerSeam):
         config = self.curriculum_config or CurriculumLearningConfig()
         groups, state, self._curriculum_facts = apply(
             trajectory_collection.trajectories,
-            as_json(self._curriculum_state or initial_state(config)),
+            finite(self._curriculum_state or initial_state(config)),
             config,
             self.run_config.seed,
             epoch,
@@ -351,7 +340,7 @@ class Trainer(TrainerSeam):
 
     def get_curriculum_state(self) -> dict[str, Any]:
         """The curriculum's state and config, as JSON."""
-        state = as_json(self._curriculum_state or {})
+        state: dict[str, Any] = finite(self._curriculum_state or {})
         config = self.curriculum_config
         return state | {"config": None if config is None else config.model_dump(mode="json")}
 
@@ -371,12 +360,3 @@ class Trainer(TrainerSeam):
             builder.run_config = config
             if self._runtime is not None:
                 builder.bind_runtime(self._runtime)
-
-
-def _type_of(component: TrajectoryBuilder | TrainerAdapter) -> str:
-    """The component's `_type` in quotes, or its class."""
-    if isinstance(component, TrainerAdapter):
-        name = component.adapter_config.type_name
-    else:
-        name = component.trajectory_builder_config.type_name
-    return f"'{name}'" if name else type(component).__name__

@@ -18,12 +18,11 @@ from etude.config.document import KeyPath, dig, dotted
 from etude.config.load import MASK, load_config, resolved_yaml
 from etude.config.nearest import nearest
 from etude.config.schema import Config
-from etude.config.slots import Slot, changeable_keys, slot_in
+from etude.config.slots import changeable_keys, slot_in
 from etude.core.errors import RequestError
-from etude.core.history import History
 from etude.rewards.rescore import forget_failures
-from etude.store.facts import SUMMARY
-from etude.store.log import EpochLog, histories
+from etude.store.facts import SUMMARY, histories_of
+from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder, new_run_name
 from etude.store.stored_config import CONFIG, RESULT, EvaluationRequest, stored_data, write_request
 
@@ -55,7 +54,7 @@ def new_run(
             raise
 
 
-_NUM_EPOCHS: KeyPath = ("finetuning", "num_epochs")
+_NUM_EPOCHS = "finetuning.num_epochs"
 
 
 def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
@@ -65,33 +64,29 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
     """
     config, kept = load_config(run / CONFIG, overrides), stored_data(run)
     for override in overrides:
-        path: KeyPath = tuple(override.partition("=")[0].split("."))
+        path = _path_of(override)
         slot = slot_in(config, path)
-        is_known = slot is not None and (CHANGEABLE in slot.metadata or _takes_secret(slot))
+        is_known = slot is not None and (CHANGEABLE in slot.metadata or names_secret(config, override))
         if not is_known and dig(kept, path) != MASK:
-            raise _refused(dotted(path), config)
+            key, keys = dotted(path), changeable_keys(config)
+            close = nearest(key, keys)
+            raise RequestError(
+                f"-o {key}: a run goes on as it was begun, and what it has done rests on this setting"
+                + (f"; did you mean {close}?" if close else "")
+                + f"\nWhat only says how to go on can be changed: {', '.join(keys)}; and secrets can be "
+                "given again.\nFor another value start a new run: etude train"
+            )
     return config
 
 
 def names_secret(config: Config, override: str) -> bool:
     """Whether an override of a config gives it a secret."""
-    slot = slot_in(config, tuple(override.partition("=")[0].split(".")))
-    return slot is not None and _takes_secret(slot)
+    slot = slot_in(config, _path_of(override))
+    return slot is not None and any(arm.annotation is SecretStr for arm in slot.arms())
 
 
-def _takes_secret(slot: Slot) -> bool:
-    return any(arm.annotation is SecretStr for arm in slot.arms())
-
-
-def _refused(key: str, config: Config) -> RequestError:
-    keys = changeable_keys(config)
-    close = nearest(key, keys)
-    return RequestError(
-        f"-o {key}: a run goes on as it was begun, and what it has done rests on this setting"
-        + (f"; did you mean {close}?" if close else "")
-        + f"\nWhat only says how to go on can be changed: {', '.join(keys)}; and secrets can be given again."
-        "\nFor another value start a new run: etude train"
-    )
+def _path_of(override: str) -> KeyPath:
+    return tuple(override.partition("=")[0].split("."))
 
 
 def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
@@ -105,23 +100,18 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     changed = {
         dotted(key): (dig(stored, key), dig(now, key)) for key in keys if dig(stored, key) != dig(now, key)
     }
-    if dotted(_NUM_EPOCHS) in changed:
-        _require_room(run, config.finetuning.num_epochs)
+    if _NUM_EPOCHS in changed:
+        num_epochs = config.finetuning.num_epochs
+        done = max(len(history.epochs) for history in histories_of(run.path).values())
+        if num_epochs < done:
+            raise RequestError(
+                f"-o {_NUM_EPOCHS}={num_epochs}: run {run.name} has done {done} epochs already; "
+                f"ask for {done} or more"
+            )
         (run.path / SUMMARY).unlink(missing_ok=True)
     if changed:
         run.write_text(CONFIG, resolved_yaml(config))
     return changed
-
-
-def _require_room(run: RunFolder, num_epochs: int) -> None:
-    """Raises RequestError when the run has done more epochs than it is to have."""
-    past = [*histories(run.journal, run.name).values()] or [EpochLog(run.journal).history(run.name)]
-    done = max(len(history.epochs) for history in past)
-    if num_epochs < done:
-        raise RequestError(
-            f"-o {dotted(_NUM_EPOCHS)}={num_epochs}: run {run.name} has done {done} epochs already; "
-            f"ask for {done} or more"
-        )
 
 
 def without_changeable(data: dict[str, Any], config: Config) -> dict[str, Any]:
@@ -149,13 +139,12 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
 
 def _is_open(run: RunFolder) -> Callable[[str], bool]:
     """Whether the epoch or validation of an episode is not recorded yet, by the episode's id."""
-    targets: list[str | None] = [*histories(run.journal, run.name)] or [None]
-    logs = [EpochLog(run.journal, target) for target in targets]
-    pasts: list[History] = [log.history(run.name) for log in logs]
+    by_target = histories_of(run.path)
+    logs = [EpochLog(run.journal, target) for target in by_target]
     recorded = {
         # A model that rested in an epoch was not trained on its episodes.
-        "train": {entry.epoch for past in pasts for entry in past.epochs if entry.resting is None},
-        "validation": {entry.epoch for past in pasts for entry in past.validations},
+        "train": {each.epoch for past in by_target.values() for each in past.epochs if each.resting is None},
+        "validation": {each.epoch for past in by_target.values() for each in past.validations},
     }
 
     def is_open(episode_id: str) -> bool:

@@ -18,8 +18,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Evaluator
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rewards.evaluator import FunctionEvaluator, as_evaluator
-from etude.rollout.dataset_rows import LiveRowsConfig
-from etude.rollout.datasets import Dataset
+from etude.rollout.datasets import RowsConfig
 from etude.rollout.workflow import Workflow, as_workflow
 
 if TYPE_CHECKING:
@@ -29,17 +28,30 @@ _VALUE: Any = Field(default=None, exclude=True, repr=False)
 
 
 class LiveWorkflowConfig(WorkflowConfig, name="live"):
-    """An agent that a program gave to `etude.train` or `etude.evaluate` as a Python object."""
+    """An agent that a program gave as a Python object."""
 
     name: str = Field(description="The name of the function.")
     value: Any = _VALUE
 
 
 class LiveEvaluatorConfig(EvaluatorConfig, name="live"):
-    """An evaluator that a program gave to `etude.train` or `etude.evaluate` as a Python object."""
+    """An evaluator that a program gave as a Python object."""
 
     name: str = Field(description="The name of the function.")
     value: Any = _VALUE
+
+
+class LiveRowsConfig(RowsConfig, name="live"):
+    """Rows that a program gave as a Python object."""
+
+    source_key = "name"
+
+    name: str = Field(description="A word for them.")
+    value: Any = _VALUE
+
+    def _contents(self) -> Iterable[Any]:
+        rows: Iterable[Any] = self.value
+        return rows
 
 
 @register_workflow(config_type=LiveWorkflowConfig)
@@ -55,10 +67,10 @@ async def live_evaluator(config: LiveEvaluatorConfig, builder: Builder) -> Async
 
 
 @register_dataset(config_type=LiveRowsConfig)
-async def live_rows(config: LiveRowsConfig, builder: Builder) -> AsyncIterator[Dataset]:
+async def live_rows(config: LiveRowsConfig, builder: Builder) -> AsyncIterator[LiveRowsConfig]:
     """Raises RequestError where the program that has the rows is not running."""
     _given(config, "examples", builder)
-    yield Dataset(config)
+    yield config
 
 
 def _given(config: Any, argument: str, builder: Builder) -> Any:
@@ -138,22 +150,21 @@ def with_live(
 
     Raises RequestError for one that the run does not have from a program.
     """
+    general, settings = config.eval.general, config.finetuning.run_configuration
     workflow, evaluators = config.workflow, dict(config.eval.evaluators)
-    dataset, settings = config.eval.general.dataset, config.finetuning.run_configuration
     if agent is not None:
         workflow = _again("agent", workflow, agent, _live_workflow)
-    named = reward if isinstance(reward, Mapping) else {}
-    if reward is not None and not named:
+    if reward is not None:
         live = [name for name, each in evaluators.items() if isinstance(each, LiveEvaluatorConfig)]
-        named = dict.fromkeys(live or evaluators, reward)
-    for name, value in named.items():
-        evaluators[name] = _again("reward", evaluators.get(name), value, _live_evaluator)
+        named = reward if isinstance(reward, Mapping) else dict.fromkeys(live or evaluators, reward)
+        for name, value in named.items():
+            evaluators[name] = _again("reward", evaluators.get(name), value, _live_evaluator)
     if examples is not None:
-        dataset = _again("examples", dataset, examples, dataset_config)
+        dataset = _again("examples", general.dataset, examples, dataset_config)
+        general = general.model_copy(update={"dataset": dataset})
     if validation is not None:
         held_out = _again("validation", settings.validation_dataset, validation, dataset_config)
         settings.validation_dataset = held_out
-    general = config.eval.general.model_copy(update={"dataset": dataset})
     block = config.eval.model_copy(update={"general": general, "evaluators": evaluators})
     return config.model_copy(update={"eval": block, "workflow": workflow})
 

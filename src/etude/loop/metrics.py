@@ -18,37 +18,31 @@ from etude.loop.curriculum import rewards_of
 def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) -> dict[str, Any]:
     """The figures of what was collected.
 
-    `avg_reward`, `min_reward` and `max_reward` are over all scored episodes where `facts` has their
-    `rewards`, and over the trajectories otherwise; None when there are none. `num_scored` is how many
-    rewards those are, and their 95 % interval is `reward_low` to `reward_high`. `evaluators` has the
-    mean of each evaluator's `scores`. `reward_groups` counts the groups of episodes that are `compared`
-    with each other and, of those, the `flat` ones, whose rewards are all equal.
+    Those of `reward_metrics` are over all scored episodes where `facts` has their `rewards`, and over the
+    trajectories otherwise. `evaluators` has the mean of each evaluator's `scores`. `reward_groups` counts the
+    groups of episodes that are `compared` with each other and, of those, the `flat` ones, whose rewards are
+    all equal.
     """
-    known = facts.get("rewards")
-    rewards = _rewards(collection) if known is None else list(known)
-    counts = {key: value for key, value in facts.items() if key not in ("rewards", "scores")}
-    return {
-        **spread(rewards),
-        **interval(rewards),
-        "num_scored": len(rewards),
-        "evaluators": evaluator_metrics(facts.get("scores") or {}),
+    rewards, scores = facts.get("rewards"), facts.get("scores") or {}
+    metrics = {
+        **reward_metrics(_rewards(collection) if rewards is None else rewards),
+        "evaluators": {name: measured_scores(values) for name, values in scores.items()},
         "num_trajectories": len(collection),
         "num_groups": len(collection.trajectories),
-        **counts,
-        **(
-            {}
-            if kind_of(collection.method) == "imitation"
-            else {"reward_groups": _compared(collection, facts)}
-        ),
+        **{key: value for key, value in facts.items() if key not in ("rewards", "scores")},
     }
+    if kind_of(collection.method) != "imitation":
+        metrics["reward_groups"] = _compared(collection, facts)
+    return metrics
 
 
 def selection_metrics(selected: TrajectoryCollection) -> dict[str, Any]:
     """The figures of what is left after the curriculum."""
+    rewards = reward_metrics(_rewards(selected))
     return {
         "filtered_trajectories": len(selected),
         "filtered_groups": len(selected.trajectories),
-        **{f"filtered_{key}": value for key, value in spread(_rewards(selected)).items()},
+        **{f"filtered_{key}": rewards[key] for key in ("avg_reward", "min_reward", "max_reward")},
     }
 
 
@@ -57,50 +51,43 @@ def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str,
     items, scores = output.results_of(evaluator), output.scores()
     rewards = scores[evaluator]
     return {
-        **spread(rewards),
-        **interval(rewards),
+        **reward_metrics(rewards),
         "num_examples": len(rewards),
-        "num_scored": len(rewards),
         "num_unscored": len(items) - len(rewards) + len(output.left_out),
-        "evaluators": evaluator_metrics(scores),
+        "evaluators": {name: measured_scores(values) for name, values in scores.items()},
         "failures": dict(output.failures),
         "failure_causes": [cause.model_dump() for cause in output.causes],
         "calls": dict(output.calls),
     }
 
 
-def evaluator_metrics(scores: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """By evaluator: the `mean` of its scores, the 95 % interval `low` to `high`, and `n`, how many there are.
+def reward_metrics(rewards: Sequence[float]) -> dict[str, Any]:
+    """`avg_reward`, `min_reward`, `max_reward`, `num_scored`, and `reward_low` to `reward_high`.
 
-    The mean is None where nothing was scored, and the interval where the scores do not tell one.
+    The latter are the 95 % interval of the average; None where the rewards do not tell one, and all None
+    where there are none.
     """
-    return {name: measured_scores(values) for name, values in scores.items()}
+    mean = measured_scores(rewards)
+    return {
+        "avg_reward": mean["mean"],
+        "min_reward": min(rewards, default=None),
+        "max_reward": max(rewards, default=None),
+        "reward_low": mean["low"],
+        "reward_high": mean["high"],
+        "num_scored": mean["n"],
+    }
 
 
 def measured_scores(values: Sequence[float]) -> dict[str, Any]:
-    """`mean`, `low`, `high` and `n` of scores, as JSON."""
+    """`mean`, `low`, `high` and `n` of scores, as JSON.
+
+    The mean is None where nothing was scored, and the 95 % interval where the scores do not tell one.
+    """
     if not values:
         return {"mean": None, "low": None, "high": None, "n": 0}
     mean = estimate(values)
     low, high = (bound if math.isfinite(bound) else None for bound in (mean.low, mean.high))
     return {"mean": mean.mean, "low": low, "high": high, "n": mean.n}
-
-
-def spread(rewards: Sequence[float]) -> dict[str, float | None]:
-    """Average, least and greatest reward; None for no rewards."""
-    if not rewards:
-        return {"avg_reward": None, "min_reward": None, "max_reward": None}
-    return {
-        "avg_reward": math.fsum(rewards) / len(rewards),
-        "min_reward": min(rewards),
-        "max_reward": max(rewards),
-    }
-
-
-def interval(rewards: Sequence[float]) -> dict[str, float | None]:
-    """The 95 % interval of the average; None where the rewards do not tell one."""
-    mean = measured_scores(rewards)
-    return {"reward_low": mean["low"], "reward_high": mean["high"]}
 
 
 def reason_for_skip(metrics: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from etude.core.history import EpochEntry, History, ValidationEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.runtime import Runtime
 from etude.store.log import EpochLog
-from etude.store.plain import plain
+from etude.store.plain import jsonable
 from etude.store.summary import new_warnings
 
 
@@ -62,7 +62,7 @@ class Record:
 
         Of a value that JSON cannot keep, its text is kept.
         """
-        metrics = {str(name): finite(_kept(value)) for name, value in metrics.items()}
+        metrics = {str(name): jsonable(finite(value)) for name, value in metrics.items()}
         for entry in self.history.epochs:
             if entry.epoch == epoch + 1:
                 if any(entry.metrics.get(key) != value for key, value in metrics.items()):
@@ -111,13 +111,6 @@ class Record:
     def by_name(self, text: str) -> str:
         """The text with the target's name before it, where there are several."""
         return text if self.target is None else f"{self.target}: {text}"
-
-
-def _kept(value: Any) -> Any:
-    try:
-        return plain(value)
-    except TypeError:
-        return str(value)
 
 
 def _now() -> str:

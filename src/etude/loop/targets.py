@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from etude.config.builder import TargetBuilder
@@ -16,7 +17,6 @@ from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.loop.bookkeeper import require_trained
 from etude.loop.interface import Trainer
-from etude.loop.ledger import job_name
 from etude.loop.trainer import EpochTrainer, run_loop, submit_epoch
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
@@ -57,17 +57,16 @@ async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) 
     """The trainer of one target, with components of its own."""
     builder = TargetBuilder(runtime.builder, name)
     own = builder.config.finetuning
-    trainer = await _assemble(
-        replace(
-            runtime,
-            config=builder.config,
-            builder=builder,
-            target_model=_named(own.target_model, "target_model"),
-            target=name,
-            target_config=runtime.config.finetuning.targets[name],
-            progress=shared.view(name),
-        )
+    member = replace(
+        runtime,
+        config=builder.config,
+        builder=builder,
+        target_model=_named(own.target_model, "target_model"),
+        target=name,
+        target_config=runtime.config.finetuning.targets[name],
+        progress=shared.view(name),
     )
+    trainer = await _assemble(member)
     if not isinstance(trainer, EpochTrainer):
         raise RequestError(
             f"finetuning.trainer '{own.trainer}' is a {type(trainer).__name__}, which trains one model; "
@@ -109,10 +108,10 @@ class TargetsTrainer(Trainer):
         """
         run, progress = self.runtime.run, self.runtime.progress
         members = list(self.members.values())
-        facts = {name: member.bookkeeper.ledger.describe() for name, member in self.members.items()}
+        facts = {name: member.bookkeeper.describe() for name, member in self.members.items()}
         progress.run_started(run.name, num_epochs, _described(facts))
         await run_loop(members, num_epochs, self.run_config, run.name, progress)
-        summary = self.summary()
+        summary = self._summary()
         run.write_json(SUMMARY, summary)
         for name, member in self.members.items():
             member.bookkeeper.record.report(final=True)
@@ -132,12 +131,13 @@ class TargetsTrainer(Trainer):
             listed = "; ".join(reason for reason in reasons if reason is not None)
             return Skipped(reason=listed or "no target is due in this epoch")
         refs = {str(member.runtime.target): ref.model_dump(mode="json") for member, ref in jobs}
-        return TrainingJobRef(run_id=job_name(run_id, epoch, 0), backend="targets", metadata={"jobs": refs})
+        name = f"{run_id}-epoch-{epoch + 1}"
+        return TrainingJobRef(run_id=name, backend="targets", metadata={"jobs": refs})
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """The metrics of each target under `targets`. Raises ValueError for another run's id."""
         metrics = {name: await member.get_metrics(run_id) for name, member in self.members.items()}
-        return self.summary() | {"targets": metrics}
+        return self._summary() | {"targets": metrics}
 
     async def cleanup(self) -> None:
         """Free what the targets hold; what one of them raises does not stop the others."""
@@ -154,8 +154,7 @@ class TargetsTrainer(Trainer):
         for member in self.members.values():
             member.bookkeeper.record.report(output_dir=output_dir)
 
-    def summary(self) -> dict[str, Any]:
-        """The run in numbers, as `etude.store.summary.summary_of_targets` has it."""
+    def _summary(self) -> dict[str, Any]:
         histories = {name: member.history for name, member in self.members.items()}
         return summary_of_targets(self.runtime.run.name, histories)
 
@@ -200,7 +199,17 @@ class SharedProgress(Progress):
 
     def view(self, target: str) -> Progress:
         """The progress that the trainer of one target reports to."""
-        return _View(self, target)
+        view = Progress()
+        for event in ("trained", "skipped", "validated"):
+            setattr(view, event, getattr(self.progress, event))
+        for event, method in (
+            ("phase", self._phase_of),
+            ("episode_finished", self._episode_of),
+            ("scored", self._scored_by),
+            ("message", self._message_of),
+        ):
+            setattr(view, event, partial(method, target))
+        return view
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
         """Begin an epoch, with no phase yet."""
@@ -212,63 +221,36 @@ class SharedProgress(Progress):
         self._begin(name)
         self.progress.phase(name, total)
 
-    def phase_of(self, target: str, name: str, total: int | None) -> None:
-        """A target begins a phase."""
+    def _phase_of(self, target: str, name: str, total: int | None = None) -> None:
         if name != self._phase or self._speaker == target:
             self.phase(name, total)
             self._speaker = target
         self._totals[target] = total
 
-    def episode_of(self, target: str, episode: EpisodeRecord) -> None:
+    def _episode_of(self, target: str, episode: EpisodeRecord) -> None:
         """An episode of a target ended: told of unless another target has told of it."""
-        example, generation = episode.example.id, episode.generation
+        key = example, generation = episode.example.id, episode.generation
         ended = self._ended.setdefault(episode.id.removesuffix(f"/{example}/{generation}"), set())
-        if (example, generation) in ended:
+        if key in ended:
             return
         if self._speaker != target and self._phase is not None:
-            self.progress.phase(self._phase, self._rest_of(target, example, ended))
+            total = self._totals.get(target)
+            if total is not None and ended:
+                # It has those of the others and more, or else it has other examples: then nobody knows yet.
+                has_theirs = any(name == example for name, _ in ended)
+                total = total - len(ended) if has_theirs and total > len(ended) else None
+            self.progress.phase(self._phase, total)
             self._speaker = target
-        ended.add((example, generation))
-        self._unscored.add((target, example, generation))
+        ended.add(key)
+        self._unscored.add((target, *key))
         self.progress.episode_finished(episode)
 
-    def _rest_of(self, target: str, example: str, ended: set[tuple[str, int]]) -> int | None:
-        """How many episodes a target has that nobody has told of, where that is known.
-
-        It has those of the others and more, or else it has other examples: then nobody knows yet.
-        """
-        total = self._totals.get(target)
-        if total is None or not ended:
-            return total
-        rest = total - len(ended)
-        return rest if rest > 0 and any(name == example for name, _ in ended) else None
-
-    def scored_by(self, target: str, item: EvalOutputItem) -> None:
+    def _scored_by(self, target: str, item: EvalOutputItem) -> None:
         """An episode of a target was scored: told of by the target that told of the episode."""
         key = (target, item.id, item.generation)
         if key in self._unscored:
             self._unscored.remove(key)
             self.progress.scored(item)
 
-
-class _View(Progress):
-    """Passes on the events of one target."""
-
-    def __init__(self, shared: SharedProgress, target: str) -> None:
-        self._shared = shared
-        self._target = target
-        self.trained = shared.progress.trained  # type: ignore[method-assign]
-        self.skipped = shared.progress.skipped  # type: ignore[method-assign]
-        self.validated = shared.progress.validated  # type: ignore[method-assign]
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        self._shared.phase_of(self._target, name, total)
-
-    def episode_finished(self, episode: EpisodeRecord) -> None:
-        self._shared.episode_of(self._target, episode)
-
-    def scored(self, item: EvalOutputItem) -> None:
-        self._shared.scored_by(self._target, item)
-
-    def message(self, text: str, *, warning: bool = False) -> None:
-        self._shared.progress.message(f"{self._target}: {text}", warning=warning)
+    def _message_of(self, target: str, text: str, *, warning: bool = False) -> None:
+        self.progress.message(f"{target}: {text}", warning=warning)

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -14,7 +13,6 @@ from pydantic import Field
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.registry import register_trainer
-from etude.core.data_model import finite
 from etude.core.errors import EtudeError, JobStillRunning, TrainingError
 from etude.core.history import History
 from etude.core.interfaces import Progress
@@ -24,8 +22,7 @@ from etude.loop.bookkeeper import require_trained
 from etude.loop.checks import without_stale
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
-from etude.loop.ledger import job_name
-from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
+from etude.loop.metrics import reason_for_skip, reason_to_stop
 from etude.store.figures import versions_made, versions_to_keep
 from etude.store.summary import summary_of
 
@@ -74,15 +71,14 @@ async def submit_epoch(
         await _prepare(waiting, epoch, run_id)
     jobs: list[tuple[EpochTrainer, TrainingJobRef]] = []
     for member in waiting:
-        reason = member.reason_to_rest(epoch)
-        if reason is not None:
+        if reason := member.reason_to_rest(epoch):
             await member.bookkeeper.rest(epoch, reason)
             continue
         job = await member.run_epoch(epoch, run_id)
         if isinstance(job, TrainingJobRef):
             jobs.append((member, job))
         else:
-            await member.skip_epoch(epoch, job or Skipped(reason="run_epoch returned None"))
+            await member.bookkeeper.skip(epoch, job.reason if job else "run_epoch returned None")
     return jobs
 
 
@@ -162,17 +158,6 @@ class EpochTrainerConfig(TrainerConfig, name="epochs"):
     )
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """The data of an epoch's job and what is known of it, whatever the trainer prepares meanwhile."""
-
-    work: TrainingJobRef | TrajectoryCollection | Skipped
-    """The job that there is already, or what to submit, or why there is nothing."""
-    metrics: dict[str, Any] | None = None
-    curriculum_state: dict[str, Any] | None = None
-    """After the epoch."""
-
-
 class EpochTrainer(Trainer):
     """Trains one model epoch by epoch. Everything it does is journalled: a resumed run repeats nothing."""
 
@@ -182,8 +167,8 @@ class EpochTrainer(Trainer):
         """Keep the config. Nothing is started here."""
         super().__init__(trainer_config, **kwargs)
         self.config = trainer_config
-        self._prepared: dict[int, Prepared] = {}
-        self._skipped: dict[int, Prepared] = {}
+        self._prepared: dict[int, TrainingJobRef | TrajectoryCollection] = {}
+        """By epoch: the job that there is already, or what to submit."""
         self._refs: dict[int, TrainingJobRef] = {}
         self._training_since = 0.0
 
@@ -204,7 +189,7 @@ class EpochTrainer(Trainer):
         Raises TrainingError when a job failed, the new weights are not alive, or nothing was trained on.
         """
         run_id, progress = self.runtime.run.name, self.runtime.progress
-        progress.run_started(run_id, num_epochs, self.bookkeeper.ledger.describe())
+        progress.run_started(run_id, num_epochs, self.bookkeeper.describe())
         await run_loop([self], num_epochs, self.run_config, run_id, progress)
         self.bookkeeper.finish()
         return require_trained([self.history])
@@ -215,76 +200,61 @@ class EpochTrainer(Trainer):
         A job that was submitted before the run was interrupted is returned as it is.
         """
         await self.prepare_epoch(epoch, run_id)
-        prepared = self._without_stale(self._prepared.pop(epoch))
-        if isinstance(prepared.work, Skipped):
-            self._skipped[epoch] = prepared
-        if not isinstance(prepared.work, TrajectoryCollection):
-            return prepared.work
-        submitted = await self.bookkeeper.ledger.submit(
-            prepared.work, metrics=prepared.metrics, curriculum_state=prepared.curriculum_state
-        )
-        if isinstance(submitted, Skipped):
-            self._skipped[epoch] = prepared
-        return submitted
+        selected = self._prepared.pop(epoch)
+        if isinstance(selected, TrainingJobRef):
+            return selected
+        if not len(selected):
+            return Skipped(reason=reason_for_skip(await self.bookkeeper.metrics(epoch)))
+        fresh = self._without_stale(selected)
+        if not len(fresh):
+            bound = self.run_config.max_staleness
+            reason = f"weights more than {bound} updates ago (max_staleness)"
+            return Skipped(reason=f"all {len(selected)} trajectories are of {reason}")
+        return await self.bookkeeper.submit(fresh)
 
     async def prepare_epoch(self, epoch: int, run_id: str) -> None:
         """Collect and choose what `run_epoch` submits, unless that was done."""
         if epoch in self._prepared:
             return
-        log, ledger = self.bookkeeper.record.log, self.bookkeeper.ledger
-        submitted = log.submission(epoch)
-        if submitted is not None and await ledger.line.is_known(submitted.ref):
+        books, meta = self.bookkeeper, {"epoch": epoch, "run_id": run_id}
+        submitted = books.record.log.submission(epoch)
+        if submitted is not None and await books.line.is_known(submitted.ref):
             self._take_curriculum_state(submitted.curriculum_state)
-            self._prepared[epoch] = Prepared(submitted.ref)
+            self._prepared[epoch] = submitted.ref
             return
-        await ledger.sampled_from(epoch)
-        name = job_name(run_id, epoch, log.attempt(epoch), self.runtime.target)
-        with ledger.working_on(epoch):
-            collection, metrics = await self._collect(epoch, name, run_id)
-        selected = self.apply_curriculum_learning(collection, epoch)
-        metrics |= {**self._curriculum_facts, **selection_metrics(selected)}
-        work = selected if len(selected) else Skipped(reason=reason_for_skip(metrics))
-        self._prepared[epoch] = Prepared(work, finite(metrics), finite(self.get_curriculum_state()))
+        await books.sampled_from(epoch)
+        name, started = books.job_name(epoch), time.monotonic()
+        with books.working_on(epoch):
+            await self.trajectory_builder.start_run(run_id=name, meta=meta)
+            collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
+            books.check(collection, epoch)
+        seconds = time.monotonic() - started
+        self._curriculum_facts = {}
+        self._prepared[epoch] = self.apply_curriculum_learning(collection, epoch)
+        self._curriculum_facts |= {"collecting_seconds": seconds}
 
-    async def _collect(
-        self, epoch: int, name: str, run_id: str
-    ) -> tuple[TrajectoryCollection, dict[str, Any]]:
-        started, ledger = time.monotonic(), self.bookkeeper.ledger
-        meta = {"epoch": epoch, "run_id": run_id}
-        await self.trajectory_builder.start_run(run_id=name, meta=meta)
-        collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
-        ledger.check(collection, epoch)
-        metrics = await ledger.metrics(epoch)
-        return collection, metrics | {"collecting_seconds": time.monotonic() - started}
-
-    def _without_stale(self, prepared: Prepared) -> Prepared:
+    def _without_stale(self, collection: TrajectoryCollection) -> TrajectoryCollection:
         """The data without the trajectories that are too old to be trained on now."""
-        work, bound = prepared.work, self.run_config.max_staleness
-        if bound is None or not isinstance(work, TrajectoryCollection) or work.method != "grpo":
-            return prepared
-        kept, dropped = without_stale(work, versions_made(self.history), bound)
-        metrics = {**(prepared.metrics or {}), "stale_trajectories": dropped}
-        reason = f"all {dropped} trajectories are of weights more than {bound} updates ago (max_staleness)"
-        return replace(prepared, work=kept if len(kept) else Skipped(reason=reason), metrics=metrics)
+        bound = self.run_config.max_staleness
+        if bound is None or collection.method != "grpo":
+            return collection
+        kept, dropped = without_stale(collection, versions_made(self.history), bound)
+        self._curriculum_facts |= {"stale_trajectories": dropped}
+        return kept
 
     async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
         self._training_since = time.monotonic()
         self._refs[epoch] = ref
         async with self._or_forgotten(epoch):
-            line = self.bookkeeper.ledger.line
-            return await line.wait(ref, self.config.job_timeout, self.config.poll_interval)
+            line, config = self.bookkeeper.line, self.config
+            return await line.wait(ref, config.job_timeout, config.poll_interval)
 
     async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         """Adopt the weights that the job made, and record the epoch."""
         async with self._or_forgotten(epoch):
             await self.bookkeeper.adopt(epoch, ref, status, self._training_since)
         self.log_progress(epoch, self.history.epochs[-1].metrics)
-
-    async def skip_epoch(self, epoch: int, skipped: Skipped) -> None:
-        """Record that there was nothing to train on."""
-        prepared = self._skipped.pop(epoch, Prepared(skipped))
-        await self.bookkeeper.skip(epoch, skipped.reason, prepared.metrics, prepared.curriculum_state)
 
     async def validate(self, epoch: int) -> None:
         """Evaluate the current weights, once, when there is something to evaluate them on."""
@@ -297,7 +267,7 @@ class EpochTrainer(Trainer):
         """Delete versions that are not worth keeping."""
         keep = self.config.keep_checkpoints
         if keep != "all":
-            await self.bookkeeper.ledger.line.prune(versions_to_keep(self.history, keep))
+            await self.bookkeeper.line.prune(versions_to_keep(self.history, keep))
 
     def is_done(self, epoch: int) -> bool:
         """Whether the epoch is recorded."""

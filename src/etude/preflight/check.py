@@ -135,7 +135,7 @@ async def _look(
 async def _check_workflow(builder: Builder, findings: Findings) -> None:
     try:
         workflow: Workflow = await builder.get_workflow()
-        workflow.check_complete()
+        workflow.check(complete=True)
     except EtudeError as error:
         findings.fail("workflow", error)
     else:

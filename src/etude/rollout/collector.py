@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -79,7 +78,7 @@ class Collector:
 
         Raises RequestError when the workflow or the models do not fit.
         """
-        workflow.check_complete()
+        workflow.check(complete=True)
         self.workflow = workflow
         self.limits = limits or Limits()
         self._timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
@@ -103,32 +102,31 @@ class Collector:
             self.limits.max_concurrency
         )
         self._collections += 1
-        watch = contextlib.ExitStack()
-        watch.enter_context(watch_workflows(self._timeout))
-        workers = [
-            asyncio.ensure_future(self._work(waiting, finished)) for _ in range(self.limits.max_concurrency)
-        ]
-        try:
-            working = len(workers)
-            while working:
-                outcome = await finished.get()
-                if outcome is None:
-                    working -= 1
-                elif isinstance(outcome, BaseException):
-                    raise outcome
-                else:
-                    yield outcome
-        finally:
-            for worker in workers:
-                worker.cancel()
+        with watch_workflows(self._timeout):
+            workers = [
+                asyncio.ensure_future(self._work(waiting, finished))
+                for _ in range(self.limits.max_concurrency)
+            ]
             try:
-                await asyncio.gather(*workers, return_exceptions=True)
+                working = len(workers)
+                while working:
+                    outcome = await finished.get()
+                    if outcome is None:
+                        working -= 1
+                    elif isinstance(outcome, BaseException):
+                        raise outcome
+                    else:
+                        yield outcome
             finally:
-                # Also when it is cancelled a second time, while the workers stop.
-                watch.close()
-                self._collections -= 1
-                if not self._collections:
-                    await self._server.close()
+                for worker in workers:
+                    worker.cancel()
+                try:
+                    await asyncio.gather(*workers, return_exceptions=True)
+                finally:
+                    # Also when it is cancelled a second time, while the workers stop.
+                    self._collections -= 1
+                    if not self._collections:
+                        await self._server.close()
 
     async def run(self, job: EpisodeJob) -> EpisodeRecord:
         """The finished episode of a job: read back from the journal, or run and journalled.

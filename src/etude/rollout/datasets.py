@@ -1,26 +1,25 @@
-"""From rows to examples: which column is what, and an id for each that is unique and stable."""
+"""Datasets: rows from files, the hub or Python, and the examples that are made of them."""
 
 from __future__ import annotations
 
+import csv
+import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from etude.config.nearest import alternatives
+from pydantic import BaseModel, ConfigDict, Field
+
+from etude.config.component import DatasetConfig
+from etude.config.import_path import import_object
+from etude.config.nearest import alternatives, nearest
 from etude.config.registry import register_dataset
-from etude.core.errors import DatasetError
+from etude.core.errors import DatasetError, EtudeError, MissingExtraError
 from etude.core.example import Example
 from etude.core.keys import content_hash, generator
-from etude.rollout.dataset_rows import (
-    CsvDatasetConfig,
-    HuggingFaceDatasetConfig,
-    JsonDatasetConfig,
-    JsonlDatasetConfig,
-    ParquetDatasetConfig,
-    PythonDatasetConfig,
-    Row,
-    RowsConfig,
-)
+from etude.rollout.run_workflow import failure_of
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -29,15 +28,223 @@ _EXPECTED_COLUMNS = ("expected", "answer")
 """Taken for the expected answer when the config names no column."""
 
 
-class Dataset:
-    """The examples that a config describes."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row, and where it stands: `file:line`, or the number of the row."""
 
-    def __init__(self, config: RowsConfig) -> None:
-        self._config = config
+    where: str
+    content: Mapping[str, Any] | Example
+
+    def __post_init__(self) -> None:
+        """Raises DatasetError for what has no named columns."""
+        if not isinstance(self.content, Mapping | Example):
+            raise DatasetError(
+                f"{self.where}: a row is an object with named columns, found {self.content!r:.80}"
+            )
+
+
+class DatasetStructure(BaseModel):
+    """Which columns hold the question and the answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    question_key: str = Field(default="question", description="The column that becomes the input `question`.")
+    answer_key: str = Field(default="answer", description="The column that becomes the expected answer.")
+
+
+class RowsConfig(DatasetConfig):
+    """Options of all dataset types: which columns become what, and how many rows are used."""
+
+    source_key: ClassVar[str]
+    """The option that says where the rows come from, for errors."""
+
+    id_key: str = Field(default="id", description="The column that holds each row's id.")
+    ids: Literal["column", "from_row"] = Field(
+        default="column", description="`from_row` makes a stable id from each row's content."
+    )
+    inputs: list[str] | None = Field(
+        default=None, description="Columns the agent is given; by default all but id and expected answer."
+    )
+    expected: str | None = Field(
+        default=None,
+        description="The column of the expected answer; by default `expected`, or else `answer`.",
+    )
+    structure: DatasetStructure | None = Field(
+        default=None, description="Names the columns of question and answer, where they are called otherwise."
+    )
+    limit: int | None = Field(default=None, ge=1, description="Use at most this many rows.")
+    shuffle: bool = Field(default=False, description="Shuffle the rows, before `limit` is applied.")
+    seed: int = Field(default=0, ge=0, description="Seed of the shuffling.")
+
+    def read(self) -> Iterator[Row]:
+        """The rows, one at a time.
+
+        Raises DatasetError when they cannot be read, naming the row, and MissingExtraError when the
+        libraries that read them are not installed.
+        """
+        source = getattr(self, self.source_key)
+        for number, content in enumerate(self._contents(), start=1):
+            yield Row(f"{source}: row {number}", content)
+
+    def _contents(self) -> Iterable[Any]:
+        raise DatasetError(f"dataset type '{self.type_name}' has no reader")
 
     def examples(self) -> list[Example]:
-        """All examples, in order. Raises DatasetError when they cannot be read."""
-        return load_examples(self._config)
+        """The examples, as `load_examples` has them."""
+        return load_examples(self)
+
+
+class FileDatasetConfig(RowsConfig):
+    """A dataset in one file."""
+
+    source_key = "file_path"
+
+    file_path: Path = Field(description="The file.")
+
+    def read(self) -> Iterator[Row]:
+        """The rows of the file. Raises DatasetError when it is missing, not UTF-8 or not readable."""
+        path = self.file_path
+        if not path.is_file():
+            raise DatasetError(_why_missing(path))
+        try:
+            yield from self._rows()
+        except UnicodeDecodeError as error:
+            raise DatasetError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+
+    def _rows(self) -> Iterator[Row]:
+        return super().read()
+
+
+class JsonDatasetConfig(FileDatasetConfig, name="json"):
+    """A JSON file: a list of objects."""
+
+    def _contents(self) -> Iterable[Any]:
+        path = self.file_path
+        try:
+            data = json.loads(path.read_text(encoding="utf-8-sig"))
+        except json.JSONDecodeError as error:
+            raise DatasetError(f"{path}:{error.lineno}:{error.colno}: broken JSON: {error.msg}") from error
+        if not isinstance(data, list):
+            raise DatasetError(
+                f"{path}: a JSON dataset is a list of objects, found {type(data).__name__}; "
+                f"for one object per line use the type jsonl"
+            )
+        return data
+
+
+class JsonlDatasetConfig(FileDatasetConfig, name="jsonl"):
+    """A JSON Lines file: one object per line."""
+
+    def _rows(self) -> Iterator[Row]:
+        with self.file_path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                where = f"{self.file_path}:{number}"
+                try:
+                    if line.strip():
+                        yield Row(where, json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise DatasetError(f"{where}:{error.colno}: broken JSON: {error.msg}") from error
+
+
+class CsvDatasetConfig(FileDatasetConfig, name="csv"):
+    """A CSV file whose first line names the columns. All values are text."""
+
+    def _rows(self) -> Iterator[Row]:
+        with self.file_path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            try:
+                for content in reader:
+                    where = f"{self.file_path}:{reader.line_num}"
+                    # DictReader keeps surplus fields under None, and gives missing ones the value None.
+                    if None in content or None in content.values():
+                        amount = "more" if None in content else "fewer"
+                        raise DatasetError(
+                            f"{where}: this row has {amount} fields than the first line names columns "
+                            f"({len(reader.fieldnames or ())}); put quotes around fields that hold commas"
+                        )
+                    yield Row(where, content)
+            except csv.Error as error:
+                where = f"{self.file_path}:{reader.reader.line_num}"
+                raise DatasetError(f"{where}: broken CSV: {error}") from error
+
+
+class ParquetDatasetConfig(FileDatasetConfig, name="parquet"):
+    """A Parquet file. Needs the extra `data`."""
+
+    def _contents(self) -> Iterator[Any]:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise MissingExtraError("reading Parquet", "data") from error
+        try:
+            with pyarrow.parquet.ParquetFile(self.file_path) as file:
+                for batch in file.iter_batches():
+                    yield from batch.to_pylist()
+        except pyarrow.ArrowException as error:
+            raise DatasetError(f"{self.file_path} cannot be read as Parquet: {error}") from error
+
+
+class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
+    """A dataset of the Hugging Face hub, or a local folder of one. Needs the extra `data`."""
+
+    source_key = "path"
+
+    path: str = Field(description="Name on the hub, or a folder.")
+    subset: str | None = Field(default=None, description="The dataset's configuration, where it has several.")
+    split: str = Field(default="train", description="The split; slices such as `train[:100]` work.")
+    revision: str | None = Field(default=None, description="Version on the hub.")
+
+    def _contents(self) -> Iterable[Any]:
+        try:
+            import datasets
+        except ImportError as error:
+            raise MissingExtraError("reading Hugging Face datasets", "data") from error
+        try:
+            rows: Iterable[Any] = datasets.load_dataset(
+                self.path, self.subset, split=self.split, revision=self.revision
+            )
+        except (OSError, ValueError) as error:
+            raise DatasetError(
+                f"the dataset '{self.path}' (split {self.split}) cannot be loaded: {error}"
+            ) from error
+        return rows
+
+
+class PythonDatasetConfig(RowsConfig, name="python"):
+    """Rows from a Python function, or from any iterable of dicts or Examples."""
+
+    source_key = "function"
+
+    function: str = Field(description="`package.module:name` of the function or iterable.")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+
+    def _contents(self) -> Iterator[Any]:
+        origin = import_object(self.function)
+        try:
+            rows = origin(**self.arguments) if callable(origin) else origin
+            if isinstance(rows, Mapping | str) or not isinstance(rows, Iterable):
+                raise DatasetError(
+                    f"'{self.function}' must give an iterable of dicts or Examples, found {rows!r:.80}"
+                )
+            yield from rows
+        except EtudeError:
+            raise
+        except Exception as error:  # the user's function
+            raise DatasetError(f"'{self.function}' failed: {failure_of(error).reason}") from error
+
+
+@register_dataset(config_type=JsonDatasetConfig)
+@register_dataset(config_type=JsonlDatasetConfig)
+@register_dataset(config_type=CsvDatasetConfig)
+@register_dataset(config_type=ParquetDatasetConfig)
+@register_dataset(config_type=HuggingFaceDatasetConfig)
+@register_dataset(config_type=PythonDatasetConfig)
+async def dataset(config: RowsConfig, builder: Builder) -> AsyncIterator[RowsConfig]:
+    """All shipped dataset types read their own rows."""
+    yield config
 
 
 def load_examples(config: RowsConfig) -> list[Example]:
@@ -47,9 +254,9 @@ def load_examples(config: RowsConfig) -> list[Example]:
     there, and for an id that is missing or not unique; the message names the row. Raises
     MissingExtraError when the libraries that read it are not installed.
     """
-    examples = _unique([(row.where, _example(config, row)) for row in config.read()], config)
+    examples = list(_unique(((row.where, _example(config, row)) for row in config.read()), config))
     if not examples:
-        raise DatasetError(f"{config.source} holds no examples")
+        raise DatasetError(f"{getattr(config, config.source_key)} holds no examples")
     if config.shuffle:
         generator(config.seed, "dataset").shuffle(examples)
     return examples[: config.limit]
@@ -59,36 +266,24 @@ def _example(config: RowsConfig, row: Row) -> Example:
     if isinstance(row.content, Example):
         return row.content
     columns = dict(row.content)
-    expected = _expected_column(config, columns, row.where)
+
+    def value(name: str) -> Any:
+        if name not in columns:
+            raise DatasetError(f"{row.where}: there is no column '{name}'" + alternatives(name, columns))
+        return columns[name]
+
+    expected = config.expected or (config.structure.answer_key if config.structure else None)
+    if expected is None:
+        expected = next((name for name in _EXPECTED_COLUMNS if name in columns), None)
+    answer = None if expected is None else value(expected)
     taken = {expected, config.id_key if config.ids == "column" else None}
-    names = config.inputs
-    if names is None:
-        names = [name for name in columns if name not in taken]
-    inputs = {name: _column(columns, name, row.where) for name in names}
+    names = config.inputs if config.inputs is not None else [name for name in columns if name not in taken]
+    inputs = {name: value(name) for name in names}
     if config.structure is not None:
-        question = _column(columns, config.structure.question_key, row.where)
+        question = value(config.structure.question_key)
         inputs.pop(config.structure.question_key, None)
         inputs["question"] = question
-    return Example(
-        id=_id(config, columns, row.where),
-        inputs=inputs,
-        expected=None if expected is None else _column(columns, expected, row.where),
-    )
-
-
-def _expected_column(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str | None:
-    """The column of the expected answer; None when there is none."""
-    named = config.expected or (config.structure.answer_key if config.structure else None)
-    if named is not None:
-        _column(columns, named, where)
-        return named
-    return next((name for name in _EXPECTED_COLUMNS if name in columns), None)
-
-
-def _column(columns: Mapping[str, Any], name: str, where: str) -> Any:
-    if name not in columns:
-        raise DatasetError(f"{where}: there is no column '{name}'" + alternatives(name, columns))
-    return columns[name]
+    return Example(_id(config, columns, row.where), inputs, answer)
 
 
 def _id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
@@ -103,31 +298,28 @@ def _id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
     return str(value)
 
 
-def _unique(examples: Sequence[tuple[str, Example]], config: RowsConfig) -> list[Example]:
+def _unique(examples: Iterable[tuple[str, Example]], config: RowsConfig) -> Iterator[Example]:
     """The examples, when no two have one id; equal rows that make their own ids are numbered."""
     first: dict[str, str] = {}
     count: Counter[str] = Counter()
-    unique = []
     for where, example in examples:
         count[example.id] += 1
         if example.id in first and config.ids == "from_row":
-            example = Example(f"{example.id}-{count[example.id]}", example.inputs, example.expected)
+            example = replace(example, id=f"{example.id}-{count[example.id]}")
         if example.id in first:
             raise DatasetError(
                 f"{where}: id '{example.id}' is taken already by {first[example.id]}; "
                 f"make ids unique, or set `ids: from_row` to make them from the rows"
             )
         first[example.id] = where
-        unique.append(example)
-    return unique
+        yield example
 
 
-@register_dataset(config_type=JsonDatasetConfig)
-@register_dataset(config_type=JsonlDatasetConfig)
-@register_dataset(config_type=CsvDatasetConfig)
-@register_dataset(config_type=ParquetDatasetConfig)
-@register_dataset(config_type=HuggingFaceDatasetConfig)
-@register_dataset(config_type=PythonDatasetConfig)
-async def dataset(config: RowsConfig, builder: Builder) -> AsyncIterator[Dataset]:
-    """All shipped dataset types are rows, read in different ways."""
-    yield Dataset(config)
+def _why_missing(path: Path) -> str:
+    if path.exists():
+        return f"dataset file {path} is not a file"
+    if not path.parent.is_dir():
+        return f"dataset file {path} does not exist: there is no folder {path.parent}"
+    close = nearest(path.name, (file.name for file in path.parent.iterdir() if file.is_file()))
+    hint = f"; did you mean '{path.parent / close}'?" if close else ""
+    return f"dataset file {path} does not exist{hint}"

@@ -17,10 +17,10 @@ from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
-from etude.rollout.function import FunctionScope, current_function
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, reply_of
 from etude.rollout.tools import describe_tools
+from etude.rollout.workflow import FunctionScope, current_function
 from etude.wire.bodies import plain_messages
 from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
 

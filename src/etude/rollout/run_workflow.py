@@ -61,9 +61,12 @@ async def run_workflow(
         await _stop(task)
         raise
     if not done:
-        waited = longest_call()
+        waited, reason = longest_call(), f"{workflow.where}: no output within {seconds:g} s"
         await _stop(task)
-        return None, _timeout(workflow, seconds or 0.0, waited)
+        if seconds is not None and waited > seconds / 2:
+            # Not the agent's own failure: a model kept it waiting.
+            return None, Failure("timeout", f"{reason}, of which one model call took {waited:.3g} s", "model")
+        return None, Failure("timeout", reason)
     if task.cancelled():
         return None, Failure("raised", f"{workflow.where}: CancelledError: the workflow cancelled itself")
     error = task.exception()
@@ -78,14 +81,6 @@ async def run_workflow(
         return None, Failure("no_output", f"{workflow.where}: {error}")
 
 
-def _timeout(workflow: Workflow, seconds: float, longest_call: float) -> Failure:
-    """The failure of a workflow that took too long: its own, or that of a model that kept it waiting."""
-    reason = f"{workflow.where}: no output within {seconds:g} s"
-    if longest_call > seconds / 2:
-        return Failure("timeout", f"{reason}, of which one model call took {longest_call:.3g} s", "model")
-    return Failure("timeout", reason)
-
-
 def watch_workflows(seconds: float | None) -> contextlib.AbstractContextManager[None]:
     """While this is open, workflows that block the event loop for `seconds` fail."""
     return watch_loop(seconds, _call.__code__)
@@ -95,19 +90,17 @@ async def _call(workflow: Workflow, episode: Episode) -> Any:
     try:
         if workflow.is_async:
             return await workflow.fn(episode.example, episode, **workflow.arguments)
-        return await _call_in_thread(workflow, episode)
+        blocking = SyncEpisode(episode)
+        try:
+            output = await call_in_thread(
+                lambda: workflow.fn(episode.example, blocking, **workflow.arguments)
+            )
+        finally:
+            blocking.close()
     except SystemExit as error:
         # An agent that calls sys.exit() has failed; it must not end the run.
         message = f"the workflow raised SystemExit: {error}"
         raise RuntimeError(message).with_traceback(error.__traceback__) from None
-
-
-async def _call_in_thread(workflow: Workflow, episode: Episode) -> Any:
-    blocking = SyncEpisode(episode)
-    try:
-        output = await call_in_thread(lambda: workflow.fn(episode.example, blocking, **workflow.arguments))
-    finally:
-        blocking.close()
     if inspect.iscoroutine(output):
         output.close()
         raise TypeError(f"workflow '{workflow.name}' returned a coroutine; write it with `async def`")
@@ -209,7 +202,13 @@ def output_of(returned: Any) -> Any:
 def _meant(value: Any) -> Any:
     """The value with the text of each `Reply` in its place. Raises NoOutput for what is no output."""
     if isinstance(value, Reply):
-        return _text(value)
+        if value.tool_calls and not value.text:
+            names = ", ".join(call.name for call in value.tool_calls)
+            raise NoOutput(
+                f"the workflow returned a Reply without text that calls tools ({names}); call them and ask "
+                "again, or return `reply.message` if the calls are the answer"
+            )
+        return value.text
     if isinstance(value, Mapping):
         return {key: _meant(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -236,13 +235,3 @@ def _meant(value: Any) -> Any:
     if isinstance(value, type) or (callable(value) and not is_data):
         raise NoOutput(f"the workflow returned {value!r:.80}, which can be called; return its result")
     return value
-
-
-def _text(reply: Reply) -> str:
-    if reply.tool_calls and not reply.text:
-        names = ", ".join(call.name for call in reply.tool_calls)
-        raise NoOutput(
-            f"the workflow returned a Reply without text that calls tools ({names}); call them and ask "
-            "again, or return `reply.message` if the calls are the answer"
-        )
-    return reply.text

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from types import CodeType, FrameType
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -40,22 +40,22 @@ async def call_in_thread(fn: Callable[[], T]) -> T:
     Raises what `fn` raises, and RuntimeError for what would end the program.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = contextvars.copy_context()
 
-    def settle(outcome: tuple[T | None, BaseException | None]) -> None:
+    def settle(*outcome: Any) -> None:
         if not done.done():
             done.set_result(outcome)
 
     def job() -> None:
-        outcome: tuple[T | None, BaseException | None]
+        result = error = None
         try:
-            outcome = context.run(fn), None
-        except BaseException as error:  # noqa: BLE001  user code; raised again where it is awaited
-            outcome = None, error
+            result = context.run(fn)
+        except BaseException as raised:  # noqa: BLE001  user code; raised again where it is awaited
+            error = raised
         # The loop is closed when the program has gone on without this thread.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, outcome)
+            loop.call_soon_threadsafe(settle, result, error)
 
     _take_thread().put(job)
     result, error = await done
@@ -65,7 +65,7 @@ async def call_in_thread(fn: Callable[[], T]) -> T:
         raise RuntimeError(message).with_traceback(error.__traceback__)
     if error is not None:
         raise error
-    return result  # type: ignore[return-value]
+    return cast("T", result)
 
 
 def _take_thread() -> SimpleQueue[Callable[[], None]]:
@@ -103,60 +103,41 @@ def watch_loop(seconds: float | None, inside: CodeType) -> Iterator[None]:
     if seconds is None or number is None or threading.current_thread() is not threading.main_thread():
         yield
         return
+    loop, watched, stopped = asyncio.get_running_loop(), threading.get_ident(), threading.Event()
+    interval = min(_INTERVAL_SECONDS, seconds / 4)
+    turns = 0
+    timer: asyncio.Handle
+
+    def turn() -> None:
+        nonlocal turns, timer
+        turns += 1
+        timer = loop.call_later(interval / 2, turn)
+
+    def watch() -> None:
+        seen, still = -1, 0.0
+        while not stopped.wait(interval):
+            # Counted in intervals and not by the clock: a stopped process or a sleeping laptop is no block.
+            still = still + interval if turns == seen else 0.0
+            seen = turns
+            if still >= seconds:
+                still = 0.0
+                signal.pthread_kill(watched, number)
 
     def interrupt(signal_number: int, frame: FrameType | None) -> None:
-        if _is_inside(frame, inside):
-            raise BlockedLoop
+        while frame is not None:
+            if frame.f_code is inside:
+                raise BlockedLoop
+            frame = frame.f_back
 
     # SIGURG is ignored by default and hardly ever used; Go's runtime interrupts with it for that reason.
     before = signal.signal(number, interrupt)
-    watch = _Watch(asyncio.get_running_loop(), seconds, number)
+    timer = loop.call_soon(turn)
+    thread = threading.Thread(target=watch, name="etude-loop-watch", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        watch.stop()
+        stopped.set()
+        thread.join()
+        timer.cancel()
         signal.signal(number, before)
-
-
-class _Watch:
-    """Counts the turns of a loop, and sends its thread a signal when there are none."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, number: int) -> None:
-        self._loop = loop
-        self._seconds = seconds
-        self._number = number
-        self._interval = min(_INTERVAL_SECONDS, seconds / 4)
-        self._thread_id = threading.get_ident()
-        self._turns = 0
-        self._stopped = threading.Event()
-        self._timer = loop.call_soon(self._turn)
-        self._thread = threading.Thread(target=self._run, name="etude-loop-watch", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread and the turns."""
-        self._stopped.set()
-        self._thread.join()
-        self._timer.cancel()
-
-    def _turn(self) -> None:
-        self._turns += 1
-        self._timer = self._loop.call_later(self._interval / 2, self._turn)
-
-    def _run(self) -> None:
-        seen, still = -1, 0.0
-        while not self._stopped.wait(self._interval):
-            # Counted in intervals and not by the clock: a stopped process or a sleeping laptop is no block.
-            still = still + self._interval if self._turns == seen else 0.0
-            seen = self._turns
-            if still >= self._seconds:
-                still = 0.0
-                signal.pthread_kill(self._thread_id, self._number)
-
-
-def _is_inside(frame: FrameType | None, code: CodeType) -> bool:
-    while frame is not None:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False

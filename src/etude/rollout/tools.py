@@ -19,19 +19,15 @@ def describe_tools(tools: Sequence[Tool | Callable[..., Any]] | None) -> tuple[T
 
     Raises RequestError for what is neither, and for a function that cannot be described.
     """
-    return tuple(_describe(tool) for tool in tools or ())
-
-
-def _describe(tool: Any) -> Tool:
-    if isinstance(tool, dict):
-        if not isinstance(tool.get("function"), dict) or not tool["function"].get("name"):
-            raise RequestError(
-                f"a tool must be {{'type': 'function', 'function': {{'name': …}}}}, found {tool!r:.80}"
-            )
-        return tool
-    if not callable(tool):
-        raise RequestError(f"a tool must be a dict or a function, found {tool!r:.80}")
-    return describe_function(tool)
+    for tool in tools or ():
+        if isinstance(tool, dict):
+            if not isinstance(tool.get("function"), dict) or not tool["function"].get("name"):
+                raise RequestError(
+                    f"a tool must be {{'type': 'function', 'function': {{'name': …}}}}, found {tool!r:.80}"
+                )
+        elif not callable(tool):
+            raise RequestError(f"a tool must be a dict or a function, found {tool!r:.80}")
+    return tuple(tool if isinstance(tool, dict) else describe_function(tool) for tool in tools or ())
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,24 +1,28 @@
-"""The workflow: the user's agent code, as the harness holds it."""
+"""The workflow: the user's agent code, and the named parts of it that training can be aimed at."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, overload
 
 from pydantic import Field
 
 from etude.config.component import CHANGEABLE, WorkflowConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
+from etude.core.episode import WORKFLOW
 from etude.core.errors import RequestError
-from etude.rollout.function import function
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
-__all__ = ["FunctionWorkflowConfig", "Workflow", "as_workflow", "function", "function_workflow", "workflow"]
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLOW)
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ class Workflow:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments of every call."""
 
-    def check(self) -> None:
+    def check(self, *, complete: bool = False) -> None:
         """Raises RequestError when the function cannot be called with an example and an episode.
 
         Not when the workflow is made: a function that does not fit must not keep the rest of its module
-        from being imported. Whether further arguments are missing is known when the config has given them.
+        from being imported. Whether further arguments are missing is only known when the config has given
+        them (`complete`).
         """
         if not callable(self.fn) or isinstance(self.fn, type):
             raise RequestError(
@@ -49,20 +54,12 @@ class Workflow:
             raise RequestError(
                 f"{self.where}: workflow '{self.name}': timeout must be more than 0 s, found {self.timeout}"
             )
-        self._check_call(inspect.Signature.bind_partial)
-
-    def check_complete(self) -> None:
-        """Raises RequestError when the function cannot be called with what it is given."""
-        self.check()
-        self._check_call(inspect.Signature.bind)
-
-    def _check_call(self, bind: Callable[..., object]) -> None:
         try:
             signature = inspect.signature(self.fn)
         except (TypeError, ValueError):
             return  # Written in C: whether it fits will show.
         try:
-            bind(signature, None, None, **self.arguments)
+            (signature.bind if complete else signature.bind_partial)(None, None, **self.arguments)
         except TypeError as error:
             expected = ", ".join(("example", "episode", *self.arguments))
             raise RequestError(
@@ -110,10 +107,9 @@ def workflow(
     an episode is checked when it is used.
     """
 
-    def decorate(fn: Callable[..., Any]) -> Workflow:
-        return Workflow(name or _name(fn), fn, timeout)
-
-    return decorate if fn is None else decorate(fn)
+    if fn is None:
+        return lambda fn: Workflow(name or _name(fn), fn, timeout)
+    return Workflow(name or _name(fn), fn, timeout)
 
 
 def as_workflow(
@@ -152,3 +148,61 @@ async def function_workflow(config: FunctionWorkflowConfig, builder: Builder) ->
 
 def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def current_function() -> str:
+    """The function that model calls made here belong to."""
+    return _function.get()
+
+
+class FunctionScope:
+    """Model calls made inside belong to the named function. Use it with `with` or `async with`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tokens: list[Token[str]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(_function.set(self._name))
+
+    def __exit__(self, *error: object) -> None:
+        _function.reset(self._tokens.pop())
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, *error: object) -> None:
+        self.__exit__()
+
+
+@overload
+def function(fn: Fn, /) -> Fn: ...
+
+
+@overload
+def function(*, name: str) -> Callable[[Fn], Fn]: ...
+
+
+def function(fn: Fn | None = None, /, *, name: str | None = None) -> Fn | Callable[[Fn], Fn]:
+    """Decorate a function of an agent: model calls made inside it belong to it.
+
+    `@etude.function` takes the function's own name, `@etude.function(name="search")` another one.
+    These are the names that `finetuning.target_functions` lists.
+    """
+    return (lambda fn: _named(fn, name)) if fn is None else _named(fn, name)
+
+
+def _named(fn: Fn, name: str | None) -> Fn:
+    label = name or fn.__name__
+
+    @functools.wraps(fn)
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        with FunctionScope(label):
+            return await fn(*args, **kwargs)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with FunctionScope(label):
+            return fn(*args, **kwargs)
+
+    return cast("Fn", call_async if inspect.iscoroutinefunction(fn) else call)

@@ -17,7 +17,7 @@ from etude.core.errors import DatasetError, RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.protocols.decision import ACCEPT, REJECT
-from etude.rollout.dataset_rows import (
+from etude.rollout.datasets import (
     FileDatasetConfig,
     HuggingFaceDatasetConfig,
     JsonDatasetConfig,

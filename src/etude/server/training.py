@@ -16,9 +16,8 @@ from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
 from etude.core.training_rows import ROW_OF
-from etude.jobs.training import JobData, JobListener, JobTraining, flat, trained_tokens
+from etude.jobs.training import JobData, JobListener, JobTraining, flat, trained_tokens, units_of_rows
 from etude.jobs.training import Row as UnitRow
-from etude.jobs.units import units_of_rows
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.plan import Step
 from etude.learner.schedule import Schedule

@@ -1,0 +1,123 @@
+"""The bookkeeper of a trainer that implements only the interface: it finds out for itself what that does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from etude.core.errors import EtudeError, TrainingError
+from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.trajectory import TrajectoryCollection
+from etude.loop.bookkeeper import Bookkeeper
+from etude.loop.metrics import reason_for_skip
+
+
+class Follower(Bookkeeper):
+    """Records the epochs of a trainer by what it submits and asks after.
+
+    Such a run is resumed by doing the same again: episodes come from the journal, a job that was submitted
+    is not submitted again, and one that ended ends at once, in the same way. Its new weights are adopted
+    when the trainer learns that their job is completed.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._epochs: dict[str, int] = {}
+        """Of the jobs of this process, by name."""
+        self._submitted_at: dict[str, float] = {}
+        self._visited: set[int] = set()
+        self._over: set[int] = set()
+        self._reasons: dict[int, str] = {}
+        self._failure: EtudeError | None = None
+        """Why data was refused or weights could not be adopted, whatever the trainer made of that."""
+
+    def entered(self, epoch: int, num_epochs: int) -> int:
+        """`run_epoch` begins; the number of its epoch: another one where a trainer gives one twice."""
+        if epoch in self._visited:
+            epoch = max(self._visited) + 1
+        self._visited.add(epoch)
+        if not self.record.is_done(epoch):
+            self._progress.epoch_started(epoch + 1, num_epochs)
+            self._progress.phase("collecting")
+        return epoch
+
+    async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
+        """Start the job of the epoch, or give back the one that it has."""
+        epoch = self.epoch
+        try:
+            ref = await super().submit(collection)
+        except EtudeError as error:
+            self._reasons[epoch], self._failure = str(error), error
+            raise
+        if isinstance(ref, TrainingJobRef):
+            self._epochs[ref.run_id] = epoch
+            self._submitted_at.setdefault(ref.run_id, time.monotonic())
+            if self.record.ended(ref) is None:
+                self._progress.phase("training")
+        else:
+            self._reasons[epoch] = ref.reason
+        return ref
+
+    async def followed(
+        self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
+    ) -> TrainingJobStatus:
+        """How a job stands: as it was recorded, or else as the backend says.
+
+        When it is over for the first time, its weights are adopted and its epoch is recorded.
+        """
+        epoch, recorded, log = self._epochs.get(ref.run_id), self.record.ended(ref), self.record.log
+        if recorded is not None:
+            if epoch is not None:
+                self._over.add(epoch)
+                if log.status(ref) is None:
+                    await log.add_status(ref, recorded)
+            return recorded
+        status = await ask()
+        is_over = status.status.is_final and status.status is not TrainingStatusEnum.NOT_FOUND
+        if epoch is not None and is_over:
+            self._over.add(epoch)
+            if status.status is TrainingStatusEnum.COMPLETED:
+                try:
+                    await self.adopt(epoch, ref, status, self._submitted_at[ref.run_id])
+                except EtudeError as error:
+                    self._failure = error
+                    raise
+                self.trained(epoch, self.record.metrics_of(epoch))
+            await self.line.noted(ref, status)
+            await log.add_status(ref, status)
+        return status
+
+    async def left(self, epoch: int, outcome: object) -> None:
+        """`run_epoch` is over; without a job there was nothing to train on."""
+        if epoch in self._epochs.values():
+            await self.record.flush()
+            return
+        self._over.add(epoch)
+        if self.record.is_done(epoch):
+            return
+        reason = outcome.reason if isinstance(outcome, Skipped) else self._reasons.get(epoch)
+        if reason is None:
+            reason = f"run_epoch submitted nothing; {reason_for_skip(await self.metrics(epoch))}"
+        await self.skip(epoch, reason)
+
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs are over, in the order in which the trainer comes to them."""
+        return len(self._over)
+
+    async def settled(self) -> None:
+        """`run` has returned. Raises TrainingError when a job is not over, or has not been adopted."""
+        for name in self._epochs:
+            submission = self.submission_of(name)
+            if submission is not None and self.record.ended(submission.ref) is None:
+                status = await self.adapter.status(submission.ref)
+                if not status.status.is_final:
+                    raise TrainingError(
+                        f"the trainer returned while job {name} is '{status.status}'. Await "
+                        "`trainer_adapter.wait_until_complete(ref)` before `run` returns; resume the run to "
+                        "go on"
+                    )
+        if self._failure is not None:
+            raise self._failure
+        await self.record.flush()
