@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from etude.core.errors import RequestError
-from etude.protocols import Widths, adp, branching, debate, most_calls, nip, solo_verifier
-from etude.protocols.growing import wanted_widths
+from etude.protocols import Widths, adp, debate, most_calls, nip, solo_verifier
+from etude.protocols.growing import branching, wanted_widths
 
 
 @pytest.mark.parametrize(

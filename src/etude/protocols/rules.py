@@ -196,11 +196,6 @@ class Rules:
         """Whether a coin is tossed for each play."""
         return any(role.stance in ("drawn", "opposed") for role in self.agents.values())
 
-    def mid_point(self, agent: str) -> float:
-        """Half-way between the least and the most that an agent can earn."""
-        low, high = self.bounds[agent]
-        return (low + high) / 2
-
     @cached_property
     def _writers(self) -> Mapping[str, frozenset[str]]:
         return {
