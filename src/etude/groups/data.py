@@ -12,7 +12,7 @@ from etude.core.call import Call
 from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
-from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.core.trajectory import Trajectory
 
 Rollouts = Mapping[str, Sequence[EpisodeRecord]]
 """Episodes by agent."""
@@ -101,11 +101,6 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
             made = [trajectory_of(sample) for sample in replace(scored, reward=reward).samples()]
             groups.setdefault((agent, scored.episode.example.id), []).extend(made)
     return [group for group in groups.values() if group]
-
-
-def collection(groups: list[list[Trajectory]], method: Method, job_name: str) -> TrajectoryCollection:
-    """The groups as a job's data."""
-    return TrajectoryCollection(trajectories=groups, run_id=job_name, method=method)
 
 
 def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterator[ScoredEpisode]:
