@@ -35,7 +35,13 @@ class SharedModelGroupState(BaseModel):
         return self.version.location if self.version is not None and self.version.number else None
 
 
-_OWN = {"fine_tune_job": tuple(TrainingJobRef.model_fields), "version": tuple(ModelVersion.model_fields)}
+def _keys_of(state: Mapping[Any, Any]) -> list[str]:
+    """The keys of a state, and those of its parts as `version.number`."""
+    parts = {name: part for name, part in state.items() if isinstance(part, Mapping)}
+    return [*map(str, state), *(f"{name}.{key}" for name, part in parts.items() for key in part)]
+
+
+_KEYS = _keys_of({"fine_tune_job": TrainingJobRef.model_fields, "version": ModelVersion.model_fields})
 _NO_JOBS = ("dummy_job_id", "frozen_job_id", "insufficient_data_job_id")
 """Stand for a job in Neural Interactive Proofs when nothing was submitted."""
 _NO_MODEL = "dummy_model_name"
@@ -79,13 +85,15 @@ def read_state(checkpoint: object) -> SharedModelGroupState | HostedState:
         checkpoint = asdict(checkpoint)
     if not isinstance(checkpoint, Mapping):
         raise RequestError(f"a group's state is a dict, and this is {type(checkpoint).__name__}")
-    model: type[SharedModelGroupState | HostedState] = HostedState
-    if not checkpoint or not set(checkpoint) <= set(HostedState.model_fields):
-        model = SharedModelGroupState
-        _require_keys(checkpoint, _OWN, "")
-        for name, keys in _OWN.items():
-            if isinstance(checkpoint.get(name), Mapping):
-                _require_keys(checkpoint[name], keys, f"{name}.")
+    is_hosted = bool(checkpoint) and set(checkpoint) <= set(HostedState.model_fields)
+    model = HostedState if is_hosted else SharedModelGroupState
+    unknown = [] if is_hosted else [f"'{key}'" for key in _keys_of(checkpoint) if key not in _KEYS]
+    if unknown or not checkpoint:
+        raise RequestError(
+            f"this is no state of a group: it has {', '.join(sorted(unknown)) or 'no keys'}, and a state has "
+            "'fine_tune_job' and 'version', one of Neural Interactive Proofs 'fine_tune_job_id' and "
+            "'fine_tuned_model_name'. Nothing was changed"
+        )
     try:
         return model.model_validate(checkpoint)
     except ValidationError as error:
@@ -113,16 +121,3 @@ def by_own_names(state: HostedState, base: str, line: ModelLine) -> SharedModelG
     noted = [entry.version for entry in line.log.entries() if entry.version.location == model]
     new = hosted_version(line.log.newest() + 1, name or "", model)
     return SharedModelGroupState(fine_tune_job=job, version=noted[-1] if noted else new)
-
-
-def _require_keys(state: Mapping[Any, Any], known: Any, prefix: str) -> None:
-    unknown = sorted(f"'{prefix}{key}'" for key in state if key not in known)
-    if unknown or not state:
-        ours, theirs = (
-            " and ".join(f"'{prefix}{key}'" for key in keys) for keys in (known, HostedState.model_fields)
-        )
-        or_theirs = "" if prefix else f", one of Neural Interactive Proofs {theirs}"
-        raise RequestError(
-            f"this is no state of a group: it has {', '.join(unknown) or 'no keys'}, and a state has "
-            f"{ours}{or_theirs}. Nothing was changed"
-        )
