@@ -114,8 +114,7 @@ class LineageLog:
         return max([*promised, *(entry.version.number for entry in self.entries())], default=0)
 
     async def add(self, entry: LineageEntry) -> None:
-        """Note a version that was adopted; one that is noted stays as it is. Raises as `check`."""
-        self.check(entry)
+        """Note a version that was adopted; one that is noted stays as it is."""
         if self.entry(entry.version.number) is None:
             key = self._prefix + _key(entry.version.number)
             await self._journal.put(key, entry.model_dump(mode="json"))

@@ -7,9 +7,8 @@ arrays are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from etude.core.episode import EpisodeRecord
@@ -30,11 +29,17 @@ class Row:
     path: tuple[Node, ...]
 
 
-@dataclass(frozen=True)
 class Rollouts:
     """Finished episodes of one protocol. Letters in names are axes: Batch, Round, Agent, Channel."""
 
-    rows: tuple[Row, ...]
+    def __init__(self, rows: Sequence[Row]) -> None:
+        """`rows` are of one protocol: `of` sees to that."""
+        self.rows = rows
+        tree = rows[0].tree if rows else None
+        self._agents = {agent: index for index, agent in enumerate(tree.agents if tree else ())}
+        self._channels = {channel: index for index, channel in enumerate(tree.channels if tree else ())}
+        self._rounds = max((row.tree.max_rounds for row in rows), default=0)
+        self._nodes = [(b, node) for b, row in enumerate(rows) for node in row.path]
 
     @classmethod
     def of(cls, records: Iterable[EpisodeRecord]) -> Rollouts:
@@ -51,7 +56,7 @@ class Rollouts:
         if len(kinds) > 1:
             names = ", ".join(sorted(name for name, _, _ in kinds))
             raise RequestError(f"arrays have one protocol, and the episodes have several: {names}")
-        return cls(tuple(rows))
+        return cls(rows)
 
     def to_arrays(self, *, prompts: bool = False) -> dict[str, Any]:
         """Nested arrays; texts are objects, None where there is none.
@@ -106,23 +111,6 @@ class Rollouts:
                 "agents": {"reward": rewards_BRA, "done": self._for_agents(ends_BR)},
             },
         }
-
-    @cached_property
-    def _rounds(self) -> int:
-        return max(row.tree.max_rounds for row in self.rows)
-
-    @cached_property
-    def _agents(self) -> dict[str, int]:
-        return {agent: index for index, agent in enumerate(self.rows[0].tree.agents)}
-
-    @cached_property
-    def _channels(self) -> dict[str, int]:
-        return {channel: index for index, channel in enumerate(self.rows[0].tree.channels)}
-
-    @cached_property
-    def _nodes(self) -> list[tuple[int, Node]]:
-        """All answers, each with its row."""
-        return [(b, node) for b, row in enumerate(self.rows) for node in row.path]
 
     def _histories(self, *, after: int) -> dict[str, Any]:
         """Everything said before each round, or with `after` 1 until its end."""

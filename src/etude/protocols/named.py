@@ -82,8 +82,9 @@ def _terms_of(protocol: Callable[..., Any], values: Mapping[str, Any], *, has_pr
         return Terms(**values)
     except ValidationError as error:
         wrong = error.errors()[0]
-        found = f"{wrong['msg']}, found {wrong['input']!r}"
-        raise RequestError(f"{protocol.__name__}: {wrong['loc'][0]}: {found}") from error
+        raise RequestError(
+            f"{protocol.__name__}: {wrong['loc'][0]}: {wrong['msg']}, found {wrong['input']!r}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
