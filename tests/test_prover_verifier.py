@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from etude.core.keys import generator
-from etude.protocols import Widths, find_protocol
-from etude.protocols.growing import Play, grow
+from etude.protocols import find_protocol
+from etude.protocols.growing import Play
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "prover_verifier"
 MODULES = ("task", "base", "run")
@@ -38,7 +38,7 @@ async def accuracy(base: ModuleType, name: str, agents: dict[str, float], count:
     right = 0
     for number, instance in enumerate(base.instances("test", count, rng)):
         scripted = base.Agents(rng, **agents)
-        tree = await grow(Play(protocol, base.SCENARIO, instance, Widths.of(1), key=number), scripted)
+        tree = await Play(protocol, base.SCENARIO, instance, scripted, key=number).grow()
         (leaf,) = tree.leaves()
         assert leaf.malformed is None
         right += (leaf.verdict == 1) == bool(tree.truth)

@@ -3,7 +3,8 @@
 import pytest
 
 from etude.core.keys import generator
-from etude.protocols import EpisodeTree, choices
+from etude.protocols import EpisodeTree
+from etude.protocols.tree import choices
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
 from tests.protocols.games import agent_of

@@ -25,9 +25,8 @@ from etude.core.message import Message
 from etude.learner.learner import LearnerOptions
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
-from etude.protocols import Act, Widths, find_protocol
-from etude.protocols.asking import FinalAnswer, Question
-from etude.protocols.growing import Play, grow
+from etude.protocols import Act, find_protocol
+from etude.protocols.growing import FinalAnswer, Play, Question
 
 from task import LINES, PROTOCOLS, VERIFIER, HiddenBug
 
@@ -59,7 +58,7 @@ class Agents:
         self.transcripts[question.turn.agent] = [*question.prompt, {"role": "assistant", "content": text}]
         act = SCENARIO.parse(text, question.turn)
         assert isinstance(act, Act)
-        return FinalAnswer(0, text, act, False, ())
+        return FinalAnswer(0, text, act)
 
     def _text(self, question: Question) -> str:
         knows, told = question.prompt[0]["content"], question.prompt[-1]["content"]
@@ -129,7 +128,7 @@ async def plays(count: int, agents: dict[str, Any], rng: random.Random) -> dict[
     for number, example in enumerate(instances("warm-up", count, rng)):
         scripted = Agents(rng, **agents)
         protocol = protocols[number % len(protocols)]
-        await grow(Play(protocol, SCENARIO, example, Widths.of(1), key=number), scripted)
+        await Play(protocol, SCENARIO, example, scripted, key=number).grow()
         for agent, transcript in scripted.transcripts.items():
             found[VERIFIER if agent == VERIFIER else "prover"].append(transcript)
     return found

@@ -8,7 +8,8 @@ from typing import Any
 from etude.algorithms.episodes import ScoredEpisode, by_agent, without_retries
 from etude.algorithms.samples import branches_of
 from etude.core.episode import EpisodeRecord
-from etude.protocols import EpisodeTree, Node, Protocol
+from etude.protocols import EpisodeTree, Protocol
+from etude.protocols.tree import Node
 from etude.store.journal import Journal
 from tests.protocols.games import play_record
 from tests.support import ScriptedEngine

@@ -21,7 +21,8 @@ from etude.algorithms.expert_iteration import (
 from etude.core.edge import Encoder, sample_of, trajectory_of
 from etude.core.errors import RequestError
 from etude.core.keys import generator
-from etude.protocols import SCALES, Act, adp, nip, parse_answer
+from etude.protocols import SCALES, Act, adp, nip
+from etude.protocols.scenario import parse_answer
 from tests.algorithms.plays import part_of, played, scored
 from tests.algorithms.scripted_episodes import group
 from tests.protocols.games import Labelled, example

@@ -7,8 +7,6 @@ import pytest
 
 from etude.backends.capabilities import Capabilities
 from etude.backends.lm_client import ServerVersionError
-from etude.backends.lm_server import LmServerAdapterConfig
-from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.backends.openai_adapter import OpenAiAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_config import OpenAiAdapterConfig
@@ -528,8 +526,7 @@ def test_settings_that_no_job_can_have_are_refused(settings, message):
 
 
 def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
-    adapter = LocalAdapterConfig(passes=3, learning_rate=1e-4, lora=LoraConfig(r=16, alpha=24))
-    settings = ModelSettings.of_adapter("tiny", adapter)
+    settings = ModelSettings("tiny", num_epochs=3, rl_learning_rate=1e-4, lora_rank=16, lora_alpha_scale=1.5)
     protocol = nip(max_message_rounds=5)
     agents = agents_of_model(protocol, {"prover": "other", "verifier": "policy"}, "policy", "pair", settings)
     group = OpenAiSharedModelGroup("pair", agents, make().group.line, protocol)
@@ -602,13 +599,3 @@ async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
     await group.create_grpo_fine_tune_job({"agent": records}, rewards)
     await group.train()
     assert (await group.switch_to_next_model()).number == 1
-
-
-def test_the_settings_of_a_hosted_adapter_are_those_of_its_config():
-    config = LmServerAdapterConfig(
-        n_epochs=3, beta=0.2, hyperparameters={"learning_rate": 1e-4, "lora_rank": 8, "lora_alpha": 16}
-    )
-    settings = ModelSettings.of_adapter("m", config)
-    assert (settings.num_epochs, settings.dpo_beta, settings.rl_learning_rate) == (3, 0.2, 1e-4)
-    assert (settings.lora_rank, settings.lora_alpha_scale, settings.min_rows) == (8, 2.0, 1)
-    assert ModelSettings.of_adapter("m", OpenAiAdapterConfig()) == ModelSettings("m", min_rows=10)

@@ -10,6 +10,10 @@ from etude.groups.state import HostedState, SharedModelGroupState, read_state
 VERSION = {"number": 3, "location": "weights-3", "digest": "digest-3"}
 
 
+def hosted(job, model):
+    return HostedState(fine_tune_job_id=job, fine_tuned_model_name=model)
+
+
 def test_its_own_states_are_read_as_they_were_written():
     state = SharedModelGroupState.model_validate({"version": VERSION})
     assert read_state(state) == read_state(state.model_dump()) == read_state({"version": VERSION}) == state
@@ -27,13 +31,13 @@ class TheirState:
 @pytest.mark.parametrize(
     ("checkpoint", "state"),
     [
-        (TheirState("ftjob-1", "ft:gpt"), HostedState("ftjob-1", "ft:gpt")),
-        ({"fine_tune_job_id": "ftjob-1", "fine_tuned_model_name": None}, HostedState("ftjob-1", None)),
-        ({"fine_tuned_model_name": "ft:gpt"}, HostedState(None, "ft:gpt")),
-        (TheirState("frozen_job_id"), HostedState(None, None)),
-        (TheirState("insufficient_data_job_id", "ft:gpt"), HostedState(None, "ft:gpt")),
-        (TheirState("dummy_job_id"), HostedState(None, None)),
-        (TheirState(), HostedState(None, None)),
+        (TheirState("ftjob-1", "ft:gpt"), hosted("ftjob-1", "ft:gpt")),
+        ({"fine_tune_job_id": "ftjob-1", "fine_tuned_model_name": None}, hosted("ftjob-1", None)),
+        ({"fine_tuned_model_name": "ft:gpt"}, hosted(None, "ft:gpt")),
+        (TheirState("frozen_job_id"), hosted(None, None)),
+        (TheirState("insufficient_data_job_id", "ft:gpt"), hosted(None, "ft:gpt")),
+        (TheirState("dummy_job_id"), hosted(None, None)),
+        (TheirState(), hosted(None, None)),
     ],
 )
 def test_states_of_neural_interactive_proofs_are_understood(checkpoint, state):
@@ -53,11 +57,11 @@ def test_states_of_neural_interactive_proofs_are_understood(checkpoint, state):
         ),
         ({"fine_tune_job_id": "a", "version": None}, "it has 'fine_tune_job_id', and a state has"),
         ({"fine_tuned_model_nam": "ft:x"}, "it has 'fine_tuned_model_nam', and a state has"),
-        ({"version": VERSION | {"step": 1}}, "it has 'version.step', and a state has 'version.number'"),
+        ({"version": VERSION | {"step": 1}}, "it has 'version.step', and a state has"),
         ({"version": {"number": 1}}, "wrong 'version.location': Field required"),
         ({"version": VERSION | {"number": -1}}, "wrong 'version.number'"),
         ({"version": "v1"}, "wrong 'version'"),
-        ({"fine_tune_job_id": 7}, "wrong 'fine_tune_job_id': a text or None, and not 7"),
+        ({"fine_tune_job_id": 7}, "wrong 'fine_tune_job_id': Input should be a valid string"),
         ({"fine_tuned_model_name": ""}, "wrong 'fine_tuned_model_name'"),
         ({"fine_tuned_model_name": "dummy_model_name"}, "stands for a model that was never trained"),
         (["ft:x"], "a group's state is a dict, and this is list"),

@@ -99,7 +99,7 @@ async def test_deleting_versions_of_one_leaves_the_others_alone(models, tmp_path
     await train(models, "a")
     await train(models, "b")
     prover, verifier = models
-    await prover.line.prune([prover.line.version])
+    await prover.line.adapter.prune([prover.line.version])
     assert [path.name for path in (tmp_path / "checkpoints" / "prover").iterdir()] == ["v2"]
     await verifier.line.sample_from(verifier.line.log.entries()[0].version)
     assert verifier.engine.version == 1

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.errors import RequestError
-from etude.protocols import SCALES, Scale, code_of
-from etude.protocols.decision import scale_named
+from etude.protocols import SCALES, Scale
+from etude.protocols.decision import code_of, scale_named
 
 EXPECTED = {
     "accept_reject": [("reject", -1), ("accept", 1)],

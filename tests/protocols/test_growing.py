@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from etude.core.errors import RequestError
-from etude.protocols import Widths, adp, branching, debate, most_calls, nip, solo_verifier
-from etude.protocols.growing import wanted_widths
+from etude.protocols import Widths, adp, debate, most_calls, nip, solo_verifier
+from etude.protocols.growing import branching, wanted_widths
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_the_most_calls_of_a_play(protocol: Any, widths: Any, retries: int, call
 
 
 def test_branching_ends_with_its_block() -> None:
-    assert wanted_widths() is None
+    assert wanted_widths.get() is None
     with branching(2):
         with branching({"prover": 3}):
-            assert wanted_widths() == Widths.of({"prover": 3})
-        assert wanted_widths() == Widths.of(2)
-    assert wanted_widths() is None
+            assert wanted_widths.get() == Widths.of({"prover": 3})
+        assert wanted_widths.get() == Widths.of(2)
+    assert wanted_widths.get() is None

@@ -139,7 +139,7 @@ def test_solo_verifier() -> None:
 def test_before_the_fewest_rounds_the_verifier_asks_and_cannot_decide(make: Any) -> None:
     protocol = make(max_message_rounds=7, min_message_rounds=4)
     assert [turns[0].decide for turns in protocol.rounds(0)][::2] == ["no", "no", "may", "must"]
-    assert (protocol.min_rounds, protocol.max_rounds) == (5, 7)
+    assert protocol.max_rounds == 7
 
 
 @pytest.mark.parametrize(
@@ -171,12 +171,16 @@ def test_without_a_number_of_rounds_the_last_is_the_verifiers(
         (debate, {"max_message_rounds": 9, "sequential": True}, "use 7 or 10"),
         (nip, {"max_message_rounds": 5, "min_message_rounds": 6}, "between 1 and 5, found 6"),
         (nip, {"shard_reward": True}, "no parameter 'shard_reward'; did you mean 'shared_reward'"),
-        (nip, {"prover_reward": float("nan")}, "prover_reward must be a finite number"),
-        (nip, {"verifier_reward": "2"}, "verifier_reward must be a finite number, found '2'"),
-        (nip, {"verifier_reward": None}, "verifier_reward must be a finite number, found None"),
-        (nip, {"shared_reward": "yes"}, "shared_reward must be true or false, found 'yes'"),
-        (nip, {"verifier_decision_spectrum": 5}, "verifier_decision_spectrum must be the name of a scale"),
-        (nip, {"force_guess": "y"}, "force_guess must be accept, reject or truth, found 'y'"),
+        (nip, {"prover_reward": float("nan")}, "prover_reward: Input should be a finite number"),
+        (nip, {"verifier_reward": "2"}, "verifier_reward: Input should be a valid number, found '2'"),
+        (nip, {"verifier_reward": None}, "verifier_reward: Input should be a valid number, found None"),
+        (nip, {"shared_reward": "yes"}, "shared_reward: Input should be a valid boolean, found 'yes'"),
+        (
+            nip,
+            {"verifier_decision_spectrum": 5},
+            "verifier_decision_spectrum: Input should be a valid string",
+        ),
+        (nip, {"force_guess": "y"}, "force_guess: Input should be 'accept', 'reject' or 'truth', found 'y'"),
         (solo_verifier, {"prover_reward": 1.0}, "solo_verifier has no parameter 'prover_reward'"),
         (adp, {"verifier_decision_spectrum": "likert_5"}, "did you mean 'likert_scale_5'"),
         (debate, {"randomize_prover_stance": True}, "debate has no parameter 'randomize_prover_stance'"),

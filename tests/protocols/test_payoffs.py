@@ -6,17 +6,8 @@ from typing import Any
 
 import pytest
 
-from etude.protocols import (
-    PROTOCOLS,
-    Outcome,
-    Protocol,
-    adp,
-    debate,
-    merlin_arthur,
-    mnip,
-    nip,
-    solo_verifier,
-)
+from etude.protocols import Outcome, Protocol, adp, debate, merlin_arthur, mnip, nip, solo_verifier
+from etude.protocols.named import PROTOCOLS
 
 ONE_PROVER = {
     # truth, stance of the example, decision: verifier, prover that argues for accept, for the stance
@@ -166,4 +157,3 @@ def test_terms_that_all_protocols_share(name: str) -> None:
 )
 def test_bounds_are_what_can_happen(protocol: Protocol, agent: str, bounds: tuple[float, float]) -> None:
     assert protocol.bounds[agent] == bounds
-    assert protocol.mid_point(agent) == sum(bounds) / 2

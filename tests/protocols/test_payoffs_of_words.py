@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from etude.core.errors import RequestError
-from etude.protocols import Outcome, PlayLog, Protocol, Role, Turn, Utterance, nip
+from etude.protocols import Outcome, PlayLog, Protocol, Role, Turn, nip
+from etude.protocols.outcome import Utterance
 from etude.store.journal import Journal
 from tests.protocols.courts import Offers, bargain, pay_deal
 from tests.protocols.games import play_record, play_tree, scripted

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.protocols import SCALES, Act, Malformed, Turn, parse_answer
+from etude.protocols import SCALES, Act, Malformed, Turn
+from etude.protocols.scenario import parse_answer
 
 SPEAK = Turn("prover", ("main",))
 MAY = Turn("verifier", ("main",), "may")

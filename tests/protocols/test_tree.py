@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest
 from etude.core.errors import RequestError
-from etude.protocols import PROTOCOLS, EpisodeTree, Node, Protocol, choices, debate, nip, play
+from etude.protocols import EpisodeTree, Protocol, debate, nip, play
+from etude.protocols.named import PROTOCOLS
+from etude.protocols.tree import Node, choices
 from etude.store.journal import Journal
 from tests.protocols.games import ChanceEngine, Labelled, agent_of, example, play_tree
 from tests.support import ScriptedEngine

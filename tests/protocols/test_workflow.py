@@ -13,16 +13,9 @@ from etude.config.import_path import make_importable
 from etude.config.load import parse_config
 from etude.core.errors import ConfigError, RequestError
 from etude.core.example import Example
-from etude.protocols import (
-    EpisodeTree,
-    ProtocolReward,
-    ProtocolWorkflow,
-    adp,
-    branching,
-    find_scenario,
-    nip,
-    register_scenario,
-)
+from etude.protocols import EpisodeTree, ProtocolWorkflow, adp, nip, register_scenario
+from etude.protocols.growing import branching
+from etude.protocols.registry import ProtocolReward, find_scenario
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
 from etude.rollout.workflow import as_workflow

@@ -7,9 +7,9 @@ from typing import Any
 
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.example import Example
-from etude.protocols import EpisodeTree, Node
+from etude.protocols import EpisodeTree
 from etude.protocols.decision import Verdict
-from etude.protocols.tree import Rejected
+from etude.protocols.tree import Node, Rejected
 
 UNUSABLE = "unusable"
 """In place of a verdict: the last answer stayed malformed."""

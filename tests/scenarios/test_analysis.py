@@ -11,7 +11,8 @@ import pytest
 from etude.core.errors import EngineError, RequestError
 from etude.core.example import Example
 from etude.core.stats import estimate
-from etude.protocols import PROTOCOLS, Node
+from etude.protocols.named import PROTOCOLS
+from etude.protocols.tree import Node
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.rollout.workflow import as_workflow

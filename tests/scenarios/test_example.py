@@ -16,7 +16,7 @@ from etude.config.builder import Builder
 from etude.config.load import load_config, parse_config
 from etude.core.call import ChatRequest
 from etude.core.keys import generator
-from etude.protocols import PROTOCOLS
+from etude.protocols.named import PROTOCOLS
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
 from etude.store.run_folder import RunFolder

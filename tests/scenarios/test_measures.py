@@ -15,7 +15,8 @@ from etude.config.load import parse_config
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem
 from etude.core.stats import estimate
-from etude.protocols import EpisodeTree, Node
+from etude.protocols import EpisodeTree
+from etude.protocols.tree import Node
 from etude.rewards.scorer import evaluate
 from etude.scenarios.measures import (
     Conduct,

@@ -6,10 +6,9 @@ from etude.backends.lm_client import LanguageModelClient
 from etude.core.job import DryRun, Frozen, Skipped
 from etude.groups.agents import GroupAgent, ModelSettings, agents_of_model
 from etude.groups.data import Step
-from etude.groups.line import LineRules, ModelLine
-from etude.groups.lineage import LineageEntry
+from etude.groups.line import ModelLine
 from etude.groups.openai_group import OpenAiSharedModelGroup, OpenAiSharedModelGroupState
-from etude.groups.shared import JobResult, JobStatus, SharedModelGroup
+from etude.groups.shared import SharedModelGroup
 from etude.groups.state import SharedModelGroupState
 from etude.jobs.content import JobNameTakenError
 
@@ -18,11 +17,7 @@ __all__ = [
     "Frozen",
     "GroupAgent",
     "JobNameTakenError",
-    "JobResult",
-    "JobStatus",
     "LanguageModelClient",
-    "LineRules",
-    "LineageEntry",
     "ModelLine",
     "ModelSettings",
     "OpenAiSharedModelGroup",

@@ -5,13 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from etude.backends.capabilities import JobHyperparameters
-from etude.backends.lm_server import LmServerAdapterConfig
-from etude.backends.local_config import LocalAdapterConfig
-from etude.backends.openai_config import JobsConfig
-from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import RequestError
 from etude.protocols.protocol import Protocol
 
@@ -71,42 +66,6 @@ class ModelSettings:
         return JobHyperparameters(
             self.num_epochs, self.rl_learning_rate, self.dpo_beta, self.lora_rank, self.lora_alpha
         )
-
-    @classmethod
-    def of_adapter(cls, model_name: str, config: TrainerAdapterConfig, **settings: bool) -> ModelSettings:
-        """The settings of a trainer adapter's config; other adapters than the shipped ones keep theirs."""
-        if isinstance(config, JobsConfig):
-            return cls(model_name, **_of_jobs(config), **settings)
-        if not isinstance(config, LocalAdapterConfig):
-            return cls(model_name, **settings)
-        lora = config.lora
-        return cls(
-            model_name,
-            num_epochs=config.passes,
-            rl_learning_rate=config.learning_rate,
-            lora_rank=0 if lora is None else lora.r,
-            lora_alpha_scale=1.0 if lora is None else lora.alpha / lora.r,
-            **settings,
-        )
-
-
-def _of_jobs(config: JobsConfig) -> dict[str, Any]:
-    """The settings of a config of fine-tuning jobs; None where it leaves a value to the API."""
-    own: Mapping[str, Any] = config.hyperparameters if isinstance(config, LmServerAdapterConfig) else {}
-    values: dict[str, Any] = {"n_epochs": config.n_epochs, "beta": config.beta, **own}
-    rank, alpha = values.get("lora_rank"), values.get("lora_alpha")
-    settings = {
-        "min_rows": config.min_rows,
-        "num_epochs": values["n_epochs"],
-        "rl_learning_rate": values.get("learning_rate"),
-        "dpo_beta": values["beta"],
-        "lora_rank": rank,
-        # A server's own choice is twice the rank.
-        "lora_alpha_scale": (2.0 if alpha in (None, "auto") else alpha / rank)
-        if rank not in (None, "auto", 0)
-        else None,
-    }
-    return {name: value for name, value in settings.items() if value not in (None, "auto")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from etude.algorithms.episodes import ScoredEpisode, agents_of, by_agent, is_play, tree_of
+from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, tree_of
 from etude.algorithms.expert_iteration import guess_of, truth_of
 from etude.algorithms.samples import Branch, branches_of, is_targeted, pair_of, same_prompt, sample_of
 from etude.core.call import Call
 from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
-from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.core.trajectory import Trajectory
 
 Rollouts = Mapping[str, Sequence[EpisodeRecord]]
 """Episodes by agent."""
@@ -79,7 +79,7 @@ def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Trajecto
         for step in (*chosen, *negative[agent]):
             _require_model(agent, [step.recorded], model)
         pairs = zip(chosen, negative[agent], strict=True)
-        preferences = [_preference(agent, place, *pair) for place, pair in enumerate(pairs)]
+        preferences = [_preference(agent, index, *pair) for index, pair in enumerate(pairs)]
         groups.append([item for item in preferences if item is not None])
     return [group for group in groups if group]
 
@@ -101,11 +101,6 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
             made = [trajectory_of(sample) for sample in replace(scored, reward=reward).samples()]
             groups.setdefault((agent, scored.episode.example.id), []).extend(made)
     return [group for group in groups.values() if group]
-
-
-def collection(groups: list[list[Trajectory]], method: Method, job_name: str) -> TrajectoryCollection:
-    """The groups as a job's data."""
-    return TrajectoryCollection(trajectories=groups, run_id=job_name, method=method)
 
 
 def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterator[ScoredEpisode]:
@@ -147,20 +142,19 @@ def _functions(agent: str, calls: Sequence[Call]) -> Collection[str]:
     return (agent,) if any(call.function == agent for call in calls) else _EVERY
 
 
-def _preference(agent: str, place: int, chosen: Step, rejected: Step) -> Trajectory | None:
+def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Trajectory | None:
     better, worse = (
         sample_of(Branch(0, (step.recorded,)), step.episode, reward, agent=agent)
         for step, reward in ((chosen, 1.0), (rejected, 0.0))
     )
     for step in (chosen, rejected):
         if is_play(step.episode):
-            calls = [step.recorded]
-            names = agents_of(tree_of(step.episode), calls, _EVERY, None)
-            if names != [agent]:
-                raise RequestError(f"step {place} of '{agent}' is a turn of '{', '.join(names)}'")
+            names = {node.agent for node in tree_of(step.episode).nodes if node.call == step.call}
+            if names != {agent}:
+                raise RequestError(f"step {index} of '{agent}' is a turn of '{', '.join(names)}'")
     if not same_prompt(better, worse):
         raise RequestError(
-            f"the positive and the negative step {place} of '{agent}' answer different prompts: "
+            f"the positive and the negative step {index} of '{agent}' answer different prompts: "
             f"call {chosen.call} of {chosen.episode.id!r} and call {rejected.call} of {rejected.episode.id!r}"
         )
     episodes = {"chosen_episode": chosen.episode.id, "rejected_episode": rejected.episode.id}

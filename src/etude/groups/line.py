@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -33,30 +33,24 @@ _LOOKS = 12
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The last sentence of errors about a job: the next thing to do."""
+    """The next thing to do, as errors about a job name it."""
 
-    late: str
-    """For a job that was not done in time, and was cancelled."""
-    running: str
-    """For a job that was not done in time, and goes on."""
-    failed: str
+    again: str
+    """How to have the same job again."""
+    limit: str
+    """The setting that is larger for a job that needs longer."""
     taken: str
     """For a job whose name belongs to another one."""
 
 
 FOR_RUNS = Advice(
-    late="Resume the run to try again; a job that needs longer needs a larger 'job_timeout' in the trainer's "
-    "config.",
-    running="Resume the run to wait for the same job again; a job that needs longer needs a larger "
-    "'job_timeout' in the trainer's config.",
-    failed="Nothing that was collected is lost; resume the run to submit it again.",
+    again="Resume the run",
+    limit="'job_timeout' in the trainer's config",
     taken="resume the run with its settings as they were then, or start a new one",
 )
 FOR_GROUPS = Advice(
-    late="Make it again to try again; a job that needs longer needs a larger 'timeout' of "
-    "wait_for_fine_tune_job.",
-    running="Wait for it again with wait_for_fine_tune_job, with a larger 'timeout'.",
-    failed="Make it again, of the same data, to try again.",
+    again="Make it again, of the same data,",
+    limit="'timeout' of wait_for_fine_tune_job",
     taken="give this job another name",
 )
 
@@ -71,7 +65,7 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus, advice: Ad
             f"job {ref.run_id} ({ref.backend}) is not over: it is '{status.status}'; wait for it first"
         )
     ended = f"job {ref.run_id} ({ref.backend}) ended as '{status.status}'"
-    raise TrainingError(f"{ended}{reason}. {advice.failed}")
+    raise TrainingError(f"{ended}{reason}. {advice.again} to try again; nothing that was collected is lost.")
 
 
 def version_of(status: TrainingJobStatus, required: bool, ref: TrainingJobRef) -> ModelVersion | None:
@@ -239,11 +233,12 @@ class ModelLine:
             status = await adapter.status(ref)
         if status.status is TrainingStatusEnum.COMPLETED:
             return status
+        again, longer = self.advice.again, f"a job that needs longer needs a larger {self.advice.limit}."
         if status.status.is_final:
-            raise TrainingError(f"{late} and was cancelled. {self.advice.late}") from cause
+            raise TrainingError(f"{late} and was cancelled. {again} to try again; {longer}") from cause
         raise JobStillRunning(
             f"{late}. Its backend was asked to cancel it and says that it is '{status.status}'. "
-            f"{self.advice.running}"
+            f"{again} to wait for it again; {longer}"
         ) from cause
 
     async def adopt(self, ref: TrainingJobRef, status: TrainingJobStatus) -> ModelVersion | None:
@@ -284,10 +279,6 @@ class ModelLine:
         if text not in self._warned:
             self._warned.add(text)
             self._warn(text)
-
-    async def prune(self, keep: Collection[ModelVersion]) -> None:
-        """Let the backend delete the weights of other versions."""
-        await self.adapter.prune(keep)
 
     @property
     def _backend(self) -> str:

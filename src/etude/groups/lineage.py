@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +13,8 @@ from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.jobs.content import data_hash
 from etude.store.journal import Journal
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class JobData(BaseModel):
@@ -90,8 +92,7 @@ class LineageLog:
 
     def job(self, run_id: str) -> JobData | None:
         """The data of a job; None when none of that name is noted."""
-        value = self._journal.get(f"{self._prefix}jobs/{run_id}")
-        return None if value is None else JobData.model_validate(value)
+        return self._read(f"jobs/{run_id}", JobData)
 
     async def take_back_job(self, run_id: str, earlier: JobData | None) -> None:
         """Undo `add_job` for a job that was not made; `earlier` is the one that had the name before."""
@@ -113,10 +114,10 @@ class LineageLog:
         return max([*promised, *(entry.version.number for entry in self.entries())], default=0)
 
     async def add(self, entry: LineageEntry) -> None:
-        """Note a version that was adopted; one that is noted stays as it is. Raises as `check`."""
-        self.check(entry)
+        """Note a version that was adopted; one that is noted stays as it is."""
         if self.entry(entry.version.number) is None:
-            await self._journal.put(self._key(entry.version.number), entry.model_dump(mode="json"))
+            key = self._prefix + _key(entry.version.number)
+            await self._journal.put(key, entry.model_dump(mode="json"))
 
     def check(self, entry: LineageEntry) -> None:
         """Raise TrainingError when other weights have the number of the version."""
@@ -131,8 +132,7 @@ class LineageLog:
 
     def entry(self, number: int) -> LineageEntry | None:
         """The entry of a version; None when it has none."""
-        value = self._journal.get(self._key(number))
-        return None if value is None else LineageEntry.model_validate(value)
+        return self._read(_key(number), LineageEntry)
 
     def entries(self) -> list[LineageEntry]:
         """All versions after the base, oldest first."""
@@ -146,8 +146,7 @@ class LineageLog:
 
     def base(self) -> ModelVersion | None:
         """The weights that the line began with."""
-        value = self._journal.get(f"{self._prefix}base")
-        return None if value is None else ModelVersion.model_validate(value)
+        return self._read("base", ModelVersion)
 
     async def put_state(self, state: dict[str, Any]) -> None:
         """Keep a group's state."""
@@ -158,8 +157,13 @@ class LineageLog:
         state: dict[str, Any] | None = self._journal.get(f"{self._prefix}state")
         return state
 
-    def _key(self, number: int) -> str:
-        return f"{self._prefix}lineage/{number:08d}"
+    def _read(self, key: str, model: type[ModelT]) -> ModelT | None:
+        value = self._journal.get(self._prefix + key)
+        return None if value is None else model.model_validate(value)
+
+
+def _key(number: int) -> str:
+    return f"lineage/{number:08d}"
 
 
 def check_changed(

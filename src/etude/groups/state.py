@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from etude.backends.openai_jobs import OpenAiJobs, hosted_version
 from etude.core.errors import RequestError
@@ -35,22 +35,43 @@ class SharedModelGroupState(BaseModel):
         return self.version.location if self.version is not None and self.version.number else None
 
 
-_OWN = {"fine_tune_job": tuple(TrainingJobRef.model_fields), "version": tuple(ModelVersion.model_fields)}
-_NIP = ("fine_tune_job_id", "fine_tuned_model_name")
+def _keys_of(state: Mapping[Any, Any]) -> list[str]:
+    """The keys of a state, and those of its parts as `version.number`."""
+    parts = {name: part for name, part in state.items() if isinstance(part, Mapping)}
+    return [*map(str, state), *(f"{name}.{key}" for name, part in parts.items() for key in part)]
+
+
+_KEYS = _keys_of({"fine_tune_job": TrainingJobRef.model_fields, "version": ModelVersion.model_fields})
 _NO_JOBS = ("dummy_job_id", "frozen_job_id", "insufficient_data_job_id")
-"""Stand for a job there when nothing was submitted."""
+"""Stand for a job in Neural Interactive Proofs when nothing was submitted."""
 _NO_MODEL = "dummy_model_name"
 """Stands for the model of a dry run there, which was never trained."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostedState:
-    """A state by the names that an API has for job and model."""
+class HostedState(BaseModel):
+    """A state of Neural Interactive Proofs, by the names that an API has for job and model."""
 
-    job_id: str | None
+    model_config = ConfigDict(frozen=True)
+
+    fine_tune_job_id: str | None = Field(default=None, min_length=1)
     """The last job; None when there was none."""
-    model: str | None
+    fine_tuned_model_name: str | None = Field(default=None, min_length=1)
     """The fine-tuned model; None for the base model."""
+
+    @field_validator("fine_tune_job_id")
+    @classmethod
+    def _submitted(cls, value: str | None) -> str | None:
+        return None if value in _NO_JOBS else value
+
+    @field_validator("fine_tuned_model_name")
+    @classmethod
+    def _trained(cls, value: str | None) -> str | None:
+        if value == _NO_MODEL:
+            raise ValueError(
+                f"'{_NO_MODEL}' stands for a model that was never trained. Leave the state out to begin with "
+                "the base model"
+            )
+        return value
 
 
 def read_state(checkpoint: object) -> SharedModelGroupState | HostedState:
@@ -64,14 +85,17 @@ def read_state(checkpoint: object) -> SharedModelGroupState | HostedState:
         checkpoint = asdict(checkpoint)
     if not isinstance(checkpoint, Mapping):
         raise RequestError(f"a group's state is a dict, and this is {type(checkpoint).__name__}")
-    if set(checkpoint) and set(checkpoint) <= set(_NIP):
-        return _hosted(checkpoint)
-    _require_keys(checkpoint, _OWN, "")
-    for name, keys in _OWN.items():
-        if isinstance(checkpoint.get(name), Mapping):
-            _require_keys(checkpoint[name], keys, f"{name}.")
+    is_hosted = bool(checkpoint) and set(checkpoint) <= set(HostedState.model_fields)
+    model = HostedState if is_hosted else SharedModelGroupState
+    unknown = [] if is_hosted else [f"'{key}'" for key in _keys_of(checkpoint) if key not in _KEYS]
+    if unknown or not checkpoint:
+        raise RequestError(
+            f"this is no state of a group: it has {', '.join(sorted(unknown)) or 'no keys'}, and a state has "
+            "'fine_tune_job' and 'version', one of Neural Interactive Proofs 'fine_tune_job_id' and "
+            "'fine_tuned_model_name'. Nothing was changed"
+        )
     try:
-        return SharedModelGroupState.model_validate(checkpoint)
+        return model.model_validate(checkpoint)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -83,43 +107,17 @@ def by_own_names(state: HostedState, base: str, line: ModelLine) -> SharedModelG
 
     `base` is the base model. Raises RequestError where the line's adapter has no such jobs and models.
     """
-    adapter, job = line.adapter, None
+    adapter, job, model = line.adapter, None, state.fine_tuned_model_name
     if not isinstance(adapter, OpenAiJobs):
         raise RequestError(
             f"the state names a job and a model of a fine-tuning API, and the group trains through "
             f"'{adapter.adapter_config.type_name}'; that needs 'lm_server' or 'openai'"
         )
-    if state.job_id is not None:
-        job = TrainingJobRef(run_id=state.job_id, backend=adapter.backend, metadata={"job_id": state.job_id})
-    if state.model is None or state.model == base:
+    name = state.fine_tune_job_id
+    if name is not None:
+        job = TrainingJobRef(run_id=name, backend=adapter.backend, metadata={"job_id": name})
+    if model is None or model == base:
         return SharedModelGroupState(fine_tune_job=job)
-    noted = [entry.version for entry in line.log.entries() if entry.version.location == state.model]
-    new = hosted_version(line.log.newest() + 1, state.job_id or "", state.model)
+    noted = [entry.version for entry in line.log.entries() if entry.version.location == model]
+    new = hosted_version(line.log.newest() + 1, name or "", model)
     return SharedModelGroupState(fine_tune_job=job, version=noted[-1] if noted else new)
-
-
-def _require_keys(state: Mapping[Any, Any], known: Any, prefix: str) -> None:
-    unknown = sorted(f"'{prefix}{key}'" for key in state if key not in known)
-    if unknown or not state:
-        ours, theirs = (" and ".join(f"'{prefix}{key}'" for key in keys) for keys in (known, _NIP))
-        or_theirs = "" if prefix else f", one of Neural Interactive Proofs {theirs}"
-        raise RequestError(
-            f"this is no state of a group: it has {', '.join(unknown) or 'no keys'}, and a state has "
-            f"{ours}{or_theirs}. Nothing was changed"
-        )
-
-
-def _hosted(checkpoint: Mapping[str, Any]) -> HostedState:
-    for name in _NIP:
-        value = checkpoint.get(name)
-        if not (value is None or (isinstance(value, str) and value)):
-            raise RequestError(
-                f"the group's state has a wrong '{name}': a text or None, and not {value!r:.60}"
-            )
-    job, model = checkpoint.get(_NIP[0]), checkpoint.get(_NIP[1])
-    if model == _NO_MODEL:
-        raise RequestError(
-            f"'{_NIP[1]}' is '{_NO_MODEL}', which stands for a model that was never trained. Leave the state "
-            "out to begin with the base model"
-        )
-    return HostedState(None if job in _NO_JOBS else job, model)

@@ -267,7 +267,7 @@ class EpochTrainer(Trainer):
         """Delete versions that are not worth keeping."""
         keep = self.config.keep_checkpoints
         if keep != "all":
-            await self.bookkeeper.line.prune(versions_to_keep(self.history, keep))
+            await self.bookkeeper.line.adapter.prune(versions_to_keep(self.history, keep))
 
     def is_done(self, epoch: int) -> bool:
         """Whether the epoch is recorded."""

@@ -7,9 +7,8 @@ arrays are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from etude.core.episode import EpisodeRecord
@@ -30,11 +29,17 @@ class Row:
     path: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Finished episodes of one protocol."""
+    """Finished episodes of one protocol. Letters in names are axes: Batch, Round, Agent, Channel."""
 
-    rows: tuple[Row, ...]
+    def __init__(self, rows: Sequence[Row]) -> None:
+        """`rows` are of one protocol: `of` sees to that."""
+        self.rows = rows
+        tree = rows[0].tree if rows else None
+        self._agents = {agent: index for index, agent in enumerate(tree.agents if tree else ())}
+        self._channels = {channel: index for index, channel in enumerate(tree.channels if tree else ())}
+        self._rounds = max((row.tree.max_rounds for row in rows), default=0)
+        self._nodes = [(b, node) for b, row in enumerate(rows) for node in row.path]
 
     @classmethod
     def of(cls, records: Iterable[EpisodeRecord]) -> Rollouts:
@@ -51,7 +56,7 @@ class Rollouts:
         if len(kinds) > 1:
             names = ", ".join(sorted(name for name, _, _ in kinds))
             raise RequestError(f"arrays have one protocol, and the episodes have several: {names}")
-        return cls(tuple(rows))
+        return cls(rows)
 
     def to_arrays(self, *, prompts: bool = False) -> dict[str, Any]:
         """Nested arrays; texts are objects, None where there is none.
@@ -71,44 +76,28 @@ class Rollouts:
         """
         if not self.rows:
             raise RequestError("there are no finished episodes to make arrays of")
-        if find_spec("numpy") is None:
-            raise MissingExtraError("a view as arrays (numpy is not installed)", "local")
-        return _Arrays(self.rows).all(prompts=prompts)
-
-
-class _Arrays:
-    """Arrays of rows that have one protocol. Letters in names are axes: Batch, Round, Agent, Channel."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        import numpy as np
-
-        self.np = np
-        self.rows = rows
-        self.nodes = [(b, node) for b, row in enumerate(rows) for node in row.path]
-        self.agents = {agent: index for index, agent in enumerate(rows[0].tree.agents)}
-        self.channels = {channel: index for index, channel in enumerate(rows[0].tree.channels)}
-        self.rounds = max(row.tree.max_rounds for row in rows)
-
-    def all(self, *, prompts: bool) -> dict[str, Any]:
-        """The arrays of `Rollouts.to_arrays`."""
-        np, rows = self.np, self.rows
+        try:
+            import numpy as np
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("a view as arrays (numpy is not installed)", "local") from error
+        rows = self.rows
+        rounds = np.arange(self._rounds)
         played_B1 = np.array([[row.path[-1].round + 1] for row in rows])
         undecided_B1 = np.array([[row.path[-1].ending != "decided"] for row in rows])
+        done_BR, ends_BR = rounds >= played_B1, rounds >= played_B1 - 1
         agents, rewards_BRA = self._of_agents()
-        done_BR, ends_BR = np.arange(self.rounds) >= played_B1, np.arange(self.rounds) >= played_B1 - 1
         agents["done"] = self._for_agents(done_BR)
         if prompts:
             agents["prompt"] = self._prompts()
-        inputs = dict.fromkeys(name for row in rows for name in row.record.example.inputs)
+        examples = [row.record.example for row in rows]
+        inputs = dict.fromkeys(name for example in examples for name in example.inputs)
         return {
-            **{
-                name: self._repeated([row.record.example.inputs.get(name) for row in rows]) for name in inputs
-            },
-            "round": np.minimum(np.arange(self.rounds), played_B1),
-            "seed": self._repeated([row.tree.key for row in rows], np.int64),
-            "y": self._repeated([row.tree.truth for row in rows], np.int64),
-            "prover_stance": self._repeated([row.tree.stance for row in rows], np.int64),
-            "datapoint_id": self._repeated([row.record.example.id for row in rows]),
+            **{name: self._repeated([example.inputs.get(name) for example in examples]) for name in inputs},
+            "round": np.minimum(rounds, played_B1),
+            "seed": self._repeated([row.tree.key for row in rows], int),
+            "y": self._repeated([row.tree.truth for row in rows], int),
+            "prover_stance": self._repeated([row.tree.stance for row in rows], int),
+            "datapoint_id": self._repeated([example.id for example in examples]),
             **self._histories(after=0),
             **self._node_ids(),
             "done": done_BR,
@@ -125,15 +114,16 @@ class _Arrays:
 
     def _histories(self, *, after: int) -> dict[str, Any]:
         """Everything said before each round, or with `after` 1 until its end."""
-        np = self.np
-        text_BRC, who_BRC = self._full(None, object, self.channels), self._full(-1, np.int64, self.channels)
-        raw_BRA = self._full(None, object, self.agents)
-        for b, node in self.nodes:
-            raw_BRA[b, node.round, self.agents[node.agent]] = node.text
+        import numpy as np
+
+        text_BRC, who_BRC = self._full(None, self._channels), self._full(-1, self._channels)
+        raw_BRA = self._full(None, self._agents)
+        for b, node in self._nodes:
+            raw_BRA[b, node.round, self._agents[node.agent]] = node.text
             for channel, text in node.messages.items():
-                text_BRC[b, node.round, self.channels[channel]] = text
-                who_BRC[b, node.round, self.channels[channel]] = self.agents[node.agent]
-        visible = np.tri(self.rounds, self.rounds, after - 1, dtype=bool)[None, :, :, None]
+                text_BRC[b, node.round, self._channels[channel]] = text
+                who_BRC[b, node.round, self._channels[channel]] = self._agents[node.agent]
+        visible = np.tri(self._rounds, self._rounds, after - 1, dtype=bool)[None, :, :, None]
         return {
             "message_history": np.where(visible, text_BRC[:, None], None),
             "message_agent_id": np.where(visible, who_BRC[:, None], -1),
@@ -142,24 +132,24 @@ class _Arrays:
 
     def _of_agents(self) -> tuple[dict[str, Any], Any]:
         """The answers of the agents in each round, and the rewards that they earned by it."""
-        np, agents = self.np, self.agents
-        message_BRAC = self._full(None, object, agents, self.channels)
+        agents, channels = self._agents, self._channels
+        message_BRAC = self._full(None, agents, channels)
         arrays: dict[str, Any] = {
             "message": message_BRAC,
-            "raw_message": self._full(None, object, agents),
-            "active": self._full(False, bool, agents),
-            "decision": self._full(UNDECIDED, np.int64, agents),
-            "continuous_decision": self._full(0.0, np.float64, agents),
-            "valid_response": self._full(True, bool, agents),
-            "retry_count": self._full(0, np.int64, agents, self.channels),
-            "token_limit": self._full(False, bool, agents, self.channels),
-            "expected_reward": self._full(0.0, np.float64, agents),
+            "raw_message": self._full(None, agents),
+            "active": self._full(False, agents),
+            "decision": self._full(UNDECIDED, agents),
+            "continuous_decision": self._full(0.0, agents),
+            "valid_response": self._full(True, agents),
+            "retry_count": self._full(0, agents, channels),
+            "token_limit": self._full(False, agents, channels),
+            "expected_reward": self._full(0.0, agents),
         }
-        rewards_BRA = self._full(0.0, np.float64, agents)
-        for b, node in self.nodes:
+        rewards_BRA = self._full(0.0, agents)
+        for b, node in self._nodes:
             index = (b, node.round, agents[node.agent])
             for channel, text in node.messages.items():
-                message_BRAC[(*index, self.channels[channel])] = text
+                message_BRAC[(*index, channels[channel])] = text
             arrays["raw_message"][index] = node.text
             arrays["active"][index] = True
             arrays["decision"][index] = code_of(node.decision)
@@ -176,7 +166,7 @@ class _Arrays:
         """The last answer of each round and the last before it; -1 for none."""
         first_id: dict[str, int] = {}
         total = 0
-        node_BR, parent_BR = self._full(-1, self.np.int64), self._full(-1, self.np.int64)
+        node_BR, parent_BR = self._full(-1), self._full(-1)
         for b, row in enumerate(self.rows):
             if row.record.id not in first_id:
                 first_id[row.record.id] = total
@@ -191,22 +181,26 @@ class _Arrays:
     def _prompts(self) -> Any:
         """The prompts of the agents, message by message."""
         calls = [{call.index: call.request.messages for call in row.record.calls} for row in self.rows]
-        longest = max(len(calls[b][node.call]) for b, node in self.nodes)
-        prompt = self._full(None, object, self.agents, range(longest), PROMPT_FIELDS)
-        for b, node in self.nodes:
+        longest = max(len(calls[b][node.call]) for b, node in self._nodes)
+        prompt = self._full(None, self._agents, range(longest), PROMPT_FIELDS)
+        for b, node in self._nodes:
             for m, message in enumerate(calls[b][node.call]):
                 for field, name in enumerate(PROMPT_FIELDS):
-                    prompt[b, node.round, self.agents[node.agent], m, field] = message.get(name)
+                    prompt[b, node.round, self._agents[node.agent], m, field] = message.get(name)
         return prompt
 
-    def _full(self, value: Any, dtype: Any, *axes: Any) -> Any:
-        """An array of batch, round and further axes."""
-        return self.np.full((len(self.rows), self.rounds, *map(len, axes)), value, dtype=dtype)
+    def _full(self, value: Any, *axes: Sized) -> Any:
+        """An array of batch, round and further axes, of the type that `value` has: objects for None."""
+        import numpy as np
 
-    def _repeated(self, values: list[Any], dtype: Any = object) -> Any:
+        shape = (len(self.rows), self._rounds, *map(len, axes))
+        return np.full(shape, value, dtype=object if value is None else type(value))
+
+    def _repeated(self, values: list[Any], dtype: type = object) -> Any:
         """An array of batch and round, with the same value in all rounds of a row."""
-        column_B = self.np.fromiter(values, dtype, len(values))
-        return self.np.repeat(column_B[:, None], self.rounds, axis=1)
+        import numpy as np
+
+        return np.repeat(np.fromiter(values, dtype, len(values))[:, None], self._rounds, axis=1)
 
     def _for_agents(self, array_BR: Any) -> Any:
-        return self.np.repeat(array_BR[:, :, None], len(self.agents), axis=2)
+        return array_BR[:, :, None].repeat(len(self._agents), axis=2)

@@ -102,14 +102,9 @@ _THIRDS = (("disagree", -2 / 3), ("somewhat disagree", -1 / 3)), (("somewhat agr
 _UNSURE = (("neither agree nor disagree", 0.0),)
 
 ACCEPT_REJECT = Scale("accept_reject", (("reject", -1.0), ("accept", 1.0)))
-LIKERT_4 = Scale("likert_scale_4", (*_DISAGREE, ("disagree", -0.5), ("agree", 0.5), *_AGREE))
-LIKERT_5 = Scale("likert_scale_5", (*_DISAGREE, ("disagree", -0.5), *_UNSURE, ("agree", 0.5), *_AGREE))
-LIKERT_6 = Scale("likert_scale_6", (*_DISAGREE, *_THIRDS[0], *_THIRDS[1], *_AGREE))
-LIKERT_7 = Scale("likert_scale_7", (*_DISAGREE, *_THIRDS[0], *_UNSURE, *_THIRDS[1], *_AGREE))
-ACCEPT_REJECT_NEITHER = Scale("accept_reject_neither", (("reject", -1.0), ("neither", 0.0), ("accept", 1.0)))
 
 
-def out_of(most: int, name: str) -> Scale:
+def _out_of(most: int, name: str) -> Scale:
     """The whole numbers from 0 to `most`, with `most / 2` for neither."""
     return Scale(name, tuple((str(number), 2 * number / most - 1) for number in range(most + 1)))
 
@@ -119,14 +114,14 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         scale.name: scale
         for scale in (
             ACCEPT_REJECT,
-            ACCEPT_REJECT_NEITHER,
-            LIKERT_4,
-            LIKERT_5,
-            LIKERT_6,
-            LIKERT_7,
-            out_of(10, "likert_int_scale_11"),
-            out_of(10, "out_of_10"),
-            out_of(100, "out_of_100"),
+            Scale("accept_reject_neither", (("reject", -1.0), ("neither", 0.0), ("accept", 1.0))),
+            Scale("likert_scale_4", (*_DISAGREE, ("disagree", -0.5), ("agree", 0.5), *_AGREE)),
+            Scale("likert_scale_5", (*_DISAGREE, ("disagree", -0.5), *_UNSURE, ("agree", 0.5), *_AGREE)),
+            Scale("likert_scale_6", (*_DISAGREE, *_THIRDS[0], *_THIRDS[1], *_AGREE)),
+            Scale("likert_scale_7", (*_DISAGREE, *_THIRDS[0], *_UNSURE, *_THIRDS[1], *_AGREE)),
+            _out_of(10, "likert_int_scale_11"),
+            _out_of(10, "out_of_10"),
+            _out_of(100, "out_of_100"),
         )
     }
 )

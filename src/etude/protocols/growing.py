@@ -8,13 +8,13 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from etude.config.nearest import alternatives
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
-from etude.protocols.asking import FinalAnswer, Question
+from etude.core.message import Message
 from etude.protocols.decision import VERDICTS, Verdict
 from etude.protocols.log import log_of, play_log
 from etude.protocols.outcome import Outcome
@@ -23,7 +23,6 @@ from etude.protocols.rules import (
     Facts,
     Round,
     Rules,
-    Schedule,
     Turn,
     drawn_side,
     next_round,
@@ -34,12 +33,13 @@ from etude.protocols.rules import (
 )
 from etude.protocols.scenario import Act, Malformed, Scenario, answer_for
 from etude.protocols.survey import check_earned
-from etude.protocols.tree import EpisodeTree, Node
+from etude.protocols.tree import EpisodeTree, Node, Rejected
 
 Width: TypeAlias = int | Sequence[int]
 """Answers for each turn; a list gives them by round, and its last number holds for the rounds after it."""
 
-_wanted: ContextVar[Widths | None] = ContextVar("etude_widths", default=None)
+wanted_widths: ContextVar[Widths | None] = ContextVar("etude_widths", default=None)
+"""The widths of the innermost `branching`; None outside of any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +108,11 @@ def branching(widths: Widths | Width | Mapping[str, Width]) -> Iterator[None]:
 
     For algorithms that need more answers than a rollout has while they collect, and only then.
     """
-    token = _wanted.set(Widths.of(widths))
+    token = wanted_widths.set(Widths.of(widths))
     try:
         yield
     finally:
-        _wanted.reset(token)
-
-
-def wanted_widths() -> Widths | None:
-    """The widths of the innermost `branching`, or None outside of any."""
-    return _wanted.get()
+        wanted_widths.reset(token)
 
 
 def _by_round(width: Width) -> tuple[int, ...]:
@@ -129,32 +124,23 @@ def _by_round(width: Width) -> tuple[int, ...]:
     return widths
 
 
-Path = tuple[Node, ...]
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt to the agent of a turn."""
+
+    turn: Turn
+    prompt: Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """One play of a protocol: the example, the task, and the draws."""
+class FinalAnswer:
+    """The answer that counts, well-formed or not, and those before it that did not."""
 
-    protocol: Protocol
-    scenario: Scenario
-    example: Example
-    widths: Widths
-    key: int
-    """Seed of the play's own draws: the schedule, the sides and the order of channels."""
-
-    def facts(self, schedule: Schedule) -> Facts:
-        """The facts of the play; the stance is drawn where the scenario has none.
-
-        Raises EpisodeError when the scenario's truth or stance is no verdict.
-        """
-        drawn, stance = drawn_side(self.key), self.scenario.stance(self.example)
-        return Facts(
-            truth=_verdict("truth", self.scenario.truth(self.example), self.example),
-            stance=drawn if stance is None else _verdict("stance", stance, self.example),
-            drawn=drawn,
-            voters=voters_of(self.protocol, schedule),
-        )
+    call: int
+    text: str
+    act: Act | Malformed
+    truncated: bool = False
+    rejected: tuple[Rejected, ...] = ()
 
 
 class Answers(typing.Protocol):
@@ -164,44 +150,56 @@ class Answers(typing.Protocol):
         """The answers to the questions of a round, in their order."""
 
 
-async def grow(play: Play, asker: Answers) -> EpisodeTree:
-    """Play a protocol to its end, along all branches.
-
-    All branches take their round together. So the order of the questions does not depend on which model
-    answers first, and a resumed play asks the same questions. Raises what `asker` raises, and EpisodeError
-    for a payoff outside its bounds, a vote that gives no verdict, or a fork that chooses no option.
-    """
-    return await _Growing(play, asker).tree()
-
-
 @dataclass(frozen=True, slots=True)
 class _Way:
     """A path from the root, and the round that it comes to."""
 
-    path: Path
+    path: tuple[Node, ...]
     number: int
     turns: Round
 
 
-class _Growing:
-    """A tree that grows."""
+@dataclass
+class Play:
+    """One play of a protocol on an example, along all of its branches.
 
-    def __init__(self, play: Play, asker: Answers) -> None:
-        self._play = play
-        self._protocol = play.protocol
-        self._asker = asker
-        self._schedule = play.protocol.rounds(play.key)
-        self._facts = play.facts(self._schedule)
+    Raises EpisodeError when the scenario's truth or stance is no verdict.
+    """
+
+    protocol: Protocol
+    scenario: Scenario
+    example: Example
+    answers: Answers
+    key: int
+    """Seed of the play's own draws: the schedule, the sides and the order of channels."""
+    widths: Widths = field(default_factory=Widths)
+
+    def __post_init__(self) -> None:
+        """Draw what the scenario and the protocol leave open."""
+        drawn, stance = drawn_side(self.key), self.scenario.stance(self.example)
+        self._schedule = self.protocol.rounds(self.key)
+        self._facts = Facts(
+            truth=self._verdict("truth", self.scenario.truth(self.example)),
+            stance=drawn if stance is None else self._verdict("stance", stance),
+            drawn=drawn,
+            voters=voters_of(self.protocol, self._schedule),
+        )
         self._nodes: list[Node] = []
-        self._guess = functools.cache(lambda turn: answer_for(play.scenario, turn, self._facts.truth))
+        self._guess = functools.cache(lambda turn: answer_for(self.scenario, turn, self._facts.truth))
 
-    async def tree(self) -> EpisodeTree:
-        protocol, facts = self._protocol, self._facts
+    async def grow(self) -> EpisodeTree:
+        """Play to the end. All branches take their round together.
+
+        So the order of the questions does not depend on which model answers first, and a resumed play asks
+        the same questions. Raises what `answers` raises, and EpisodeError for a payoff outside its bounds, a
+        vote that gives no verdict, or a fork that chooses no option.
+        """
+        protocol, facts = self.protocol, self._facts
         ways = self._ways((), 0)
         for number in range(len(self._schedule)):
             current = [way for way in ways if way.number == number]
             questions = [question for way in current for question in self._questions(way)]
-            answers = iter(await self._asker.ask(questions) if questions else ())
+            answers = iter(await self.answers.ask(questions) if questions else ())
             ways = [way for way in ways if way.number > number]
             for way in current:
                 for path in self._branches(way, answers):
@@ -213,13 +211,22 @@ class _Growing:
             max_rounds=protocol.max_rounds,
             truth=facts.truth,
             stance=facts.stance,
-            key=self._play.key,
+            key=self.key,
             bounds=dict(protocol.bounds),
             nodes=tuple(self._nodes),
             sides=protocol.sides(facts.stance, facts.drawn) if protocol.draws_sides else {},
         )
 
-    def _ways(self, path: Path, number: int) -> list[_Way]:
+    def _verdict(self, name: str, value: Any) -> Verdict:
+        for verdict in VERDICTS:
+            if value == verdict:
+                return verdict
+        raise EpisodeError(
+            f"the scenario's {name} of example '{self.example.id}' is {value!r}; it must be 0 (reject) or 1 "
+            "(accept)"
+        )
+
+    def _ways(self, path: tuple[Node, ...], number: int) -> list[_Way]:
         """The way on from a path at round `number`; none when the play is over."""
         with self._located():
             following = next_round(self._schedule, number, play_log(path))
@@ -227,17 +234,18 @@ class _Growing:
 
     def _questions(self, way: _Way) -> Iterator[Question]:
         """The prompts of a round, each as often as answers are wanted."""
-        play, stance = self._play, self._facts.stance
         for turn in way.turns:
-            log = log_of(self._protocol, way.path, turn.agent, way.number, stance=stance, key=play.key)
-            question = Question(turn, play.scenario.render(play.example, log, turn.agent, turn))
-            yield from [question] * play.widths.at(turn.agent, way.number)
+            log = log_of(
+                self.protocol, way.path, turn.agent, way.number, stance=self._facts.stance, key=self.key
+            )
+            question = Question(turn, self.scenario.render(self.example, log, turn.agent, turn))
+            yield from [question] * self.widths.at(turn.agent, way.number)
 
-    def _branches(self, way: _Way, answers: Iterator[FinalAnswer]) -> list[Path]:
+    def _branches(self, way: _Way, answers: Iterator[FinalAnswer]) -> list[tuple[Node, ...]]:
         """The path with each combination of the answers of a round."""
         branches = [way.path]
         for turn in way.turns:
-            to_turn = [next(answers) for _ in range(self._play.widths.at(turn.agent, way.number))]
+            to_turn = [next(answers) for _ in range(self.widths.at(turn.agent, way.number))]
             branches = [
                 (*branch, self._add_node(branch, way.number, turn, answer))
                 for branch in branches
@@ -245,7 +253,7 @@ class _Growing:
             ]
         return branches
 
-    def _add_node(self, path: Path, number: int, turn: Turn, answer: FinalAnswer) -> Node:
+    def _add_node(self, path: tuple[Node, ...], number: int, turn: Turn, answer: FinalAnswer) -> Node:
         act = answer.act if isinstance(answer.act, Act) else Act()
         announced = {} if act.decision is None else turn.announced(act.decision)
         node = Node(
@@ -265,9 +273,9 @@ class _Growing:
         self._nodes.append(node)
         return node
 
-    def _completed(self, way: _Way, path: Path) -> list[_Way]:
+    def _completed(self, way: _Way, path: tuple[Node, ...]) -> list[_Way]:
         """Pay for a round, and go on after it unless the play is over."""
-        protocol, log = self._protocol, play_log(path)
+        protocol, log = self.protocol, play_log(path)
         following: list[_Way] = []
         with self._located(f"in round {way.number}, "):
             outcome = resolve(protocol, self._facts, way.turns, log, last=False)
@@ -283,20 +291,17 @@ class _Growing:
             node = replace(node, ending=_ending(protocol, outcome), verdict=outcome.decision)
         self._nodes[node.id] = node
         path = (*path[:-1], node)
-        if outcome.over:
+        if outcome.over and protocol.has_given_bounds:
             self._check_bounds(path)
         return [replace(next_way, path=path) for next_way in following]
 
-    def _check_bounds(self, path: Path) -> None:
-        """Bounds that were worked out hold; those that were given are enforced where they may be left."""
-        protocol = self._protocol
-        if not (protocol.has_given_bounds and protocol.untried):
-            return
-        for agent, bounds in protocol.bounds.items():
+    def _check_bounds(self, path: tuple[Node, ...]) -> None:
+        """Hold a play to bounds that were given; those that were worked out are of what can happen."""
+        for agent, bounds in self.protocol.bounds.items():
             total = math.fsum(node.rewards.get(agent, 0.0) for node in path)
             if not within(total, bounds):
                 raise EpisodeError(
-                    f"protocol '{protocol.name}': '{agent}' earned {total:g} in this play, outside its "
+                    f"protocol '{self.protocol.name}': '{agent}' earned {total:g} in this play, outside its "
                     f"bounds {bounds[0]:g} to {bounds[1]:g}"
                 )
 
@@ -306,7 +311,7 @@ class _Growing:
         try:
             yield
         except RequestError as error:
-            raise EpisodeError(f"protocol '{self._protocol.name}': {where}{error}") from error
+            raise EpisodeError(f"protocol '{self.protocol.name}': {where}{error}") from error
 
 
 def _ending(protocol: Protocol, outcome: Outcome) -> str:
@@ -314,12 +319,3 @@ def _ending(protocol: Protocol, outcome: Outcome) -> str:
         return "decided"
     cut_short = any(protocol.agents[agent].must_be_valid for agent in outcome.invalid)
     return "invalid" if cut_short else "undecided"
-
-
-def _verdict(name: str, value: Any, example: Example) -> Verdict:
-    for verdict in VERDICTS:
-        if value == verdict:
-            return verdict
-    raise EpisodeError(
-        f"the scenario's {name} of example '{example.id}' is {value!r}; it must be 0 (reject) or 1 (accept)"
-    )

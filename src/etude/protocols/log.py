@@ -57,7 +57,10 @@ def log_of(
             continue
         turns = chosen(schedule[before], play_log([node for node in path if node.round < before]))
         lines += [Line(before, agent, None, node.text) for node in answers if node.agent == agent]
-        for channel in _order(protocol, agent, before, key):
+        channels = [channel for channel, readers in protocol.channels.items() if agent in readers]
+        if protocol.shuffle_channels:
+            generator(key, "channels", agent, before).shuffle(channels)
+        for channel in channels:
             lines += _heard(turns, answers, agent, channel)
     possible = [any(turn.agent == agent for turn in turns_at(stage)) for stage in schedule]
     return Log(
@@ -88,14 +91,6 @@ def _heard(turns: Round, answers: Sequence[Node], reader: str, channel: str) -> 
         for node in answers
         if node.agent in writers and (node.decision is None or channel in node.messages)
     ]
-
-
-def _order(protocol: Protocol, reader: str, number: int, key: int) -> list[str]:
-    """The channels that an agent reads, in the order in which it reads those of a round."""
-    channels = [channel for channel, readers in protocol.channels.items() if reader in readers]
-    if protocol.shuffle_channels:
-        generator(key, "channels", reader, number).shuffle(channels)
-    return channels
 
 
 OPENING = "Begin."

@@ -1,14 +1,19 @@
-"""The named protocols, as plain functions of their parameters."""
+"""The named protocols, as plain functions of their parameters, and what they pay."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
-from etude.protocols.decision import ACCEPT, REJECT, Scale, scale_named
-from etude.protocols.payoffs import ProofPayoff, Terms, terms_of
+from etude.protocols.decision import ACCEPT, REJECT, scale_named, sign
+from etude.protocols.outcome import Outcome
 from etude.protocols.protocol import Protocol
 from etude.protocols.rules import Role, Round, Stance, Turn
 
@@ -24,6 +29,97 @@ _OWN_CHANNELS = {"prover0": "prover0_channel", "prover1": "prover1_channel"}
 _ONE_CHANNEL = {"prover0": "main", "prover1": "main"}
 _OPPOSED: dict[str, Stance] = {"prover0": REJECT, "prover1": ACCEPT}
 _LABELS = {VERIFIER: "Verifier", "prover": "Expert", "prover0": "Expert_1", "prover1": "Expert_2"}
+
+
+class Terms(BaseModel):
+    """The parameters that the named protocols share: rewards, penalties and the scale of decisions."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    verifier_reward: float = 1.0
+    """For the right verdict."""
+    verifier_incorrect_penalty: float = -1.0
+    """For the wrong verdict."""
+    verifier_terminated_penalty: float = -1.0
+    """When the rounds run out without a decision."""
+    verifier_no_guess_reward: float = 0.0
+    """For each of its turns that goes by without a decision, the last one apart."""
+    verifier_neither_accept_nor_reject_reward: float | None = None
+    """For deciding on neither; None: half-way between the right and the wrong verdict."""
+    verifier_decision_spectrum: str = "accept_reject"
+    """The scale of decisions, by its name in `SCALES`."""
+    force_guess: Literal["accept", "reject", "truth"] | None = None
+    """Takes the place of every decision of the verifier, and of a last turn without one."""
+    prover_reward: float = 1.0
+    """For a decision that is all for the prover's stance; in proportion for one that is in between."""
+    shared_reward: bool = False
+    """Whether provers earn what the verifier earns."""
+    prover_invalid_response_penalty: float | None = None
+    """For a prover whose answer stays malformed, which then ends the play; None: it plays on."""
+
+    @property
+    def neither_reward(self) -> float:
+        """The reward of a verifier for neither."""
+        reward = self.verifier_neither_accept_nor_reject_reward
+        return (self.verifier_reward + self.verifier_incorrect_penalty) / 2 if reward is None else reward
+
+
+_PROVER_TERMS = ("prover_reward", "shared_reward", "prover_invalid_response_penalty")
+
+
+def _terms_of(protocol: Callable[..., Any], values: Mapping[str, Any], *, has_provers: bool = True) -> Terms:
+    """The terms of a named protocol, which is the function `protocol`, with the values given for some.
+
+    Raises RequestError for names that are neither terms nor parameters of the function itself, and for
+    values that they cannot have.
+    """
+    allowed = [name for name in Terms.model_fields if has_provers or name not in _PROVER_TERMS]
+    for name in values:
+        if name not in allowed:
+            known = [*inspect.signature(protocol).parameters][:-1] + allowed
+            raise RequestError(f"{protocol.__name__} has no parameter '{name}'" + alternatives(name, known))
+    try:
+        return Terms(**values)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise RequestError(
+            f"{protocol.__name__}: {wrong['loc'][0]}: {wrong['msg']}, found {wrong['input']!r}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ProofPayoff:
+    """Pays the verifier for the right verdict, and each prover for the verdict that it argues for."""
+
+    terms: Terms
+    verifier: str
+    provers: tuple[str, ...] = ()
+
+    def __call__(self, outcome: Outcome) -> Mapping[str, float]:
+        """The rewards of all agents for a round."""
+        verifier = self._of_verifier(outcome)
+        provers = {prover: self._of_prover(prover, outcome, verifier) for prover in self.provers}
+        return {self.verifier: verifier, **provers}
+
+    def _of_verifier(self, outcome: Outcome) -> float:
+        terms = self.terms
+        if outcome.decision is not None:
+            rightness = outcome.decision * sign(outcome.truth)
+            extreme = terms.verifier_reward if rightness > 0 else terms.verifier_incorrect_penalty
+            return terms.neither_reward + abs(rightness) * (extreme - terms.neither_reward)
+        if outcome.decider != self.verifier:
+            return 0.0
+        return terms.verifier_terminated_penalty if outcome.over else terms.verifier_no_guess_reward
+
+    def _of_prover(self, prover: str, outcome: Outcome, of_verifier: float) -> float:
+        terms = self.terms
+        if terms.prover_invalid_response_penalty is not None and prover in outcome.invalid:
+            return terms.prover_invalid_response_penalty
+        if terms.shared_reward:
+            return of_verifier
+        if outcome.decision is None:
+            return 0.0
+        return terms.prover_reward * (1 + outcome.decision * sign(outcome.sides[prover])) / 2
 
 
 def nip(
@@ -44,7 +140,7 @@ def nip(
     """
     return _proof(
         "nip",
-        terms_of(nip, terms),
+        _terms_of(nip, terms),
         {"prover": _stance(randomize_prover_stance)},
         {"prover": "main"},
         [_cycle((("prover",),), verifier_first)],
@@ -60,7 +156,7 @@ def adp(*, randomize_prover_stance: bool = False, **terms: Any) -> Protocol:
     """
     return _proof(
         "adp",
-        terms_of(adp, terms),
+        _terms_of(adp, terms),
         {"prover": _stance(randomize_prover_stance)},
         {"prover": "main"},
         [_cycle((("prover",),), verifier_first=False)],
@@ -87,7 +183,7 @@ def debate(
     """
     return _proof(
         "debate",
-        terms_of(debate, terms),
+        _terms_of(debate, terms),
         _OPPOSED,
         _OWN_CHANNELS,
         [_cycle(_two_provers(sequential, prover0_first), verifier_first)],
@@ -116,7 +212,7 @@ def mnip(
     """
     return _proof(
         "mnip",
-        terms_of(mnip, terms),
+        _terms_of(mnip, terms),
         dict.fromkeys(_OWN_CHANNELS, _stance(randomize_prover_stance)),
         _OWN_CHANNELS,
         [_cycle(_two_provers(sequential, prover0_first), verifier_first)],
@@ -134,7 +230,7 @@ def merlin_arthur(**terms: Any) -> Protocol:
     """
     return _proof(
         "merlin_arthur",
-        terms_of(merlin_arthur, terms),
+        _terms_of(merlin_arthur, terms),
         _OPPOSED,
         _ONE_CHANNEL,
         [((prover,), (VERIFIER,)) for prover in _OPPOSED],
@@ -146,7 +242,7 @@ def merlin_arthur(**terms: Any) -> Protocol:
 
 def solo_verifier(**terms: Any) -> Protocol:
     """The verifier decides alone: the baseline of the other protocols."""
-    own_terms = terms_of(solo_verifier, terms, has_provers=False)
+    own_terms = _terms_of(solo_verifier, terms, has_provers=False)
     return _proof("solo_verifier", own_terms, {}, {}, [((VERIFIER,),)], max_rounds=1)
 
 
@@ -188,27 +284,47 @@ def _proof(
 ) -> Protocol:
     """A protocol of one verifier and the provers of `stances`, each writing on its one of `channels`.
 
-    Provers read the channel that they write on; all channels when they are `public`.
+    Provers read the channel that they write on; all channels when they are `public`. The verifier writes on
+    all of them, each under a header where there are several. It may decide from round `min_rounds` on,
+    counted from 1, and must in the last. Raises RequestError for rounds that do not fit.
     """
     scale = scale_named(terms.verifier_decision_spectrum)
+    everywhere = tuple(dict.fromkeys(channels.values()))
+    headers = tuple(f"Question for {_LABELS[prover]}:" for prover in channels) if len(everywhere) > 1 else ()
+
+    def schedule(cycle: Cycle) -> tuple[Round, ...]:
+        count = _round_count(name, max_rounds, cycle)
+        if not 1 <= min_rounds <= count:
+            raise RequestError(
+                f"{name}: min_message_rounds must lie between 1 and {count}, found {min_rounds}"
+            )
+
+        def turn(agent: str, number: int) -> Turn:
+            if agent != VERIFIER:
+                return Turn(agent, (channels[agent],), scale=scale)
+            if number == count:
+                return Turn(agent, (), "must", scale)
+            return Turn(agent, everywhere, "may" if number >= min_rounds else "no", scale, headers)
+
+        return tuple(
+            tuple(turn(agent, number) for agent in cycle[(number - 1) % len(cycle)])
+            for number in range(1, count + 1)
+        )
+
     strict = terms.prover_invalid_response_penalty is not None
     provers = {
         prover: Role("prover", False, stance, _LABELS[prover], anonymous, must_be_valid=strict)
         for prover, stance in stances.items()
     }
+    readers = {
+        channel: [prover for prover in stances if public or channels[prover] == channel]
+        for channel in everywhere
+    }
     return Protocol(
         name=name,
         agents=provers | {VERIFIER: Role("verifier", may_decide=True, label=_LABELS[VERIFIER])},
-        channels={
-            channel: frozenset(
-                {VERIFIER, *(prover for prover in stances if public or channels[prover] == channel)}
-            )
-            for channel in channels.values()
-        },
-        schedules=tuple(
-            _schedule(name, cycle, _round_count(name, max_rounds, cycle), min_rounds, channels, scale)
-            for cycle in cycles
-        ),
+        channels={channel: frozenset({VERIFIER, *names}) for channel, names in readers.items()},
+        schedules=tuple(schedule(cycle) for cycle in cycles),
         payoff=ProofPayoff(terms, VERIFIER, tuple(stances)),
         shuffle_channels=shuffle_channels,
         forced=terms.force_guess,
@@ -217,46 +333,14 @@ def _proof(
 
 def _round_count(protocol: str, max_rounds: int | None, cycle: Cycle) -> int:
     """The number of rounds. Raises RequestError for a number whose last round is not the verifier's."""
-
-    def ends_well(count: int) -> bool:
-        return cycle[(count - 1) % len(cycle)] == (VERIFIER,)
-
+    most = max(max_rounds or 0, _LEAST_ROUNDS) + len(cycle)
+    good = [count for count in range(1, most + 1) if cycle[(count - 1) % len(cycle)] == (VERIFIER,)]
     if max_rounds is None:
-        return next(count for count in range(_LEAST_ROUNDS, _LEAST_ROUNDS + len(cycle)) if ends_well(count))
-    near = range(max(max_rounds - len(cycle), 0) + 1, max(max_rounds, 0) + len(cycle) + 1)
-    if max_rounds not in near or not ends_well(max_rounds):
-        good = " or ".join(str(count) for count in near if ends_well(count))
+        return next(count for count in good if count >= _LEAST_ROUNDS)
+    if max_rounds not in good:
+        near = [str(count) for count in good if abs(count - max(max_rounds, 0)) <= len(cycle)]
         raise RequestError(
             f"{protocol}: with max_message_rounds {max_rounds} the last round is not the verifier's, which "
-            f"has to decide there; use {good}"
+            f"has to decide there; use {' or '.join(near)}"
         )
     return max_rounds
-
-
-def _schedule(
-    protocol: str, cycle: Cycle, count: int, min_rounds: int, channels: Mapping[str, str], scale: Scale
-) -> tuple[Round, ...]:
-    """`count` rounds of a cycle; `channels` are those that the provers write on.
-
-    The verifier writes on all of them, each under a header where there are several. It may decide from
-    round `min_rounds` on, counted from 1, and must in the last. Raises RequestError when that is later
-    than the last.
-    """
-    if not 1 <= min_rounds <= count:
-        raise RequestError(
-            f"{protocol}: min_message_rounds must lie between 1 and {count}, found {min_rounds}"
-        )
-    everywhere = tuple(dict.fromkeys(channels.values()))
-    headers = tuple(f"Question for {_LABELS[prover]}:" for prover in channels) if len(everywhere) > 1 else ()
-
-    def turn_of(agent: str, number: int) -> Turn:
-        if agent != VERIFIER:
-            return Turn(agent, (channels[agent],), scale=scale)
-        if number == count:
-            return Turn(agent, (), "must", scale)
-        return Turn(agent, everywhere, "may" if number >= min_rounds else "no", scale, headers)
-
-    return tuple(
-        tuple(turn_of(agent, number) for agent in cycle[(number - 1) % len(cycle)])
-        for number in range(1, count + 1)
-    )

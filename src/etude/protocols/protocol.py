@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -22,7 +22,7 @@ from etude.protocols.rules import (
     turns_at,
     voters_of,
 )
-from etude.protocols.survey import Survey, survey
+from etude.protocols.survey import Survey
 
 _TOLERANCE = 1e-9
 
@@ -46,9 +46,10 @@ class Protocol(Rules):
         """Check everything, and work the bounds out."""
         super().__post_init__()
         try:
-            _check_rules(self)
-            surveyed = survey(self)
-            bounds = _checked_bounds(self, surveyed)
+            for fault in _faults(self):
+                raise RequestError(fault)
+            surveyed = Survey(self)
+            bounds = _checked_bounds(self, surveyed.earned)
         except RequestError as error:
             raise RequestError(f"protocol '{self.name}': {error}") from error
         object.__setattr__(self, "has_given_bounds", bool(self.bounds))
@@ -62,23 +63,24 @@ def within(value: float, bounds: tuple[float, float]) -> bool:
     return low - _TOLERANCE <= value <= high + _TOLERANCE
 
 
-def _checked_bounds(rules: Rules, surveyed: Survey) -> Bounds:
+def _checked_bounds(rules: Rules, earned: Bounds | None) -> Bounds:
     """The least and the most that each agent can earn: as given, or else as worked out."""
     if not rules.bounds:
-        if surveyed.earned is None:
+        if earned is None:
             raise RequestError(
                 "the payoff looks at what is said (`outcome.log`), so that its bounds cannot be worked out; "
                 "give `bounds`: for each agent the least and the most that it can earn in a play"
             )
-        return surveyed.earned
+        return earned
     missing = [agent for agent in rules.agents if agent not in rules.bounds]
     if missing:
         raise RequestError(f"'{missing[0]}' has no bounds; give them for all agents or for none")
     for agent, (low, high) in rules.bounds.items():
-        _require(agent, rules.agents, "bounds are for")
+        for fault in _unknown([agent], rules.agents, "bounds are for"):
+            raise RequestError(fault)
         if not low <= high:
             raise RequestError(f"the bounds of '{agent}' are {low:g} to {high:g}; the least comes first")
-        least, most = (low, high) if surveyed.earned is None else surveyed.earned[agent]
+        least, most = (low, high) if earned is None else earned[agent]
         if not within(least, (low, high)) or not within(most, (low, high)):
             raise RequestError(
                 f"'{agent}' can earn {least:g} to {most:g} in a play, outside its bounds {low:g} to {high:g}"
@@ -86,26 +88,25 @@ def _checked_bounds(rules: Rules, surveyed: Survey) -> Bounds:
     return rules.bounds
 
 
-def _check_rules(rules: Rules) -> None:
-    """Raise RequestError with the first thing that is wrong with who speaks, hears and decides."""
+def _faults(rules: Rules) -> Iterator[str]:
+    """All that is wrong with who speaks, hears and decides. A check takes those before it for granted."""
     if not rules.agents:
-        raise RequestError("it has no agents")
+        yield "it has no agents"
     for agent, role in rules.agents.items():
-        if role.stance is not None and role.stance not in STANCES:
+        if role.stance not in (None, *STANCES):
             known = ", ".join(map(str, STANCES))
-            raise RequestError(f"the stance of '{agent}' is {role.stance!r}; it is one of: {known}, or None")
+            yield f"the stance of '{agent}' is {role.stance!r}; it is one of: {known}, or None"
     for channel, readers in rules.channels.items():
-        for reader in sorted(readers):
-            _require(reader, rules.agents, f"channel '{channel}' is read by")
+        yield from _unknown(sorted(readers), rules.agents, f"channel '{channel}' is read by")
     if not rules.schedules or not all(rules.schedules):
-        raise RequestError("it has no rounds")
+        yield "it has no rounds"
     if rules.forced not in (None, "accept", "reject", "truth"):
-        raise RequestError(f"a forced decision is accept, reject or truth, not {rules.forced!r}")
+        yield f"a forced decision is accept, reject or truth, not {rules.forced!r}"
     for schedule in rules.schedules:
         for number, stage in enumerate(schedule):
             for where, turns in _rounds(number, stage):
-                _check_round(rules, where, turns)
-        _check_end(rules, schedule)
+                yield from _faults_of_round(rules, where, turns)
+        yield from _faults_of_end(rules, schedule)
 
 
 def _rounds(number: int, stage: Stage) -> Iterator[tuple[str, Round]]:
@@ -120,50 +121,46 @@ def _rounds(number: int, stage: Stage) -> Iterator[tuple[str, Round]]:
                 yield f"option '{name}' of round {number}", turns
 
 
-def _check_round(rules: Rules, where: str, turns: Round) -> None:
+def _faults_of_round(rules: Rules, where: str, turns: Round) -> Iterator[str]:
     if not turns:
-        raise RequestError(f"{where} has no turns")
-    twice = _repeated([turn.agent for turn in turns])
-    if twice:
-        raise RequestError(f"'{twice}' has two turns in {where}")
+        yield f"{where} has no turns"
+    for agent in _repeated(turn.agent for turn in turns):
+        yield f"'{agent}' has two turns in {where}"
     for turn in turns:
-        _check_turn(rules, where, turn)
-    channel = _repeated([channel for turn in turns for channel in turn.writes])
-    if channel:
+        yield from _faults_of_turn(rules, where, turn)
+    for channel in _repeated(channel for turn in turns for channel in turn.writes):
         writers = " and ".join(f"'{turn.agent}'" for turn in turns if channel in turn.writes)
-        raise RequestError(f"{writers} both write on channel '{channel}' in {where}")
+        yield f"{writers} both write on channel '{channel}' in {where}"
     deciders = [turn.agent for turn in turns if rules.agents[turn.agent].may_decide]
     if len(deciders) > 1 and rules.vote is None:
-        raise RequestError(
+        yield (
             f"{' and '.join(deciders)} may both decide in {where}; give the `vote` that makes one verdict of "
             "their ballots, such as `vote=majority`"
         )
 
 
-def _check_turn(rules: Rules, where: str, turn: Turn) -> None:
-    agent = turn.agent
-    _require(agent, rules.agents, f"{where} is a turn of")
-    for channel in turn.writes:
-        _require(channel, rules.channels, f"'{agent}' writes in {where} on")
+def _faults_of_turn(rules: Rules, where: str, turn: Turn) -> Iterator[str]:
+    agent, writes = turn.agent, turn.writes
+    yield from _unknown([agent], rules.agents, f"{where} is a turn of")
+    yield from _unknown(writes, rules.channels, f"'{agent}' writes in {where} on")
+    for channel in writes:
         if agent not in rules.channels[channel]:
-            raise RequestError(f"'{agent}' writes on channel '{channel}' in {where}, and cannot read it")
-    if twice := _repeated(turn.writes):
-        raise RequestError(f"'{agent}' writes twice on channel '{twice}' in {where}")
-    if turn.headers and len(turn.headers) != len(turn.writes):
-        raise RequestError(
-            f"'{agent}' has {len(turn.headers)} headers in {where} for {len(turn.writes)} channels"
-        )
+            yield f"'{agent}' writes on channel '{channel}' in {where}, and cannot read it"
+    for channel in _repeated(writes):
+        yield f"'{agent}' writes twice on channel '{channel}' in {where}"
+    if turn.headers and len(turn.headers) != len(writes):
+        yield f"'{agent}' has {len(turn.headers)} headers in {where} for {len(writes)} channels"
     if turn.decide != "no" and not rules.agents[agent].may_decide:
-        raise RequestError(f"'{agent}' {turn.decide} decide in {where}, and its role may not")
-    if turn.decide == "no" and not turn.writes:
-        raise RequestError(f"'{agent}' neither writes nor decides in {where}")
-    if turn.open and (turn.decide == "no" or not turn.writes):
-        raise RequestError(
+        yield f"'{agent}' {turn.decide} decide in {where}, and its role may not"
+    if turn.decide == "no" and not writes:
+        yield f"'{agent}' neither writes nor decides in {where}"
+    if turn.open and (turn.decide == "no" or not writes):
+        yield (
             f"'{agent}' has an open ballot in {where}, which takes a decision and a channel to announce it on"
         )
 
 
-def _check_end(rules: Rules, schedule: Schedule) -> None:
+def _faults_of_end(rules: Rules, schedule: Schedule) -> Iterator[str]:
     """Without a vote nothing follows a round that must decide; where a verdict is needed, it is the last."""
     last = len(schedule) - 1
     obliged = [
@@ -173,19 +170,20 @@ def _check_end(rules: Rules, schedule: Schedule) -> None:
     ]
     votes = rules.vote is not None and len(voters_of(rules, schedule)) > 1
     if obliged and obliged[0] != last and not votes:
-        raise RequestError(f"nothing can follow round {obliged[0]}, which must decide")
+        yield f"nothing can follow round {obliged[0]}, which must decide"
     if rules.needs_verdict and last not in obliged:
         speakers = " and ".join(dict.fromkeys(f"'{turn.agent}'" for turn in turns_at(schedule[last])))
-        raise RequestError(
+        yield (
             f"the last round ({last}) is a turn of {speakers} that need not decide; end with a turn that "
             "must decide, or say `needs_verdict=False`"
         )
 
 
-def _require(name: str, known: Collection[str], where: str) -> None:
-    if name not in known:
-        raise RequestError(f"{where} '{name}', which is not there" + alternatives(name, known))
+def _unknown(names: Iterable[str], known: Collection[str], where: str) -> Iterator[str]:
+    for name in names:
+        if name not in known:
+            yield f"{where} '{name}', which is not there" + alternatives(name, known)
 
 
-def _repeated(names: Collection[str]) -> str | None:
-    return next((name for name, count in Counter(names).items() if count > 1), None)
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]

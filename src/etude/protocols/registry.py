@@ -42,9 +42,13 @@ def register_scenario(name: str) -> Callable[[FactoryT], FactoryT]:
     """
 
     def register(factory: FactoryT) -> FactoryT:
-        registered = _scenarios.get(name)
-        if registered is not None and _home(registered) != _home(factory):
-            raise RequestError(f"two scenarios are called '{name}': {_home(registered)} and {_home(factory)}")
+        known = _scenarios.get(name, factory)
+        homes = [
+            f"{made.__module__}.{getattr(made, '__qualname__', type(made).__name__)}"
+            for made in (known, factory)
+        ]
+        if len(set(homes)) > 1:
+            raise RequestError(f"two scenarios are called '{name}': {' and '.join(homes)}")
         _scenarios[name] = factory
         return factory
 
@@ -104,10 +108,6 @@ def _parameters(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> st
     names = [name for name in inspect.signature(factory).parameters if name not in ("args", "kwargs")]
     unknown = next((name for name in arguments if name not in names), None)
     return "" if unknown is None else alternatives(unknown, names, otherwise="it takes no arguments")
-
-
-def _home(factory: Callable[..., Any]) -> str:
-    return f"{factory.__module__}.{getattr(factory, '__qualname__', type(factory).__name__)}"
 
 
 class ProtocolReward(Evaluator):
@@ -178,24 +178,17 @@ async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) ->
             f"a play of '{protocol.name}' with these widths can take {calls} calls, and "
             f"eval.general.max_calls is {most}; choose smaller widths or fewer rounds, or raise the limit"
         )
+    models: dict[str, str | None] = dict.fromkeys(protocol.agents, config.policy)
     workflow = ProtocolWorkflow(
         protocol,
         find_scenario(config.scenario, config.scenario_arguments),
-        _policies(config, protocol),
+        models | config.policies if config.policies else config.policy,
         widths,
         retries=config.retries,
         sampling=config.sampling,
         seed=builder.config.finetuning.seed,
     )
     yield Workflow(protocol.name, workflow, config.timeout)
-
-
-def _policies(config: ProtocolWorkflowConfig, protocol: Protocol) -> dict[str, str] | str | None:
-    """The models by agent; one for all where none has its own."""
-    if not config.policies:
-        return config.policy
-    others = {} if config.policy is None else dict.fromkeys(protocol.agents, config.policy)
-    return others | config.policies
 
 
 class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):

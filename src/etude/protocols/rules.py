@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -147,17 +146,6 @@ class Rules:
         return max(len(schedule) for schedule in self.schedules)
 
     @property
-    def min_rounds(self) -> int:
-        """Rounds after which a decision can come at the earliest; all of them where nobody decides."""
-        deciding = [
-            number
-            for schedule in self.schedules
-            for number, stage in enumerate(schedule, 1)
-            if any(turn.decide != "no" for turn in turns_at(stage))
-        ]
-        return min(deciding, default=self.max_rounds)
-
-    @property
     def turns(self) -> tuple[Turn, ...]:
         """All possible turns, in the order of the schedules."""
         return tuple(turn for schedule in self.schedules for stage in schedule for turn in turns_at(stage))
@@ -168,7 +156,7 @@ class Rules:
 
     def writers(self, channel: str) -> frozenset[str]:
         """The agents with a turn that writes on a channel."""
-        return self._writers[channel]
+        return frozenset(turn.agent for turn in self.turns if channel in turn.writes)
 
     def label(self, agent: str) -> str:
         """The name of an agent in the prompts of others."""
@@ -195,18 +183,6 @@ class Rules:
     def draws_sides(self) -> bool:
         """Whether a coin is tossed for each play."""
         return any(role.stance in ("drawn", "opposed") for role in self.agents.values())
-
-    def mid_point(self, agent: str) -> float:
-        """Half-way between the least and the most that an agent can earn."""
-        low, high = self.bounds[agent]
-        return (low + high) / 2
-
-    @cached_property
-    def _writers(self) -> Mapping[str, frozenset[str]]:
-        return {
-            channel: frozenset(turn.agent for turn in self.turns if channel in turn.writes)
-            for channel in self.channels
-        }
 
 
 def drawn_side(key: int) -> Verdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -37,25 +37,6 @@ Slot: TypeAlias = Sequence[Utterance]
 _WORDS = "…"
 """Stands in a log for a message that nobody has written yet."""
 _LOOKS = "the payoff looks at what is said: what it pays is seen in play only, and held to the bounds there"
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """The bounds of a protocol's payoff, and how far they could be tried."""
-
-    earned: Bounds | None
-    """The least and the most that each agent can earn; None when that depends on what is said."""
-    untried: tuple[str, ...]
-    """The checks that only a play can make, in sentences for a person."""
-
-
-def survey(rules: Rules) -> Survey:
-    """Try the payoff, the vote and the choices of forks on everything that can happen.
-
-    Raises RequestError for payoffs to unknown agents or that are no finite numbers, for what raises, and
-    for a fork that chooses what is not there.
-    """
-    return _Surveyor(rules).survey()
 
 
 def count_of(slots: Sequence[Slot]) -> int:
@@ -131,34 +112,41 @@ class _WatchedLog(PlayLog):
         return super().__getattribute__(name)
 
 
-class _Surveyor:
-    """Works out the bounds round by round, with made-up answers in place of the models'."""
+class Survey:
+    """Tries the payoff, the vote and the choices of forks on everything that can happen.
+
+    It works out the bounds round by round, with made-up answers in place of the models'. Raises RequestError
+    for payoffs to unknown agents or that are no finite numbers, for what raises, and for a fork that chooses
+    what is not there.
+    """
 
     def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self.payoff_looks = False
-        self.notes: dict[str, None] = {}
-        self._known: dict[tuple[object, ...], tuple[Bounds | None, Bounds | None]] = {}
-
-    def survey(self) -> Survey:
-        rules = self.rules
-        plays: list[Bounds | None] = []
+        self._rules = rules
+        self._payoff_looks = False
+        self._notes: dict[str, None] = {}
+        self._never: Bounds = dict.fromkeys(rules.agents, (math.inf, -math.inf))
+        """The bounds of what cannot be: they change nothing beside others, whatever is added to them."""
+        self._known: dict[tuple[object, ...], tuple[Bounds, Bounds]] = {}
+        plays: list[Bounds] = []
         drawn_sides = VERDICTS if rules.draws_sides else (ACCEPT,)
         for schedule in rules.schedules:
             self._try_forks(schedule)
             voters = voters_of(rules, schedule)
             for truth, stance, drawn in product(VERDICTS, VERDICTS, drawn_sides):
                 plays.append(self._of_play(schedule, Facts(truth, stance, drawn, voters)))
-        if self.payoff_looks:
-            self.notes[_LOOKS] = None
-        return Survey(None if self.payoff_looks else _either(*plays), tuple(self.notes))
+        if self._payoff_looks:
+            self._notes[_LOOKS] = None
+        self.earned: Bounds | None = None if self._payoff_looks else _either(*plays)
+        """The least and the most that each agent can earn; None when that depends on what is said."""
+        self.untried: tuple[str, ...] = tuple(self._notes)
+        """The checks that only a play can make, in sentences for a person."""
 
-    def _of_play(self, schedule: Schedule, facts: Facts) -> Bounds | None:
-        """The bounds of a play's payoffs; None when no play can end."""
-        ended: Bounds | None = None
-        so_far: Bounds | None = dict.fromkeys(self.rules.agents, (0.0, 0.0))
+    def _of_play(self, schedule: Schedule, facts: Facts) -> Bounds:
+        """The bounds of a play's payoffs."""
+        ended = self._never
+        so_far: Bounds = dict.fromkeys(self._rules.agents, (0.0, 0.0))
         for number, stage in enumerate(schedule):
-            going_on: Bounds | None = None
+            going_on = self._never
             for turns in rounds_at(stage):
                 if not turns:
                     going_on = _either(going_on, so_far)
@@ -172,20 +160,19 @@ class _Surveyor:
 
     def _of_round(
         self, schedule: Schedule, number: int, turns: Round, facts: Facts, *, last: bool
-    ) -> tuple[Bounds | None, Bounds | None]:
-        """The bounds of a round that ends the play, and of one that does not; None where it cannot be so."""
+    ) -> tuple[Bounds, Bounds]:
+        """The bounds of a round that ends the play, and of one that does not."""
         # Without a vote nobody has decided before, and what was said before does not matter.
-        key = (turns, facts, last, None if self.rules.vote is None else (schedule, number))
+        key = (turns, facts, last, None if self._rules.vote is None else (schedule, number))
         if key not in self._known:
-            over: Bounds | None = None
-            on: Bounds | None = None
+            over = on = self._never
             for log in self._logs(schedule, number, turns):
                 with _raising("the vote"):
-                    outcome = resolve(self.rules, facts, turns, log, last=last)
+                    outcome = resolve(self._rules, facts, turns, log, last=last)
                 earned = self._paid(outcome)
                 if earned is None:
                     continue
-                exact = {agent: (float(earned.get(agent, 0.0)),) * 2 for agent in self.rules.agents}
+                exact: Bounds = {agent: (float(earned.get(agent, 0.0)),) * 2 for agent in self._never}
                 if outcome.over:
                     over = _either(over, exact)
                 else:
@@ -196,34 +183,32 @@ class _Surveyor:
     def _logs(self, schedule: Schedule, number: int, turns: Round) -> Iterator[PlayLog]:
         """The log after a round, for every combination of answers; what was said before it is made up."""
         now = [_answers_to(turn, number) for turn in turns]
-        slots = [*_past_of(self.rules, schedule, number), *now]
+        slots = [*_past_of(self._rules, schedule, number), *now]
         total, tried = count_of(slots), 0
         for utterances in combinations_of(slots):
             tried += 1
             yield PlayLog(utterances)
         if total > LIMIT:
-            self.notes[
-                f"round {number} has {total:.3g} combinations of answers: payoffs and bounds were tried on "
-                f"{tried} of them"
-            ] = None
-        if self.payoff_looks:
-            silent = _past_of(self.rules, schedule, number, silent=True)
+            combinations = f"round {number} has {total:.3g} combinations of answers"
+            self._notes[f"{combinations}: payoffs and bounds were tried on {tried} of them"] = None
+        if self._payoff_looks:
+            silent = _past_of(self._rules, schedule, number, silent=True)
             yield from map(PlayLog, combinations_of([*silent, *now]))
 
     def _paid(self, outcome: Outcome) -> Mapping[str, float] | None:
         """The rewards of agents; None when they depend on words that nobody has said yet."""
         log = _WatchedLog(outcome.log.utterances)
         try:
-            earned = self.rules.payoff(replace(outcome, log=log))
+            earned = self._rules.payoff(replace(outcome, log=log))
         except Exception as error:
             failure = f"the payoff raised {type(error).__name__}: {error}"
             if not (log.looked_at and _has_words(outcome.log)):
                 raise RequestError(f"{failure} for {_shown(outcome)}") from error
-            self.notes[f"on made-up words {failure}"] = None
+            self._notes[f"on made-up words {failure}"] = None
             earned = None
         else:
-            check_earned(self.rules, outcome, earned)
-        self.payoff_looks = self.payoff_looks or log.looked_at
+            check_earned(self._rules, outcome, earned)
+        self._payoff_looks = self._payoff_looks or log.looked_at
         return earned
 
     def _try_forks(self, schedule: Schedule) -> None:
@@ -231,13 +216,11 @@ class _Surveyor:
         for number, stage in enumerate(schedule):
             if not isinstance(stage, Fork):
                 continue
-            self.notes[f"what is said chooses the turns of round {number}; each of its options was tried"] = (
-                None
-            )
+            chooses = f"what is said chooses the turns of round {number}"
+            self._notes[f"{chooses}; each of its options was tried"] = None
             for silent in (False, True):
-                log = PlayLog(
-                    tuple(slot[0] for slot in _past_of(self.rules, schedule, number, silent=silent))
-                )
+                past = _past_of(self._rules, schedule, number, silent=silent)
+                log = PlayLog(tuple(slot[0] for slot in past))
                 try:
                     with _raising("a fork"):
                         chosen(stage, log)
@@ -246,28 +229,23 @@ class _Surveyor:
                     if not _has_words(log):
                         when = "when no answer before it was usable" if log else "before anything was said"
                         raise RequestError(f"{failure} {when}") from error
-                    self.notes[f"{failure}, on made-up words"] = None
+                    self._notes[f"{failure}, on made-up words"] = None
         with _raising("a fork"):
             first = next_round(schedule, 0, PlayLog())
         if first is None:
             raise RequestError("nobody has a turn: its forks pass over all rounds at the start")
 
 
-def _either(*options: Bounds | None) -> Bounds | None:
-    """The bounds when any of the options may happen; those that are None cannot."""
-    possible = [bounds for bounds in options if bounds is not None]
-    if len(possible) < 2:
-        return possible[0] if possible else None
+def _either(*options: Bounds) -> Bounds:
+    """The bounds when any of the options may happen."""
     return {
-        agent: (min(bounds[agent][0] for bounds in possible), max(bounds[agent][1] for bounds in possible))
-        for agent in possible[0]
+        agent: (min(bounds[agent][0] for bounds in options), max(bounds[agent][1] for bounds in options))
+        for agent in options[0]
     }
 
 
-def _sum(first: Bounds | None, then: Bounds | None) -> Bounds | None:
+def _sum(first: Bounds, then: Bounds) -> Bounds:
     """The bounds when one happens after the other."""
-    if first is None or then is None:
-        return None
     return {agent: (low + then[agent][0], high + then[agent][1]) for agent, (low, high) in first.items()}
 
 
@@ -320,10 +298,11 @@ def _has_words(log: PlayLog) -> bool:
 
 
 def _shown(outcome: Outcome) -> str:
-    """An outcome for a person: what is not as in most outcomes."""
-    shown = ("truth", "stance", "over", "decision")
-    fields = [f"{name}={getattr(outcome, name)!r}" for name in shown]
-    return f"Outcome({', '.join([*fields, f'invalid={sorted(outcome.invalid)!r}'])})"
+    """An outcome for a person, without what is as in most outcomes."""
+    return (
+        f"Outcome(truth={outcome.truth}, stance={outcome.stance}, over={outcome.over}, "
+        f"decision={outcome.decision}, invalid={sorted(outcome.invalid)})"
+    )
 
 
 @contextmanager

@@ -114,12 +114,6 @@ class EpisodeTree:
             raise RequestError(
                 f"the protocol '{self.protocol}' has no agent '{agent}'; agents: {', '.join(self.agents)}"
             )
-        if agent not in self._values:
-            values = [node.rewards.get(agent, 0.0) for node in self.nodes]
-            for node in reversed(self.nodes):
-                if children := self.children(node):
-                    values[node.id] += _mean([values[child.id] for child in children])
-            self._values[agent] = values
         return self._values[agent]
 
     def to_json(self) -> dict[str, Any]:
@@ -145,8 +139,13 @@ class EpisodeTree:
         return children
 
     @cached_property
-    def _values(self) -> dict[str, Sequence[float]]:
-        return {}
+    def _values(self) -> Mapping[str, Sequence[float]]:
+        by_agent = {agent: [node.rewards.get(agent, 0.0) for node in self.nodes] for agent in self.agents}
+        for node in reversed(self.nodes):
+            if children := self.children(node):
+                for values in by_agent.values():
+                    values[node.id] += _mean([values[child.id] for child in children])
+        return by_agent
 
 
 _TREE = TypeAdapter(EpisodeTree)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from etude.config.nearest import alternatives
 from etude.core.call import Sampling
@@ -14,16 +15,19 @@ from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
 from etude.core.interfaces import Engine
 from etude.core.keys import fold
-from etude.protocols.asking import Asker
-from etude.protocols.growing import Play, Width, Widths, grow, wanted_widths
+from etude.protocols.growing import FinalAnswer, Play, Question, Width, Widths, wanted_widths
 from etude.protocols.protocol import Protocol
-from etude.protocols.scenario import Scenario
-from etude.protocols.tree import EpisodeTree
+from etude.protocols.rules import Turn
+from etude.protocols.scenario import Act, Malformed, Scenario
+from etude.protocols.tree import EpisodeTree, Rejected
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.episode import Episode
+from etude.rollout.reply import Reply
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 from etude.wire.sampling import change_sampling
+
+T = TypeVar("T")
 
 RETRIES = 3
 """How often a malformed answer is asked for again, by default."""
@@ -39,7 +43,7 @@ class ProtocolWorkflow:
 
     protocol: Protocol
     scenario: Scenario
-    policies: Mapping[str, str] | str | None = None
+    policies: Mapping[str, str | None] | str | None = None
     """The entry of `llms` that each agent samples from: by agent, one for all, or the default model."""
     widths: Widths | Width | Mapping[str, Width] = 1
     """How many answers are sampled for each turn."""
@@ -72,14 +76,14 @@ class ProtocolWorkflow:
             change_sampling(Sampling(), changes)
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
-        """Play once. Raises as `grow` does, and RequestError for a `branching` of unknown agents."""
-        widths = wanted_widths() or Widths.of(self.widths)
+        """Play once. Raises as `Play` does, and RequestError for a `branching` of unknown agents."""
+        widths = wanted_widths.get() or Widths.of(self.widths)
         widths.check_agents(self.protocol.agents)
         # The episodes of an example play the same schedule, to be compared.
         group = episode.id.removesuffix(f"/{episode.generation}")
-        play = Play(self.protocol, self.scenario, example, widths, key=fold(self.seed, group, "play"))
-        asker = Asker(episode, self.scenario, self.models, retries=self.retries, sampling=self.sampling)
-        return (await grow(play, asker)).to_json()
+        key = fold(self.seed, group, "play")
+        play = Play(self.protocol, self.scenario, example, _Asker(self, episode), key, widths)
+        return (await play.grow()).to_json()
 
     def __repr__(self) -> str:
         return f"<protocol {self.protocol.name}>"
@@ -123,3 +127,70 @@ async def play(
     if record.failure is not None:
         raise EpisodeError(f"the play on example '{example.id}' failed: {record.failure.reason}")
     return EpisodeTree.from_json(record.output)
+
+
+class _Asker:
+    """Asks the agents' models within one episode, of which it makes all calls."""
+
+    def __init__(self, workflow: ProtocolWorkflow, episode: Episode) -> None:
+        self._workflow = workflow
+        self._episode = episode
+        self._models = workflow.models
+        self._calls = 0
+
+    async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
+        """The answers to all questions, asked at the same time.
+
+        Malformed answers are asked again together, once all answers are in: so the order of the calls
+        follows from the answers alone. Raises what `Episode.chat` raises, once every call has ended, and
+        EpisodeError for an act that the turn does not allow.
+        """
+        answers: dict[int, FinalAnswer] = {}
+        rejected: dict[int, tuple[Rejected, ...]] = {}
+        for retries_left in range(self._workflow.retries, -1, -1):
+            waiting = [index for index in range(len(questions)) if index not in answers]
+            replies = await _all_of(self._chat(questions[index]) for index in waiting)
+            for index, (call, reply) in zip(waiting, replies, strict=True):
+                act = self._act(reply.text, questions[index].turn)
+                before = rejected.get(index, ())
+                if isinstance(act, Malformed) and retries_left:
+                    rejected[index] = (*before, Rejected(call, act.reason))
+                else:
+                    cut_off = reply.finish_reason == "length"
+                    answers[index] = FinalAnswer(call, reply.text, act, cut_off, before)
+        return [answers[index] for index in range(len(questions))]
+
+    async def _chat(self, question: Question) -> tuple[int, Reply]:
+        """The index of the call, and its answer."""
+        agent = question.turn.agent
+        sampling = self._workflow.sampling.get(agent, {})
+        # Nothing is awaited between here and the recorder's count, which therefore is the same.
+        call = self._calls
+        self._calls += 1
+        with self._episode.function(agent):
+            return call, await self._episode.chat(question.prompt, model=self._models.get(agent), **sampling)
+
+    def _act(self, text: str, turn: Turn) -> Act | Malformed:
+        act = self._workflow.scenario.parse(text, turn)
+        if isinstance(act, Malformed):
+            return act
+        stray = [channel for channel in act.messages if channel not in turn.writes]
+        if stray:
+            raise EpisodeError(f"the scenario's parse has '{turn.agent}' write on '{stray[0]}' out of turn")
+        if act.decision is None:
+            return Malformed("no decision in a turn that must decide") if turn.decide == "must" else act
+        if turn.decide == "no":
+            return Malformed("a decision in a turn that may not decide")
+        if not -1 <= act.decision <= 1:
+            raise EpisodeError(f"the scenario's parse has a decision of {act.decision}, outside [-1, 1]")
+        return act
+
+
+async def _all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """The results of all calls. An error is raised once the others have ended: what they cost is kept."""
+    results: list[T] = []
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
