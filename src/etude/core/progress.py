@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
@@ -12,8 +12,14 @@ from etude.core.evaluation import EvalOutputItem
 class Progress:
     """Receives the events of a run, in order; subclasses override what they show.
 
-    Methods return at once and never raise.
+    Methods return at once and never raise. A context manager, for displays that have to be taken down.
     """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         """A run begins or is resumed; `facts` says on how many examples, with what, and where."""

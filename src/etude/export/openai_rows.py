@@ -19,7 +19,7 @@ from etude.export.trajectories import PhaseTrajectories
 from etude.store.episodes import read_episode
 from etude.store.files import draft_of
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import stored_data, trained_parts
+from etude.store.stored_config import stored_data, target_names, trained_parts
 
 SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one reply on each side"
 
@@ -128,8 +128,7 @@ def _written_pair(pair: DPOItem) -> _Pair:
 def require_openai_method(run: Path, method: str | None) -> None:
     """Raise RequestError when a run's own trajectories are for a method without such rows."""
     data = stored_data(run)
-    targets: list[str | None] = [*((data.get("finetuning") or {}).get("targets") or {})] or [None]
-    made = [method] if method is not None else [trained_parts(data, name)["method"] for name in targets]
+    made = [method] if method else [trained_parts(data, name)["method"] for name in target_names(data)]
     if "grpo" in made:
         raise RequestError(
             "OpenAI's rows are for supervised and dpo training, and these trajectories are for grpo; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,12 +21,12 @@ from etude.core.errors import RequestError
 from etude.core.keys import content_hash
 from etude.core.message import Message, is_text, text_of
 from etude.protocols.transcripts import as_json, as_yaml, transcript
-from etude.store.comparison import reward_name
 from etude.store.episodes import choose_phase, iter_episodes, read_episode
 from etude.store.files import write_atomically
 from etude.store.journal import Journal
 from etude.store.plain import jsonable
 from etude.store.run_folder import RunFolder
+from etude.store.stored_config import reward_name, stored_data
 
 Format: TypeAlias = Literal["yaml", "json"]
 
@@ -65,10 +65,10 @@ def write_transcripts(
     """
     chosen = choose_phase(run.journal, phase)
     path = (folder or run.path / "transcripts" / chosen).absolute()
-    rewarded = reward_name(run.path)
+    rewarded = reward_name(stored_data(run.path, required=False))
     files: list[str] = []
     failed = 0
-    for record in islice(_episodes(run.journal, chosen), limit):
+    for record in islice(iter_episodes(run.journal, phase=chosen), limit):
         files.append(f"{_name_of(record)}.{format}")
         shown = _shown(record, raw) | _scores(run.journal, record.id, rewarded)
         write_atomically(path / files[-1], _FORMATS[format](shown))
@@ -84,15 +84,8 @@ def episode_transcript(run: RunFolder, episode: str, *, format: Format = "yaml",
             f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
             f"generation. `etude transcripts {run.path}` writes those of a phase"
         )
-    return _FORMATS[format](_shown(record, raw) | _scores(run.journal, record.id, reward_name(run.path)))
-
-
-def _episodes(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:
-    return (
-        record
-        for record in iter_episodes(journal, f"{phase}/")
-        if record.id == f"{phase}/{record.example.id}/{record.generation}"
-    )
+    rewarded = reward_name(stored_data(run.path, required=False))
+    return _FORMATS[format](_shown(record, raw) | _scores(run.journal, record.id, rewarded))
 
 
 def _shown(record: EpisodeRecord, raw: bool) -> dict[str, Any]:

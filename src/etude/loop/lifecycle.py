@@ -20,8 +20,7 @@ from etude.config.nearest import nearest
 from etude.config.schema import Config
 from etude.config.slots import Slot
 from etude.core.errors import RequestError
-from etude.core.history import History
-from etude.rewards.rescore import forget_failures
+from etude.rewards.evaluation_run import forget_failures
 from etude.store.facts import SUMMARY
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import RunFolder, new_run_name
@@ -115,8 +114,7 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
 
 def _require_room(run: RunFolder, num_epochs: int) -> None:
     """Raises RequestError when the run has done more epochs than it is to have."""
-    past = [*histories(run.journal, run.name).values()] or [EpochLog(run.journal).history(run.name)]
-    done = max(len(history.epochs) for history in past)
+    done = max(len(history.epochs) for history in histories(run.journal, run.name).values())
     if num_epochs < done:
         raise RequestError(
             f"-o {dotted(_NUM_EPOCHS)}={num_epochs}: run {run.name} has done {done} epochs already; "
@@ -149,13 +147,12 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
 
 def _is_open(run: RunFolder) -> Callable[[str], bool]:
     """Whether the epoch or validation of an episode is not recorded yet, by the episode's id."""
-    targets: list[str | None] = [*histories(run.journal, run.name)] or [None]
-    logs = [EpochLog(run.journal, target) for target in targets]
-    pasts: list[History] = [log.history(run.name) for log in logs]
+    pasts = histories(run.journal, run.name)
+    logs = [EpochLog(run.journal, target) for target in pasts]
     recorded = {
         # A model that rested in an epoch was not trained on its episodes.
-        "train": {entry.epoch for past in pasts for entry in past.epochs if entry.resting is None},
-        "validation": {entry.epoch for past in pasts for entry in past.validations},
+        "train": {entry.epoch for past in pasts.values() for entry in past.epochs if entry.resting is None},
+        "validation": {entry.epoch for past in pasts.values() for entry in past.validations},
     }
 
     def is_open(episode_id: str) -> bool:

@@ -9,9 +9,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import MissingExtraError, StoreError
+from etude.core.errors import MissingExtraError
 from etude.core.history import EpochEntry, History, ValidationEntry
 from etude.store.figures import with_rewards
+from etude.store.files import draft_of
 
 _INK, _MUTED, _GRID = "#22262e", "#7a8290", "#e6e8ec"
 _HEIGHT, _HEIGHT_BELOW = 5.6, 1.7
@@ -35,13 +36,9 @@ def write_reward_plot(history: History, path: Path) -> None:
     The x axis counts the epochs that the weights had trained for, so that the episodes of an epoch and
     the validation before it stand above each other.
     """
-    data = render_reward_plot(history)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}; the plot was not written") from error
+    picture = render_reward_plot(history)
+    with draft_of(path) as draft:
+        draft.write_bytes(picture)
 
 
 def render_reward_plot(history: History) -> bytes:
