@@ -29,9 +29,7 @@ class RunState(Silent):
         self.epoch: int | None = None
         """From 0; None before the first."""
         self.num_epochs = 0
-        self.phase_name = "starting"
-        self.phase_total: int | None = None
-        self._begin_phase()
+        RunState.phase(self, "starting")
         self.failures = 0
         """Failed episodes of the whole run, in this process."""
         self.rewards: dict[str, list[float]] = {}
@@ -43,12 +41,6 @@ class RunState(Silent):
         """Why the last epoch was skipped, said in full the first time."""
         self._skip_said = ""
 
-    def _begin_phase(self) -> None:
-        self.phase_started = self.clock()
-        self.episodes = 0
-        self.tokens = 0
-        self.scores: list[float] = []
-
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         self.run_id, self.num_epochs, self.facts = run_id, num_epochs, dict(facts)
 
@@ -57,7 +49,9 @@ class RunState(Silent):
 
     def phase(self, name: str, total: int | None = None) -> None:
         self.phase_name, self.phase_total = name, total
-        self._begin_phase()
+        self.phase_started = self.clock()
+        self.episodes = self.tokens = 0
+        self.scores: list[float] = []
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
         self.episodes += 1

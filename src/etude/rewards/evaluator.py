@@ -140,9 +140,9 @@ def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool
     except (TypeError, ValueError) as error:
         raise RequestError(f"{fn!r} cannot be used as an evaluator: {error}") from error
     positional = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
-    third = positional[2] if len(positional) > 2 and positional[2].name not in arguments else None
-    takes_episode = third is not None and (
-        third.name == "episode" or third.default is inspect.Parameter.empty
+    takes_episode = any(
+        each.name not in arguments and (each.name == "episode" or each.default is inspect.Parameter.empty)
+        for each in positional[2:3]
     )
     try:
         signature.bind(*[None] * (3 if takes_episode else 2), **arguments)

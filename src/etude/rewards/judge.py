@@ -110,14 +110,14 @@ def parse_object(text: str) -> dict[str, Any]:
     return value
 
 
-def parse_score(answer: dict[str, Any], highest: float) -> float:
-    """The number under `score`, in [0, highest]. Raises MalformedAnswer when there is none."""
+def _parse_grade(answer: dict[str, Any], highest: float) -> tuple[float, str]:
+    """The number under `score`, in [0, highest], and the reasoning. Raises MalformedAnswer without them."""
     score = answer.get("score")
     if isinstance(score, bool) or not isinstance(score, int | float):
         raise MalformedAnswer(f"its score is {score!r}, not a number")
     if not 0 <= score <= highest:
         raise MalformedAnswer(f"its score {score} is not between 0 and {highest:g}")
-    return float(score)
+    return float(score), parse_reasoning(answer)
 
 
 def parse_reasoning(answer: dict[str, Any]) -> str:
@@ -166,7 +166,8 @@ class LlmJudge(Evaluator):
 
     def _parse(self, answer: dict[str, Any]) -> tuple[float, str]:
         scale = self._config.scale
-        return parse_score(answer, scale) / scale, parse_reasoning(answer)
+        score, reasoning = _parse_grade(answer, scale)
+        return score / scale, reasoning
 
 
 @register_evaluator(config_type=LlmJudgeConfig)
@@ -240,7 +241,7 @@ def _parse_judgements(answer: dict[str, Any], attempts: int) -> list[tuple[float
     if sorted(map(str, numbers)) != sorted(map(str, range(1, attempts + 1))):
         raise MalformedAnswer(f"it scores the attempts {numbers}, and not each of 1 to {attempts} once")
     ordered = sorted(scores, key=lambda entry: int(entry["attempt"]))
-    return [(parse_score(entry, 1.0), parse_reasoning(entry)) for entry in ordered]
+    return [_parse_grade(entry, 1.0) for entry in ordered]
 
 
 @register_evaluator(config_type=GroupJudgeConfig)
