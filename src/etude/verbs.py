@@ -11,7 +11,7 @@ import contextvars
 import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -27,7 +27,7 @@ from etude.loop.live import with_live
 from etude.loop.model import model_overrides
 from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
-from etude.report.progress import progress_for
+from etude.report.live import progress_for
 from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
 from etude.store.facts import find_run
@@ -247,7 +247,7 @@ def _require_success(statuses: list[TrainingJobStatus]) -> None:
 @asynccontextmanager
 async def _shown(progress: Progress | bool) -> AsyncIterator[Progress]:
     if isinstance(progress, bool):
-        with progress_for() if progress else nullcontext(Progress()) as display:
+        with progress_for() if progress else Progress() as display:
             yield display
     else:
         yield progress

@@ -128,7 +128,7 @@ def test_what_the_model_did_not_say_has_no_weight_and_tool_calls_stay_what_they_
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "an example", "weight": 0},
         {"role": "tool", "content": "seen", "tool_call_id": "call_0"},
-        {"role": "assistant", "content": "", "tool_calls": [wire]},
+        reply,
     ]
 
 

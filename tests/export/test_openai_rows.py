@@ -1,11 +1,12 @@
 """OpenAI's fine-tuning rows, written out by hand."""
 
+from etude.backends.openai_rows import supervised_row
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
 from etude.core.example import Example
 from etude.core.message import OpenAIMessage
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-from etude.export.openai_rows import row_of, supervised_row
+from etude.export.rows import openai_row
 from etude.export.trajectories import PhaseTrajectories
 from tests.support import tool_call
 
@@ -86,7 +87,7 @@ def in_phase(trajectory):
 def test_a_pair_of_replies_is_taken_from_the_episodes_as_they_were():
     records = {"a": episode("a", CALL), "b": episode("b", {"role": "assistant", "content": "30"})}
     trajectory = pair(chosen_episode="a", rejected_episode="b", branch=0, turns=1)
-    assert row_of(trajectory, in_phase(trajectory), records.get) == {
+    assert openai_row(trajectory, in_phase(trajectory), records.get) == {
         "input": {"messages": [ASKED], "tools": [TOOL], "parallel_tool_calls": True},
         "preferred_output": [CALL],
         "non_preferred_output": [{"role": "assistant", "content": "30"}],
@@ -97,12 +98,12 @@ def test_a_pair_over_several_turns_has_no_place_in_the_format():
     answer = {"role": "assistant", "content": "3"}
     records = {"a": episode("a", CALL, answer), "b": episode("b", answer)}
     trajectory = pair(chosen_episode="a", rejected_episode="b", branch=0, turns=2)
-    assert row_of(trajectory, in_phase(trajectory), records.get) is None
+    assert openai_row(trajectory, in_phase(trajectory), records.get) is None
 
 
 def test_a_builder_that_does_not_name_the_episodes_gives_its_texts():
     trajectory = pair()
-    assert row_of(trajectory, in_phase(trajectory), {}.get) == {
+    assert openai_row(trajectory, in_phase(trajectory), {}.get) == {
         "input": {"messages": [ASKED]},
         "preferred_output": [{"role": "assistant", "content": "good"}],
         "non_preferred_output": [{"role": "assistant", "content": "bad"}],

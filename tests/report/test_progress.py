@@ -10,8 +10,7 @@ from etude.core.episode import EpisodeRecord, Failure
 from etude.core.evaluation import EvalOutputItem
 from etude.core.example import Example
 from etude.report.lines import JsonProgress, LineProgress, shown_time, sparkline
-from etude.report.live import LiveProgress
-from etude.report.progress import progress_for
+from etude.report.live import LiveProgress, progress_for
 
 
 def episode(tokens=10, failure=None):

@@ -21,7 +21,7 @@ def test_up_to_the_budget_failures_are_counted_and_no_more() -> None:
     budget = ErrorBudget(0.2, 10)
     spend(budget, episodes=2, scores=1)
     budget.check_all()
-    assert budget.tally.counts == {"timeout": 2, "score:correct": 1}
+    assert budget.counts == {"timeout": 2, "score:correct": 1}
 
 
 def test_over_the_budget_the_error_has_counts_by_kind_and_the_first_examples() -> None:

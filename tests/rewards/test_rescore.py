@@ -12,9 +12,8 @@ from etude.core.errors import ErrorBudgetExceeded, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
-from etude.rewards.evaluation_run import EvaluationRun
+from etude.rewards.evaluation_run import EvaluationRun, rescore
 from etude.rewards.evaluator import FunctionEvaluator, scored
-from etude.rewards.rescore import rescore
 from etude.rollout.collector import Collector
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal

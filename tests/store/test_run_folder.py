@@ -149,17 +149,17 @@ def test_files_are_replaced_whole(tmp_path: Path) -> None:
         assert run.write_json("history.json", [1, 2]) == run.path / "history.json"
         assert run.read_json("history.json") == [1, 2]
         run.write_text("sub/folder.txt", "text")
-        assert sorted(path.name for path in run.path.glob("**/*.tmp")) == []
+        assert sorted(path.name for path in run.path.glob("**/*.part")) == []
 
 
 def test_a_file_that_cannot_be_written_keeps_its_old_content(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "a") as run:
         (run.path / "folder").mkdir()
         (run.path / "folder" / "inside").write_text("old")
-        with pytest.raises(StoreError, match="folder: "):
+        with pytest.raises(StoreError, match="folder cannot be written"):
             run.write_text("folder", "new")
         assert (run.path / "folder" / "inside").read_text() == "old"
-        assert not list(run.path.glob(".*.tmp"))
+        assert not list(run.path.glob(".*.part"))
 
 
 def test_reading_json_files(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from etude.algorithms.episodes import (
     rewards_of,
     without_retries,
 )
-from etude.algorithms.epochs import examples_for_epoch, iter_collections, together
+from etude.algorithms.epochs import examples_for_epoch, iter_collections
 from etude.algorithms.samples import branches_of, require_tokens
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
@@ -38,6 +38,7 @@ from etude.core.sample import Unit
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.protocols.growing import branching
 from etude.rewards.collections import phase_name, worked_on
+from etude.rewards.evaluation import together
 from etude.rewards.scorer import read_score
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class CollectingBuilder(TrajectoryBuilder):
             left -= count
             played = {item.id for item in latest.eval_input.eval_input_items}
             self._replacements[epoch] = self._replacements.get(epoch, 0) + len(played)
-            output = together(output, latest)
+            output = together([output, latest])
         return output
 
     async def _run(self, examples: Sequence[Example], epoch: int) -> EvaluationRunOutput:

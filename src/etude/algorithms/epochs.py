@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, count
 
 from etude.core.episode import EpisodeRecord
-from etude.core.evaluation import EvalInput, EvalOutput, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.rewards.collections import numbered
-from etude.rewards.failures import merge_causes
 from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 
@@ -53,25 +50,6 @@ def _shuffled(size: int, seed: int, number: int) -> tuple[int, ...]:
     order = list(range(size))
     generator(seed, "examples", number).shuffle(order)
     return tuple(order)
-
-
-def together(first: EvaluationRunOutput, second: EvaluationRunOutput) -> EvaluationRunOutput:
-    """Two collections as one."""
-    inputs = [*first.eval_input.eval_input_items, *second.eval_input.eval_input_items]
-    more = dict(second.evaluation_results)
-    results = [
-        (name, EvalOutput(eval_output_items=[*output.eval_output_items, *more[name].eval_output_items]))
-        for name, output in first.evaluation_results
-    ]
-    return EvaluationRunOutput(
-        eval_input=EvalInput(eval_input_items=inputs),
-        evaluation_results=results,
-        workflow_interrupted=first.workflow_interrupted or second.workflow_interrupted,
-        failures=dict(Counter(first.failures) + Counter(second.failures)),
-        causes=merge_causes([*first.causes, *second.causes]),
-        calls=dict(Counter(first.calls) + Counter(second.calls)),
-        left_out=[*first.left_out, *second.left_out],
-    )
 
 
 def iter_collections(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:

@@ -14,7 +14,8 @@ from etude.core.message import Message
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
-_KEPT = ("tool_calls", "tool_call_id", "name")
+_ROLES = {EpisodeItemRole.ENVIRONMENT: "user", EpisodeItemRole.OTHER: "user"}
+_KEPT = ("tool_calls", "tool_call_id", "name", "refusal")
 
 
 def jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -106,8 +107,11 @@ def dpo_row(item: Any) -> dict[str, Any]:
 
 def _message(item: EpisodeItem) -> Message:
     facts = item.metadata or {}
-    message: Message = {"role": item.role.value, "content": facts.get("content", item.content)}
-    message |= {key: facts[key] for key in _KEPT if key in facts}
+    extras = {key: facts[key] for key in _KEPT if facts.get(key) is not None}
+    content = facts.get("content", item.content)
+    message: Message = {"role": _ROLES.get(item.role, str(item.role)), "content": content, **extras}
+    if extras.get("tool_calls") and not content:
+        message["content"] = None
     if item.given:
         message["weight"] = 0
     return message

@@ -53,7 +53,7 @@ def demo(
     """
     from etude.demo.demo import run_demo
     from etude.demo.tasks import TASKS, new_folder
-    from etude.report.progress import progress_for
+    from etude.report.live import progress_for
 
     folder = (out or new_folder(task, Path())).absolute()
     if not as_json:

@@ -89,7 +89,7 @@ def evaluate_in(
 ) -> None:
     """Evaluate in an open run folder, and show the scores."""
     from etude.loop.evaluation import evaluate
-    from etude.report.progress import progress_for
+    from etude.report.live import progress_for
 
     with then(lambda: hints.resume(run.path)), progress_for(stream=_beside(as_json)) as progress:
         evaluation = run_async(evaluate(settings, run, request, progress=progress))
@@ -102,7 +102,7 @@ def evaluate_in(
 def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, per_example: bool) -> None:
     """Score the stored episodes of a run with the evaluators of a config."""
     from etude.loop.evaluation import rescore_run
-    from etude.report.progress import progress_for
+    from etude.report.live import progress_for
     from etude.store.run_folder import RunFolder
 
     with (

@@ -13,7 +13,7 @@ from etude.cli.command import RUNS, AsJson, OutputDir, Run, run_async
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
-    from etude.export.openai_rows import Written
+    from etude.export.rows import Written
 
 
 class Format(StrEnum):
@@ -122,8 +122,7 @@ def _export_trajectories(run: Path, file: Path, format: Format, method: Method |
 
 
 async def _write(run: Path, file: Path, format: Format, method: Method | None) -> Written:
-    from etude.export.openai_rows import Written, require_openai_method, write_openai
-    from etude.export.rows import write_jsonl, write_parquet
+    from etude.export.rows import require_openai_method, write_jsonl, write_parquet
     from etude.export.trajectories import trajectories_of
     from etude.store.run_folder import RunFolder
 
@@ -131,9 +130,9 @@ async def _write(run: Path, file: Path, format: Format, method: Method | None) -
         phases = trajectories_of(folder, None if method is None else method.value)
         if format is Format.OPENAI:
             require_openai_method(folder.path, method)
-            return await write_openai(file, folder, phases)
-        write = write_parquet if file.suffix.lower() == ".parquet" else write_jsonl
-        return Written(rows=await write(file, folder.name, phases))
+        elif file.suffix.lower() == ".parquet":
+            return await write_parquet(file, folder, phases)
+        return await write_jsonl(file, folder, phases, openai=format is Format.OPENAI)
 
 
 class TranscriptFormat(StrEnum):

@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from etude.core.call import ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
@@ -84,8 +84,14 @@ class Run(Protocol):
 class Progress:
     """Receives the events of a run, in order; subclasses override what they show.
 
-    Methods return at once and never raise.
+    Methods return at once and never raise. A context manager, for displays that have to be taken down.
     """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         """A run begins or is resumed; `facts` says on how many examples, with what, and where."""

@@ -1,55 +1,87 @@
-"""Trajectories as rows of a file: JSON Lines, or Parquet with a column for each thing."""
+"""Trajectories as rows of a file: JSON Lines, Parquet, or the rows of OpenAI's fine-tuning API."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.core.data_model import finite
 from etude.core.errors import MissingExtraError
+from etude.algorithms.samples import branches_of
+from etude.backends.openai_rows import dpo_row, supervised_row
+from etude.core.edge import parted
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import MissingExtraError, RequestError
+from etude.core.numbers import finite
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.export.trajectories import PhaseTrajectories
+from etude.store.episodes import read_episode
 from etude.store.files import draft_of
+from etude.store.run_folder import RunFolder
+from etude.store.stored_config import stored_data, target_names, trained_parts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one reply on each side"
 
-async def write_jsonl(path: Path, run: str, phases: AsyncIterator[PhaseTrajectories]) -> int:
+
+@dataclass(slots=True)
+class Written:
+    """Counts of the rows that were written, and of trajectories that the format has no row for."""
+
+    rows: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+async def write_jsonl(
+    path: Path, run: RunFolder, phases: AsyncIterator[PhaseTrajectories], *, openai: bool = False
+) -> Written:
     """A line for each trajectory: `run`, `phase`, `target` (where there are several), `group`, `method`,
-    and the trajectory's own fields.
+    and the trajectory's own fields; or what OpenAI takes of those of the methods `supervised` and `dpo`.
 
-    Returns the number of lines. Raises StoreError; the file is there whole or not at all.
+    Raises StoreError; the file is there whole or not at all.
     """
-    count = 0
+    written = Written()
+
+    def episode(name: str) -> EpisodeRecord | None:
+        return read_episode(run.journal, name)
+
     with draft_of(path) as draft, draft.open("w", encoding="utf-8") as file:
         async for phase in phases:
-            for head, trajectory in _numbered(run, phase):
-                row = head | trajectory.model_dump(mode="json")
-                file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n")
-                count += 1
-    return count
+            for head, trajectory in _numbered(run.name, phase):
+                own = head | trajectory.model_dump(mode="json")
+                row = openai_row(trajectory, phase, episode) if openai else own
+                if row is None:
+                    written.left_out[SEVERAL_TURNS] += 1
+                    continue
+                file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=str) + "\n")
+                written.rows += 1
+    return written
 
 
-async def write_parquet(path: Path, run: str, phases: AsyncIterator[PhaseTrajectories]) -> int:
+async def write_parquet(path: Path, run: RunFolder, phases: AsyncIterator[PhaseTrajectories]) -> Written:
     """A row for each trajectory, or for each pair. Free-form parts are columns of JSON text.
 
-    Returns the number of rows. Raises MissingExtraError without pyarrow, StoreError.
+    Raises MissingExtraError without pyarrow, StoreError.
     """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise MissingExtraError("writing Parquet", "data") from error
-    count, schema = 0, _schema(pa)
+    written, schema = Written(), _schema(pa)
     with draft_of(path) as draft, pq.ParquetWriter(draft, schema) as writer:
         async for phase in phases:
-            rows = [row for head, one in _numbered(run, phase) for row in _parquet_rows(head, one)]
+            numbered = _numbered(run.name, phase)
+            rows = [row for head, trajectory in numbered for row in _parquet_rows(head, trajectory)]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-            count += len(rows)
-    return count
+            written.rows += len(rows)
+    return written
 
 
 def _numbered(run: str, phase: PhaseTrajectories) -> Iterator[tuple[dict[str, Any], Trajectory]]:
@@ -76,7 +108,8 @@ def _parquet_rows(head: dict[str, Any], trajectory: Trajectory) -> Iterator[dict
     }
     pairs = [item for item in trajectory.episode if isinstance(item, DPOItem)]
     for pair in pairs:
-        yield row | _pair(pair)
+        fields = pair.model_dump(mode="json")
+        yield row | fields | {"prompt": _json(fields["prompt"])}
     if not pairs:
         items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
         yield row | {"items": [_item(item) for item in items]}
@@ -94,31 +127,63 @@ def _item(item: EpisodeItem) -> dict[str, Any]:
     }
 
 
-def _pair(item: DPOItem) -> dict[str, Any]:
-    fields = item.model_dump(mode="json")
-    return fields | {"prompt": _json(fields["prompt"])}
-
-
 def _json(value: Any) -> str | None:
     return json.dumps(finite(value), ensure_ascii=False, default=str) if value is not None else None
 
 
 def _schema(pa: Any) -> pa.Schema:
     ids, numbers, marks = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.bool_())
-    item = pa.struct(
-        {
-            "role": pa.string(),
-            "content": pa.string(),
-            "token_ids": ids,
-            "context_ids": ids,
-            "logprobs": numbers,
-            "metadata": pa.string(),
-        }
-    )
+    item = dict.fromkeys(("role", "content", "metadata"), pa.string())
+    item |= {"token_ids": ids, "context_ids": ids, "logprobs": numbers}
     texts = dict.fromkeys(("run", "phase", "target", "method", "id", "metadata"), pa.string())
     pair = dict.fromkeys(("prompt", "chosen_response", "rejected_response"), pa.string())
     pair |= dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), ids)
     pair |= dict.fromkeys(("chosen_logprobs", "rejected_logprobs"), numbers)
     pair |= dict.fromkeys(("chosen_mask", "rejected_mask"), marks)
     numbers_of = {"group": pa.int32(), "generation": pa.int32(), "reward": pa.float64()}
-    return pa.schema({**texts, **numbers_of, "shaped_rewards": numbers, "items": pa.list_(item), **pair})
+    items = pa.list_(pa.struct(item))
+    return pa.schema({**texts, **numbers_of, "shaped_rewards": numbers, "items": items, **pair})
+
+
+def openai_row(
+    trajectory: Trajectory, phase: PhaseTrajectories, episode: Callable[[str], EpisodeRecord | None]
+) -> dict[str, Any] | None:
+    """The row of a trajectory; None when OpenAI's format has no place for it.
+
+    `episode` reads a stored episode by its id: a pair's replies are taken from there as they were, and from
+    the pair's texts where the builder does not say which episodes those are.
+    """
+    if phase.collection.method != "dpo":
+        return supervised_row(trajectory)
+    facts = trajectory.metadata or {}
+    names = [facts.get("chosen_episode"), facts.get("rejected_episode")]
+    records = [episode(name) for name in names if isinstance(name, str)]
+    branches = [
+        branch
+        for record in records
+        if record is not None
+        for branch in branches_of(record, phase.target_functions, phase.target_model)
+        if branch.index == facts.get("branch")
+    ]
+    if len(branches) != 2:
+        pair = next(item for item in trajectory.episode if isinstance(item, DPOItem))
+        return dpo_row(pair) if pair.turns == 1 else None
+    prompt, chosen, rejected = parted(*(branch.messages for branch in branches))
+    if len(chosen) != 1 or len(rejected) != 1:
+        return None
+    source: dict[str, Any] = {"messages": prompt}
+    tools = list(branches[0].calls[-1].request.tools)
+    if tools:
+        source |= {"tools": tools, "parallel_tool_calls": True}
+    return {"input": source, "preferred_output": chosen, "non_preferred_output": rejected}
+
+
+def require_openai_method(run: Path, method: str | None) -> None:
+    """Raise RequestError when a run's own trajectories are for a method without such rows."""
+    data = stored_data(run)
+    made = [method] if method else [trained_parts(data, name)["method"] for name in target_names(data)]
+    if "grpo" in made:
+        raise RequestError(
+            "OpenAI's rows are for supervised and dpo training, and these trajectories are for grpo; "
+            "add --method supervised (the best episodes) or --method dpo (better against worse)"
+        )

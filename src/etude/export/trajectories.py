@@ -25,7 +25,7 @@ from etude.runtime import Runtime
 from etude.store.episodes import epoch_of, iter_episodes, phases_of
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import stored_data, without_secrets
+from etude.store.stored_config import evaluators_of, stored_data, target_names, without_secrets
 
 BUILDERS: dict[Method, str] = {"grpo": "grpo", "dpo": "dpo", "supervised": "expert_iteration"}
 """The shipped builder for each method."""
@@ -52,9 +52,7 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
     episodes.
     """
     data = stored_data(run.path)
-    evaluators = list((data.get("eval") or {}).get("evaluators") or {})
-    targets: list[str | None] = [*((data.get("finetuning") or {}).get("targets") or {})] or [None]
-    for target in targets:
+    for target in target_names(data):
         config = _config(data, method, target)
         finetuning = config.finetuning
         async with Builder(config, run) as builder:
@@ -63,7 +61,7 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
             for number, (epoch, phases) in enumerate(_by_epoch(run)):
                 # Another method's builder takes all that was collected, however often that was.
                 called = epoch if method is None else None
-                evaluation = StoredEvaluation(run.journal, phases, evaluators, called)
+                evaluation = StoredEvaluation(run.journal, phases, evaluators_of(data), called)
                 runtime = Runtime(config, run, builder, evaluation, (), {}, finetuning.target_model or "")
                 collection = await _build(trajectory_builder, runtime, number if epoch is None else epoch)
                 functions = tuple(finetuning.target_functions)
@@ -137,12 +135,7 @@ class StoredEvaluation(Evaluation):
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
         """All stored episodes with their scores; of the request only the phase counts."""
         phases = self._asked_for(request.phase)
-        records = [
-            record
-            for name in phases
-            for record in iter_episodes(self._journal, f"{name}/")
-            if record.id == f"{name}/{record.example.id}/{record.generation}"
-        ]
+        records = [record for name in phases for record in iter_episodes(self._journal, phase=name)]
         # Stable: collections of the same example stay in their order.
         records.sort(key=lambda record: (record.example.id, record.generation))
         if len(phases) > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,12 +21,12 @@ from etude.core.errors import RequestError
 from etude.core.keys import content_hash
 from etude.core.message import Message, is_text, text_of
 from etude.protocols.transcripts import as_json, as_yaml, transcript
-from etude.store.comparison import reward_name
 from etude.store.episodes import choose_phase, iter_episodes, read_episode
 from etude.store.files import write_atomically
 from etude.store.journal import Journal
 from etude.store.plain import jsonable
 from etude.store.run_folder import RunFolder
+from etude.store.stored_config import reward_name, stored_data
 
 Format: TypeAlias = Literal["yaml", "json"]
 
@@ -65,10 +65,10 @@ def write_transcripts(
     """
     chosen = choose_phase(run.journal, phase)
     path = (folder or run.path / "transcripts" / chosen).absolute()
-    rewarded = reward_name(run.path)
+    rewarded = reward_name(stored_data(run.path, required=False))
     files: list[str] = []
     failed = 0
-    for record in islice(_episodes(run.journal, chosen), limit):
+    for record in islice(iter_episodes(run.journal, phase=chosen), limit):
         files.append(f"{_name_of(record)}.{format}")
         shown = _shown(record, raw) | _scores(run.journal, record.id, rewarded)
         write_atomically(path / files[-1], _FORMATS[format](shown))
@@ -84,15 +84,8 @@ def episode_transcript(run: RunFolder, episode: str, *, format: Format = "yaml",
             f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
             f"generation. `etude transcripts {run.path}` writes those of a phase"
         )
-    return _FORMATS[format](_shown(record, raw) | _scores(run.journal, record.id, reward_name(run.path)))
-
-
-def _episodes(journal: Journal, phase: str) -> Iterator[EpisodeRecord]:
-    return (
-        record
-        for record in iter_episodes(journal, f"{phase}/")
-        if record.id == f"{phase}/{record.example.id}/{record.generation}"
-    )
+    rewarded = reward_name(stored_data(run.path, required=False))
+    return _FORMATS[format](_shown(record, raw) | _scores(run.journal, record.id, rewarded))
 
 
 def _shown(record: EpisodeRecord, raw: bool) -> dict[str, Any]:
@@ -145,7 +138,7 @@ def _turns(record: EpisodeRecord, raw: bool) -> list[dict[str, Any]]:
     """The calls, each followed by what happened before the next."""
     turns = [_event(event) for event in record.events if event.after_call < 0]
     for position, call in enumerate(record.calls):
-        turns.append(_raw_call(call) if raw else _call(call, record.calls[:position]))
+        turns.append(_call(call, record.calls[:position], raw))
         turns += [_event(event) for event in record.events if event.after_call == call.index]
     return turns
 
@@ -156,38 +149,24 @@ def _event(event: Event) -> dict[str, Any]:
     return {"step_reward": event.value, **({"reason": event.text} if event.text else {})}
 
 
-def _call(call: Call, before: Sequence[Call]) -> dict[str, Any]:
-    """A call with the messages that its prompt adds to the call that it continues."""
-    messages = call.request.messages
-    shown = _heading(call)
-    earlier = next((other for other in reversed(before) if continues(messages, other)), None)
-    if earlier is not None:
-        messages = messages[len(earlier.request.messages) + 1 :]
-        if earlier is not before[-1]:
-            shown["continues"] = earlier.index
-    shown["prompt"] = [_message(message) for message in messages]
-    if call.completion is not None:
-        shown |= _message(call.completion.message)
-    return shown | _ending(call)
-
-
-def _raw_call(call: Call) -> dict[str, Any]:
-    """A call with its messages in OpenAI's format."""
-    shown = _heading(call) | {"prompt": [jsonable(dict(message)) for message in call.request.messages]}
-    if call.completion is not None:
-        shown["answer"] = jsonable(dict(call.completion.message))
-    return shown | _ending(call)
-
-
-def _heading(call: Call) -> dict[str, Any]:
+def _call(call: Call, before: Sequence[Call], raw: bool) -> dict[str, Any]:
+    """A call with the messages that its prompt adds to the call that it continues; `raw` with all of them."""
     function = {} if call.function == WORKFLOW else {"function": call.function}
-    return {"call": call.index, **function, "model": call.model}
-
-
-def _ending(call: Call) -> dict[str, Any]:
-    """The end of a call, where it is unusual."""
-    shown: dict[str, Any] = {} if call.error is None else {"error": call.error}
-    if call.completion is not None and call.completion.finish_reason == "length":
+    shown: dict[str, Any] = {"call": call.index, **function, "model": call.model}
+    messages, completion = call.request.messages, call.completion
+    earlier = next((other for other in reversed(before) if continues(messages, other)), None)
+    if raw:
+        shown["prompt"] = [jsonable(dict(message)) for message in messages]
+        shown |= {} if completion is None else {"answer": jsonable(dict(completion.message))}
+    else:
+        if earlier is not None and earlier is not before[-1]:
+            shown["continues"] = earlier.index
+        known = 0 if earlier is None else len(earlier.request.messages) + 1
+        shown["prompt"] = [_message(message) for message in messages[known:]]
+        shown |= {} if completion is None else _message(completion.message)
+    if call.error is not None:
+        shown["error"] = call.error
+    if completion is not None and completion.finish_reason == "length":
         shown["truncated"] = True
     return shown
 

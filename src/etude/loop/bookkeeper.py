@@ -199,25 +199,23 @@ class Bookkeeper:
         Of itself the builder says what only it knows: what it left out, and how it shaped rewards.
         """
         seen, reward = self.collections.of(epoch), self.config.reward_function
-        items = seen.scores.get(reward.name, []) if reward is not None else []
+        output = seen.output
+        scored = {name: result.eval_output_items for name, result in output.evaluation_results}
+        items = scored.get(reward.name, []) if reward is not None else []
         run_id = self.record.history.run_id
         collection, facts = self._built.get(epoch, (TrajectoryCollection(run_id=run_id), {}))
         counted = {
             "episodes": seen.episodes,
-            "failures": dict(seen.failures),
-            "failure_causes": [cause.model_dump() for cause in seen.causes],
-            "calls": dict(seen.calls),
+            "failures": output.failures,
+            "failure_causes": [cause.model_dump() for cause in output.causes],
+            "calls": output.calls,
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
             "model_versions": {str(version): count for version, count in seen.model_versions.items()},
-            "scores": {
-                name: [item.score for item in scored if item.is_scored]
-                for name, scored in seen.scores.items()
-            },
         }
         if items and "rewards" not in facts:
             counted["rewards"] = await rewards_of(self.builder, items, {"epoch": epoch, "run_id": run_id})
-        metrics = collection_metrics(collection, {**counted, **facts, "scores": counted["scores"]})
+        metrics = collection_metrics(collection, {**counted, **facts, "scores": output.scores()})
         return self.record.with_name({**metrics, **self._facts()})
 
     def submission_of(self, name: str) -> Submission | None:

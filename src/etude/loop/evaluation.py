@@ -28,7 +28,7 @@ from etude.inference.local import LocalLlmConfig
 from etude.loop.metrics import measured_scores
 from etude.loop.model import load_version, replaced_model
 from etude.rewards.evaluation import OnScore
-from etude.rewards.rescore import rescore
+from etude.rewards.evaluation_run import rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
 from etude.store.files import write_atomically

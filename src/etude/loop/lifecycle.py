@@ -20,9 +20,9 @@ from etude.config.nearest import nearest
 from etude.config.schema import Config
 from etude.config.slots import changeable_keys, slot_in
 from etude.core.errors import RequestError
-from etude.rewards.rescore import forget_failures
-from etude.store.facts import SUMMARY, histories_of
-from etude.store.log import EpochLog
+from etude.rewards.evaluation_run import forget_failures
+from etude.store.facts import SUMMARY
+from etude.store.log import EpochLog, histories
 from etude.store.run_folder import RunFolder, new_run_name
 from etude.store.stored_config import CONFIG, RESULT, EvaluationRequest, stored_data, write_request
 
@@ -102,7 +102,7 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     }
     if _NUM_EPOCHS in changed:
         num_epochs = config.finetuning.num_epochs
-        done = max(len(history.epochs) for history in histories_of(run.path).values())
+        done = max(len(history.epochs) for history in histories(run.journal, run.name).values())
         if num_epochs < done:
             raise RequestError(
                 f"-o {_NUM_EPOCHS}={num_epochs}: run {run.name} has done {done} epochs already; "
@@ -139,7 +139,7 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
 
 def _is_open(run: RunFolder) -> Callable[[str], bool]:
     """Whether the epoch or validation of an episode is not recorded yet, by the episode's id."""
-    by_target = histories_of(run.path)
+    by_target = histories(run.journal, run.name)
     logs = [EpochLog(run.journal, target) for target in by_target]
     recorded = {
         # A model that rested in an epoch was not trained on its episodes.

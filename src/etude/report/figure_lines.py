@@ -27,9 +27,9 @@ def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def evaluators_in(figures: Sequence[Mapping[str, Any]]) -> list[str]:
     """The evaluators of the figures; none where there is only the one that is the reward."""
     names = list(dict.fromkeys(name for figure in figures for name in figure["evaluators"]))
-    if len(names) == 1 and all(_is_reward(figure, names[0]) for figure in figures):
-        return []
-    return names
+    rewards = [{"mean": figure["avg_reward"]} for figure in figures]
+    only = [{"mean": score["mean"]} for figure in figures for score in figure["evaluators"].values()]
+    return [] if len(names) == 1 and only == rewards else names
 
 
 def shown_figure(figure: Mapping[str, Any]) -> str:
@@ -50,11 +50,6 @@ def shown_score(score: Mapping[str, Any] | None) -> str:
 def shown_bounds(low: float | None, high: float | None) -> str | None:
     """An interval as text; None where it is not known."""
     return None if low is None or high is None else f"{low:.3f} … {high:.3f}"
-
-
-def _is_reward(figure: Mapping[str, Any], name: str) -> bool:
-    score = figure["evaluators"].get(name)
-    return score is not None and score["mean"] == figure["avg_reward"]
 
 
 def _versions(summary: Mapping[str, Any], validated: bool) -> Iterator[tuple[str, str]]:

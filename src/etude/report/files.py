@@ -23,15 +23,7 @@ from etude.store.files import write_atomically
 
 PLOT = "reward_plot.png"
 
-_REWARDS = (
-    "avg_reward",
-    "min_reward",
-    "max_reward",
-    "reward_low",
-    "reward_high",
-    "num_scored",
-    "evaluators",
-)
+_REWARDS = ["avg_reward", "min_reward", "max_reward", "reward_low", "reward_high", "num_scored", "evaluators"]
 
 
 class RunReport:
@@ -78,14 +70,10 @@ def write_metrics_files(history: History, folder: Path) -> None:
 def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
     """A line of training_metrics.jsonl."""
     head = {"epoch": entry.epoch, "timestamp": entry.timestamp, "run_id": run_id}
+    curriculum = entry.curriculum_state if _has_curriculum(entry) else None
+    more = {"skipped": entry.skipped, "resting": entry.resting, "curriculum_state": curriculum}
     line = {**head, **entry.metrics, **head}  # A trainer may log an epoch of its own counting.
-    if entry.skipped is not None:
-        line["skipped"] = entry.skipped
-    if entry.resting is not None:
-        line["resting"] = entry.resting
-    if _has_curriculum(entry):
-        line["curriculum_state"] = entry.curriculum_state
-    return line
+    return line | {key: value for key, value in more.items() if value is not None}
 
 
 def _rewards(entries: Sequence[EpochEntry | ValidationEntry], *more: str) -> list[dict[str, Any]]:
@@ -98,8 +86,7 @@ def _rewards(entries: Sequence[EpochEntry | ValidationEntry], *more: str) -> lis
 
 
 def _has_curriculum(entry: EpochEntry) -> bool:
-    config = (entry.curriculum_state or {}).get("config") or {}
-    return bool(config.get("enabled"))
+    return bool(((entry.curriculum_state or {}).get("config") or {}).get("enabled"))
 
 
 def _json(value: Any, indent: int | None = None) -> str:

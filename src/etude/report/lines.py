@@ -29,9 +29,7 @@ class RunState(Progress):
         self.epoch: int | None = None
         """From 0; None before the first."""
         self.num_epochs = 0
-        self.phase_name = "starting"
-        self.phase_total: int | None = None
-        self._begin_phase()
+        RunState.phase(self, "starting")
         self.failures = 0
         """Failed episodes of the whole run, in this process."""
         self.rewards: dict[str, list[float]] = {}
@@ -43,27 +41,19 @@ class RunState(Progress):
         """Why the last epoch was skipped, said in full the first time."""
         self._skip_said = ""
 
-    def _begin_phase(self) -> None:
-        self.phase_started = self.clock()
-        self.episodes = 0
-        self.tokens = 0
-        self.scores: list[float] = []
-
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
-        """Take note of the run."""
         self.run_id, self.num_epochs, self.facts = run_id, num_epochs, dict(facts)
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        """Take note of the epoch."""
         self.epoch, self.num_epochs = epoch, num_epochs
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Begin to count anew."""
         self.phase_name, self.phase_total = name, total
-        self._begin_phase()
+        self.phase_started = self.clock()
+        self.episodes = self.tokens = 0
+        self.scores: list[float] = []
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
-        """Count the episode, its tokens and its failure."""
         self.episodes += 1
         self.failures += episode.failure is not None
         self.tokens += sum(
@@ -71,24 +61,20 @@ class RunState(Progress):
         )
 
     def scored(self, item: EvalOutputItem) -> None:
-        """Take the score into the phase's average."""
         if item.is_scored and item.score is not None:
             self.scores.append(item.score)
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Keep the epoch's average reward."""
         if metrics.get("avg_reward") is not None:
-            self.rewards.setdefault(target_of(metrics), []).append(float(metrics["avg_reward"]))
+            self.rewards.setdefault(str(metrics.get("target") or ""), []).append(float(metrics["avg_reward"]))
 
     def skipped(self, epoch: int, reason: str) -> None:
-        """Count the skip."""
         self.skips += 1
         self.skip_reason = "as before" if reason == self._skip_said else reason
         self._skip_said = reason
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Keep the validation."""
-        self.validations.setdefault(target_of(metrics), []).append(metrics)
+        self.validations.setdefault(str(metrics.get("target") or ""), []).append(metrics)
 
     @property
     def elapsed(self) -> float:
@@ -108,14 +94,9 @@ class RunState(Progress):
         return next((rewards[-1] for rewards in self.rewards.values()), None)
 
 
-def target_of(metrics: Mapping[str, Any]) -> str:
-    """Which target the metrics are of; "" where one model is trained."""
-    return str(metrics.get("target") or "")
-
-
 def of_target(metrics: Mapping[str, Any]) -> str:
     """The target's name with a space before it, where there are several; else nothing."""
-    return f" {target_of(metrics)}" if target_of(metrics) else ""
+    return f" {metrics['target']}" if metrics.get("target") else ""
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
@@ -133,6 +114,13 @@ def shown_reward(metrics: Mapping[str, Any]) -> str:
     """A reward with its interval, as text."""
     reward, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
     return "none" if reward is None else shown_mean(reward, low, high)
+
+
+def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
+    """A validation in one line."""
+    when = "before training" if epoch == 0 else f"after epoch {epoch}"
+    reward = f"reward {shown_reward(metrics)}, n={metrics.get('num_examples')}"
+    return f"validation {when}{of_target(metrics)}: {reward}"
 
 
 def shown_time(seconds: float) -> str:
@@ -155,31 +143,22 @@ class LineProgress(RunState):
     ) -> None:
         """`stamped` lines begin with date and time."""
         super().__init__(**kwargs)
-        self._stream = sys.stdout if stream is None else stream
+        self._stream = stream or sys.stdout
         self._between = seconds_between_signs
         self._stamped = stamped
         self._last_sign = self.clock()
 
-    def __enter__(self) -> LineProgress:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stream.flush()
-
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
-        """Name the run and what it works with."""
         super().run_started(run_id, num_epochs, facts)
         listed = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items())
         self._say(f"run {run_id}: {num_epochs} epochs ({listed})")
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Name phases that run episodes."""
         super().phase(name, total)
         if total:
             self._say(f"{self._where()}{name} {total} episodes")
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
-        """Give a sign of life now and then."""
         super().episode_finished(episode)
         if self.clock() - self._last_sign >= self._between:
             reward = self.reward_so_far
@@ -190,35 +169,31 @@ class LineProgress(RunState):
             self._say(f"{self._where()}{done} episodes{so_far}{failed}, {speed}")
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """One line for the epoch."""
         super().trained(epoch, metrics)
         failed, unscored = failed_counts(metrics)
-        retries = (metrics.get("calls") or {}).get("retries")
-        drifted = f", {metrics['drifted']} branches by drift" if metrics.get("drifted") else ""
-        self._say(
-            f"epoch {epoch}/{self.num_epochs}{of_target(metrics)}: reward {shown_reward(metrics)}, "
-            f"{metrics.get('filtered_trajectories', 0)} trajectories"
-            + (f", {failed} failed" if failed else "")
-            + (f", {unscored} scores failed" if unscored else "")
-            + (f", {retries} retries" if retries else "")
-            + drifted
-            + f", {shown_time(self.elapsed)} elapsed"
-        )
+        counts = {
+            "failed": failed,
+            "scores failed": unscored,
+            "retries": (metrics.get("calls") or {}).get("retries"),
+            "branches by drift": metrics.get("drifted"),
+        }
+        facts = [
+            f"reward {shown_reward(metrics)}",
+            f"{metrics.get('filtered_trajectories', 0)} trajectories",
+            *(f"{count} {name}" for name, count in counts.items() if count),
+            f"{shown_time(self.elapsed)} elapsed",
+        ]
+        self._say(f"epoch {epoch}/{self.num_epochs}{of_target(metrics)}: {', '.join(facts)}")
 
     def skipped(self, epoch: int, reason: str) -> None:
-        """One line for the skip."""
         super().skipped(epoch, reason)
         self._say(f"epoch {epoch}/{self.num_epochs} skipped: {self.skip_reason}")
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """One line for the validation."""
         super().validated(epoch, metrics)
-        when = "before training" if epoch == 0 else f"after epoch {epoch}"
-        reward = f"reward {shown_reward(metrics)}, n={metrics.get('num_examples')}"
-        self._say(f"validation {when}{of_target(metrics)}: {reward}")
+        self._say(shown_validation(epoch, metrics))
 
     def message(self, text: str, *, warning: bool = False) -> None:
-        """The text on a line."""
         self._say(f"warning: {text}" if warning else text)
 
     def _where(self) -> str:
@@ -231,62 +206,41 @@ class LineProgress(RunState):
 
 
 class JsonProgress(Progress):
-    """One JSON object on a line for each event; its name is under `event`."""
+    """One JSON object on a line for each event: its name under `event`, and what came with it."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = sys.stdout if stream is None else stream
-
-    def __enter__(self) -> JsonProgress:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stream.flush()
+        self._stream = stream or sys.stdout
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
-        """`run_started` with `run_id`, `num_epochs` and the facts."""
         self._write("run_started", run_id=run_id, num_epochs=num_epochs, **facts)
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        """`epoch_started` with `epoch` from 1."""
         self._write("epoch_started", epoch=epoch, num_epochs=num_epochs)
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """`phase` with `name` and the number of episodes in it."""
         self._write("phase", name=name, total=total)
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
-        """`episode_finished` with `id`, `calls`, `seconds` and `failure`."""
         failure = None if episode.failure is None else f"{episode.failure.kind}: {episode.failure.reason}"
-        self._write(
-            "episode_finished",
-            id=episode.id,
-            calls=len(episode.calls),
-            seconds=round(episode.seconds, 3),
-            failure=failure,
-        )
+        facts = {"calls": len(episode.calls), "seconds": round(episode.seconds, 3), "failure": failure}
+        self._write("episode_finished", id=episode.id, **facts)
 
     def scored(self, item: EvalOutputItem) -> None:
-        """`scored` with the example's `id`, `generation`, `score` and `error`."""
         self._write("scored", id=item.id, generation=item.generation, score=item.score, error=item.error)
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """`trained` with the metrics."""
         self._write("trained", epoch=epoch, metrics=metrics)
 
     def skipped(self, epoch: int, reason: str) -> None:
-        """`skipped` with the reason."""
         self._write("skipped", epoch=epoch, reason=reason)
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """`validated` with the metrics."""
         self._write("validated", epoch=epoch, metrics=metrics)
 
     def message(self, text: str, *, warning: bool = False) -> None:
-        """`message` with `text` and `warning`."""
         self._write("message", text=text, warning=warning)
 
     def finished(self, summary: Mapping[str, Any]) -> None:
-        """`finished` with the summary."""
         self._write("finished", **summary)
 
     def _write(self, event: str, **facts: Any) -> None:

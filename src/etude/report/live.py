@@ -1,13 +1,13 @@
-"""The live display: what is happening, on a terminal."""
+"""The live display of a run on a terminal, and which display suits where the output goes."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any
+from typing import Any, Self, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -16,7 +16,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from etude.report.lines import RunState, of_target, shown_reward, shown_time, sparkline
+from etude.report.lines import (
+    JsonProgress,
+    LineProgress,
+    RunState,
+    shown_reward,
+    shown_time,
+    shown_validation,
+    sparkline,
+)
 
 _LEAST, _MOST = 20, 100
 """Columns of the panel."""
@@ -35,30 +43,23 @@ class LiveProgress(RunState):
             console=self._console, get_renderable=self.render, refresh_per_second=4, transient=True
         )
 
-    def __enter__(self) -> LiveProgress:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         with _uninterrupted():
             self._live.stop()
 
     def skipped(self, epoch: int, reason: str) -> None:
-        """Say so above the panel."""
         super().skipped(epoch, reason)
         self.message(f"epoch {epoch} skipped: {self.skip_reason}", warning=True)
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Say so above the panel."""
         super().validated(epoch, metrics)
-        when = "before training" if epoch == 0 else f"after epoch {epoch}"
-        reward = f"{shown_reward(metrics)}, n={metrics.get('num_examples')}"
-        self.message(f"validation {when}{of_target(metrics)}: {reward}")
+        self.message(shown_validation(epoch, metrics))
 
     def message(self, text: str, *, warning: bool = False) -> None:
-        """Print a line above the panel."""
         self._console.print(Text(text, style="yellow" if warning else "dim"))
 
     def render(self) -> RenderableType:
@@ -90,13 +91,11 @@ class LiveProgress(RunState):
             left.append(f"  epoch {self.epoch}/{self.num_epochs}")
         if self.phase_total:
             left.append(f"  {self.episodes}/{self.phase_total} episodes")
-        right = Text(f"{shown_time(self.elapsed)}", style="dim")
-        if self.tokens:
-            right = Text(f"{self.tokens_per_second:,.0f} tokens/s · ", style="dim") + right
-        if self.failures:
-            right = Text(f"{self.failures} failed · ", style="yellow") + right
-        if self.skips:
-            right = Text(f"{self.skips} skipped · ", style="yellow") + right
+        right = Text()
+        for count, name in ((self.skips, "skipped"), (self.failures, "failed")):
+            right.append(f"{count} {name} · " if count else "", style="yellow")
+        right.append(f"{self.tokens_per_second:,.0f} tokens/s · " if self.tokens else "", style="dim")
+        right.append(shown_time(self.elapsed), style="dim")
         row.add_row(left, right)
         return row
 
@@ -104,15 +103,29 @@ class LiveProgress(RunState):
         reward = self.reward_so_far
         text = Text.assemble("reward ", ("–" if reward is None else f"{reward:.3f}", "bold green"))
         for target, rewards in self.rewards.items():
-            text.append(
-                f"  {target} {sparkline(rewards)}" if target else f"  {sparkline(rewards)}", style="green"
-            )
+            text.append(f"  {target and f'{target} '}{sparkline(rewards)}", style="green")
         return text
 
     def _validations(self, target: str, validations: Sequence[Mapping[str, Any]]) -> Text:
         first, last = validations[0], validations[-1]
         text = shown_reward(last) if first is last else f"{shown_reward(first)} → {shown_reward(last)}"
         return Text.assemble("validation ", f"{target} " if target else "", (text, "bold magenta"))
+
+
+def progress_for(
+    *, json: bool = False, stream: TextIO | None = None
+) -> LiveProgress | LineProgress | JsonProgress:
+    """A progress display, to be used as a context manager.
+
+    JSON lines when asked for, a live panel on a terminal, plain lines with the time into anything else.
+    `stream` is standard output by default.
+    """
+    stream = stream or sys.stdout
+    if json:
+        return JsonProgress(stream)
+    if not stream.isatty():
+        return LineProgress(stream, stamped=True)
+    return LiveProgress(Console(file=stream))
 
 
 @contextmanager

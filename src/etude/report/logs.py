@@ -34,8 +34,6 @@ class LogLines(logging.Handler):
     def __init__(self, shown: LogLevel) -> None:
         super().__init__()
         self.shown = shown
-        self._at_terminal = logging.Formatter(_FORMAT, datefmt="%H:%M:%S")
-        self._in_file = logging.Formatter(_FORMAT)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is shown."""
@@ -51,10 +49,8 @@ class LogLines(logging.Handler):
             # While its panel is drawn, rich has standard error go there, also one that is a file.
             real: TextIO = getattr(stream, "rich_proxied_file", stream)
             at_terminal = real.isatty()
-            line = (self._at_terminal if at_terminal else self._in_file).format(record)
-            out = stream if at_terminal else real
-            out.write(f"{line}\n")
-            out.flush()
+            formatter = logging.Formatter(_FORMAT, datefmt="%H:%M:%S" if at_terminal else None)
+            print(formatter.format(record), file=stream if at_terminal else real, flush=True)
         except Exception:  # noqa: BLE001  as logging's own handlers do: a line that cannot be written ends no run
             self.handleError(record)
 
@@ -81,9 +77,7 @@ def _is_own(record: logging.LogRecord) -> bool:
 
 def _has_level(name: str) -> bool:
     """Whether the logger, or one above it but the root, was given a level."""
-    logger: logging.Logger | None = logging.getLogger(name)
-    while logger is not None and logger.parent is not None:
-        if logger.level != logging.NOTSET:
-            return True
+    logger = logging.getLogger(name)
+    while logger.level == logging.NOTSET and logger.parent is not None:
         logger = logger.parent
-    return False
+    return logger.parent is not None

@@ -9,9 +9,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import MissingExtraError, StoreError
+from etude.core.errors import MissingExtraError
 from etude.core.history import EpochEntry, History, ValidationEntry
 from etude.store.figures import with_rewards
+from etude.store.files import draft_of
 
 _INK, _MUTED, _GRID = "#22262e", "#7a8290", "#e6e8ec"
 _HEIGHT, _HEIGHT_BELOW = 5.6, 1.7
@@ -35,13 +36,9 @@ def write_reward_plot(history: History, path: Path) -> None:
     The x axis counts the epochs that the weights had trained for, so that the episodes of an epoch and
     the validation before it stand above each other.
     """
-    data = render_reward_plot(history)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}; the plot was not written") from error
+    picture = render_reward_plot(history)
+    with draft_of(path) as draft:
+        draft.write_bytes(picture)
 
 
 def render_reward_plot(history: History) -> bytes:
@@ -115,18 +112,15 @@ def _draw_training(axes: Any, history: History) -> None:
 
 
 def _draw_validation(axes: Any, history: History) -> None:
-    points = _points(history.validations, "avg_reward")
+    known = with_rewards(history.validations)
+    points = _points(known, "avg_reward")
     if not points:
         return
-    known = with_rewards(history.validations)
-    ends = [_points(known, "reward_low"), _points(known, "reward_high")]
+    ends = [_points(known, key) for key in ("reward_low", "reward_high")]
     lengths, label = None, "validation"
     if all(len(bounds) == len(points) for bounds in ends):
         label = "validation, 95 % interval"
-        lengths = [
-            [abs(bound - value) for (_, bound), (_, value) in zip(bounds, points, strict=True)]
-            for bounds in ends
-        ]
+        lengths = [[abs(a[1] - b[1]) for a, b in zip(bounds, points, strict=True)] for bounds in ends]
     # A line from one validation to the next is no measurement, so it is a faint one.
     axes.plot(*zip(*points, strict=True), color=_VALIDATION, linewidth=1.2, linestyle=":", alpha=0.6)
     style = {"fmt": "o", "markersize": 6, "elinewidth": 2.2, "capsize": 4, "zorder": 5, "label": label}
@@ -148,16 +142,16 @@ def _draw_evaluator(axes: Any, history: History, name: str) -> None:
     axes.set_ylabel("", color=_MUTED).set(**_label_text(name))
     for entries, colour in ((history.epochs, _TRAIN), (history.validations, _VALIDATION)):
         scores = [
-            (_epochs_before(entry), (entry.metrics.get("evaluators") or {}).get(name)) for entry in entries
+            (_epochs_before(entry), score["mean"], score["low"], score["high"])
+            for entry in entries
+            if (score := (entry.metrics.get("evaluators") or {}).get(name)) and score["mean"] is not None
         ]
-        known = [(epoch, score) for epoch, score in scores if score and score["mean"] is not None]
-        bounds = [(epoch, score["low"], score["high"]) for epoch, score in known]
-        bounds = [bound for bound in bounds if None not in bound]
-        if known:
-            epochs, means = [epoch for epoch, _ in known], [score["mean"] for _, score in known]
+        if scores:
+            epochs, means = zip(*(score[:2] for score in scores), strict=True)
             axes.plot(epochs, means, color=colour, linewidth=1.2, marker="o", markersize=3.2)
-        if bounds:
-            axes.vlines(*zip(*bounds, strict=True), color=colour, alpha=0.4, linewidth=1.6)
+        for epoch, _, low, high in scores:
+            if low is not None and high is not None:
+                axes.vlines(epoch, low, high, color=colour, alpha=0.4, linewidth=1.6)
 
 
 def _draw_curriculum(axes: Any, history: History) -> None:
@@ -192,34 +186,23 @@ def _epochs_before(entry: EpochEntry | ValidationEntry) -> float:
     return float(entry.epoch - 1 if isinstance(entry, EpochEntry) else entry.epoch)
 
 
-def _drawable(text: str) -> tuple[str, list[str]]:
-    """The text, and the font families to draw it with.
+def _label_text(text: str) -> dict[str, Any]:
+    """`text` as keywords of matplotlib's functions for text, with the font families to draw it with.
 
-    A character that no installed font has becomes a square.
+    A character that no installed font has becomes a square. A `$` in a name is no formula.
     """
+    from matplotlib.font_manager import findfont
+
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    missing = set(printable) - _letters_of_default()
-    families = [_DEFAULT]
+    missing, families = set(printable) - _letters(findfont(_DEFAULT)), [_DEFAULT]
     if missing:
         family, letters = _best_font(frozenset(missing))
         families += [family] if letters else []
         missing -= letters
-    return "".join(_MISSING if letter in missing else letter for letter in printable), families
-
-
-def _label_text(text: str) -> dict[str, Any]:
-    """`text` as keywords of matplotlib's functions for text. A `$` in a name is no formula."""
-    shown, families = _drawable(text)
+    shown = "".join(_MISSING if letter in missing else letter for letter in printable)
     # Other fonts are asked for in the one weight that all of them have.
     weight = {"fontweight": "normal"} if len(families) > 1 else {}
     return {"text": shown, "fontfamily": families, "parse_math": False, **weight}
-
-
-@cache
-def _letters_of_default() -> frozenset[str]:
-    from matplotlib.font_manager import findfont
-
-    return _letters(findfont(_DEFAULT))
 
 
 @cache

@@ -12,14 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from etude.core.episode import EpisodeRecord
-from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput, FailureCause
-from etude.rewards.evaluation import Evaluation, EvaluationRequest
-from etude.rewards.failures import merge_causes
+from etude.core.evaluation import EvalInput, EvaluationRunOutput
+from etude.rewards.evaluation import Evaluation, EvaluationRequest, together
 
 Stage = Literal["train", "validation"]
-
-Observer = Callable[[int, EpisodeRecord], None]
-"""Called with the epoch (from 0) and each of its training episodes."""
 
 
 @dataclass(slots=True)
@@ -30,7 +26,7 @@ class Collected:
     completion_tokens: int = 0
     model_versions: Counter[int] = field(default_factory=Counter)
     """Calls of the trained model by the version of the weights that answered them."""
-    _outputs: dict[tuple[str, int], EvaluationRunOutput] = field(default_factory=dict)
+    outputs: dict[tuple[str, int], EvaluationRunOutput] = field(default_factory=dict)
     """The output of each collection, by its kind and number, without the episodes."""
 
     def saw(self, episode: EpisodeRecord, model: str) -> None:
@@ -43,38 +39,9 @@ class Collected:
                     self.model_versions[call.completion.model_version] += 1
 
     @property
-    def failures(self) -> Counter[str]:
-        """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
-        return sum((Counter(output.failures) for output in self._in_order()), Counter())
-
-    @property
-    def causes(self) -> list[FailureCause]:
-        """Why episodes and scores failed, the most frequent causes first."""
-        return merge_causes(cause for output in self._in_order() for cause in output.causes)
-
-    @property
-    def calls(self) -> Counter[str]:
-        """Model calls, with the keys of `EvaluationRunOutput.calls`."""
-        totals: Counter[str] = Counter()
-        for output in self._in_order():
-            totals.update(output.calls)
-        return totals
-
-    @property
-    def scores(self) -> dict[str, list[EvalOutputItem]]:
-        """By evaluator, those of failed episodes too, in the order in which the collections were begun."""
-        everything: dict[str, list[EvalOutputItem]] = {}
-        for output in self._in_order():
-            for name, result in output.evaluation_results:
-                everything.setdefault(name, []).extend(result.eval_output_items)
-        return everything
-
-    def add(self, phase: str, call: int, output: EvaluationRunOutput) -> None:
-        """Count the failures and scores of a collection."""
-        self._outputs[phase, call] = output.model_copy(update={"eval_input": EvalInput()})
-
-    def _in_order(self) -> list[EvaluationRunOutput]:
-        return [self._outputs[key] for key in sorted(self._outputs)]
+    def output(self) -> EvaluationRunOutput:
+        """All outputs as one, in the order in which the collections were begun."""
+        return together([self.outputs[key] for key in sorted(self.outputs)])
 
 
 class Collections(Evaluation):
@@ -90,17 +57,17 @@ class Collections(Evaluation):
         evaluation: Evaluation,
         model: str,
         epoch: Callable[[], int],
-        observer: Observer = lambda epoch, episode: None,
+        observer: Callable[[int, EpisodeRecord], None] = lambda epoch, episode: None,
     ) -> None:
         """`model` is the entry of `llms` that is trained; `epoch` says which one is collected for where
-        `within` does not."""
+        `within` does not. `observer` is called with the epoch (from 0) and each of its training episodes."""
         self._evaluation = evaluation
         self._model = model
         self._epoch = epoch
         self._observer = observer
         self._calls: Counter[str] = Counter()
         self._collected: dict[int, Collected] = {}
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Task[Any] | None] = set()
 
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
         """Collect under a phase of its own; `request.phase` is left out where there is only one kind."""
@@ -117,12 +84,16 @@ class Collections(Evaluation):
             if request.on_episode is not None:
                 request.on_episode(episode)
 
-        with self._noted():
+        task = asyncio.current_task()
+        self._running.add(task)
+        try:
             output = await self._evaluation.answer(
                 replace(request, phase=numbered(key, call), on_episode=saw)
             )
+        finally:
+            self._running.discard(task)
         if collected is not None:
-            collected.add(key, call, output)
+            collected.outputs[key, call] = output.model_copy(update={"eval_input": EvalInput()})
         return output
 
     def of(self, epoch: int) -> Collected:
@@ -135,21 +106,10 @@ class Collections(Evaluation):
 
     async def stop(self) -> None:
         """Cancel collections that are still under way, and wait until they have stopped."""
-        tasks = self._running - {asyncio.current_task()}
+        tasks = [task for task in self._running if task is not None and task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        """Know the task as one that collects."""
-        task = asyncio.current_task()
-        assert task is not None, "a coroutine runs in a task"
-        self._running.add(task)
-        try:
-            yield
-        finally:
-            self._running.discard(task)
 
 
 _within: ContextVar[tuple[Stage, int] | None] = ContextVar("within", default=None)

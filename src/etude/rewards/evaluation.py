@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from etude.core.episode import EpisodeRecord
-from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.evaluation import (
+    EvalInput,
+    EvalInputItem,
+    EvalOutput,
+    EvalOutputItem,
+    EvaluationRunOutput,
+)
 from etude.core.example import Example
+from etude.rewards.failures import merge_causes
 
 OnEpisode: TypeAlias = Callable[[EpisodeRecord], None]
 OnScore: TypeAlias = Callable[[str, EvalOutputItem], None]
@@ -85,3 +93,24 @@ def summary_of(outputs: list[EvalOutputItem]) -> EvalOutput:
     values = [output.score for output in outputs if output.is_scored and output.score is not None]
     mean = math.fsum(values) / len(values) if values else None
     return EvalOutput(average_score=mean, eval_output_items=outputs)
+
+
+def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
+    """Several collections as one."""
+    scores: defaultdict[str, list[EvalOutputItem]] = defaultdict(list)
+    failures, calls = Counter[str](), Counter[str]()
+    for output in outputs:
+        failures.update(output.failures)
+        calls.update(output.calls)
+        for name, result in output.evaluation_results:
+            scores[name] += result.eval_output_items
+    items = [item for output in outputs for item in output.eval_input.eval_input_items]
+    return EvaluationRunOutput(
+        eval_input=EvalInput(eval_input_items=items),
+        evaluation_results=[(name, summary_of(given)) for name, given in scores.items()],
+        workflow_interrupted=any(output.workflow_interrupted for output in outputs),
+        failures=dict(failures),
+        causes=merge_causes(cause for output in outputs for cause in output.causes),
+        calls=dict(calls),
+        left_out=[item for output in outputs for item in output.left_out],
+    )

@@ -1,17 +1,20 @@
-"""An evaluation run: the workflow on many examples, and a score for every episode."""
+"""An evaluation run: the workflow on many examples, and a score for every episode.
+
+Also stored episodes: scored again with other evaluators, and failures forgotten to be tried again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from etude.core.call import Sampling
-from etude.core.episode import EpisodeRecord, call_counts
+from etude.core.episode import EpisodeRecord, Failure, call_counts
 from etude.core.errors import ErrorBudgetExceeded, RequestError
 from etude.core.evaluation import EvalInput, EvalInputItem, EvaluationRunOutput
 from etude.core.example import Example
@@ -25,12 +28,12 @@ from etude.rewards.evaluation import (
     item_of,
     summary_of,
 )
-from etude.rewards.evaluator import as_evaluator, unscored
-from etude.rewards.failures import ErrorBudget
+from etude.rewards.evaluator import unscored
+from etude.rewards.failures import ErrorBudget, merge_causes
 from etude.rewards.scorer import Scorer, Scores
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow
-from etude.store.episodes import read_episode
+from etude.store.episodes import phase_of, read_episode, stored_episodes
 from etude.store.journal import Journal
 
 
@@ -58,7 +61,6 @@ class EvaluationRun(Evaluation):
         self._collector = collector
         self._journal = journal
         self._error_budget = error_budget
-        self._max_concurrency = max_concurrency
         self._scorer = Scorer(evaluators, journal, timeout=timeout, max_concurrency=max_concurrency)
 
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
@@ -84,13 +86,13 @@ class EvaluationRun(Evaluation):
         gathering = Gathering(
             [(job.example.id, job.generation) for job in jobs],
             self._scorer,
-            ErrorBudget(self._error_budget, len(jobs)),
+            self._error_budget,
             keep_episodes=request.keep_episodes,
             on_episode=request.on_episode,
             on_score=request.on_score,
         )
         try:
-            return await gather(self._collector.collect(jobs), gathering, 2 * self._max_concurrency)
+            return await gathering.output_of(self._collector.collect(jobs))
         except ErrorBudgetExceeded:
             await self._forget_failures(jobs)
             raise
@@ -105,6 +107,77 @@ class EvaluationRun(Evaluation):
                 await self._journal.forget(job.id)
             elif record is not None:
                 await self._scorer.forget_failures(job.id)
+
+
+async def rescore(
+    journal: Journal,
+    evaluators: Mapping[str, Evaluator],
+    *,
+    phase: str,
+    label: str,
+    error_budget: float = 0.2,
+    timeout: float = 300.0,  # noqa: ASYNC109 - of one evaluation, not of the whole
+    max_concurrency: int = 16,
+    on_score: OnScore | None = None,
+    keep_episodes: bool = True,
+) -> EvaluationRunOutput:
+    """Score the stored episodes of a phase; items come back by the example's id, then generation.
+
+    The scores are kept under `<episode id>/rescore:<label>/<evaluator>`, beside those that the run
+    itself went by. Rescoring under the same label again gives back what is there; take another label
+    when an evaluator has changed. The other arguments are those of `EvaluationRun`.
+
+    Raises RequestError when the phase has no episodes, ErrorBudgetExceeded when too many scores failed.
+    """
+    if not label or "/" in label:
+        raise RequestError(f"a label is a word without '/', found {label!r}")
+    ids = {
+        (data["example"]["id"], data["generation"]): key
+        for key, data in stored_episodes(journal, f"{phase}/")
+        if phase_of(data) == phase
+    }
+    if not ids:
+        raise RequestError(f"{journal.path} has no episodes of the phase '{phase}'")
+    order = sorted(ids)
+    scorer = Scorer(
+        evaluators, journal, timeout=timeout, max_concurrency=max_concurrency, label=f"rescore:{label}"
+    )
+    gathering = Gathering(order, scorer, error_budget, keep_episodes=keep_episodes, on_score=on_score)
+
+    async def records() -> AsyncGenerator[EpisodeRecord]:
+        for key in order:
+            record = read_episode(journal, ids[key])
+            if record is not None:
+                yield record
+
+    try:
+        return await gathering.output_of(records())
+    except ErrorBudgetExceeded:
+        for episode_id in ids.values():
+            await scorer.forget_failures(episode_id)
+        raise
+
+
+async def forget_failures(journal: Journal, is_open: Callable[[str], bool]) -> Counter[str]:
+    """Forget failures that were not the agent's own; how many there were of each kind.
+
+    These are episodes whose model did not answer, and scores that an evaluator failed to give
+    (`score:<evaluator>`). Of an episode only its end is forgotten: calls that were answered are kept.
+    Only episodes are looked at for whose id `is_open` is true. Raises StoreError.
+    """
+    failures: dict[str, str] = {}
+    for key, data in stored_episodes(journal):
+        if not is_open(key):
+            continue
+        if data["failure"] is None:
+            prefix = f"{key}/score/"
+            failed = (scored for scored, value in journal.scan(prefix) if value.get("error") is not None)
+            failures |= {scored: f"score:{scored.removeprefix(prefix)}" for scored in failed}
+        elif (failure := Failure(*data["failure"])).origin == "model":
+            failures[key] = failure.kind
+    for key in failures:
+        await journal.forget(key)
+    return Counter(failures.values())
 
 
 async def measure(
@@ -131,12 +204,9 @@ async def measure(
             limits=Limits(max_concurrency=max_concurrency),
             sampling={"policy": sampling or Sampling()},
         )
-        run = EvaluationRun(
-            collector, {"reward": as_evaluator(evaluator)}, journal, max_concurrency=max_concurrency
-        )
+        run = EvaluationRun(collector, {"reward": evaluator}, journal, max_concurrency=max_concurrency)
         output = await run.run(examples, phase="measure", keep_episodes=False)
-    items = output.results_of("reward")
-    return estimate([item.score for item in items if item.is_scored and item.score is not None])
+    return estimate(output.scores()["reward"])
 
 
 class Gathering:
@@ -146,7 +216,7 @@ class Gathering:
         self,
         order: Sequence[tuple[str, int]],
         scorer: Scorer,
-        budget: ErrorBudget,
+        error_budget: float,
         *,
         keep_episodes: bool = True,
         on_episode: OnEpisode | None = None,
@@ -156,19 +226,44 @@ class Gathering:
         self._order = order
         self._group_sizes = Counter(example_id for example_id, _ in order)
         self._scorer = scorer
-        self._budget = budget
+        self._budget = ErrorBudget(error_budget, len(order))
         self._keep_episodes = keep_episodes
         self._on_episode = on_episode
         self._on_score = on_score
-        self._waiting: dict[str, list[tuple[EvalInputItem, Scores]]] = {}
+        self._waiting: dict[str, list[tuple[EpisodeRecord, EvalInputItem, Scores]]] = {}
         self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
         self._calls: Counter[str] = Counter()
 
-    async def take(self, record: EpisodeRecord) -> None:
-        """Score an episode, and with it its example's others when it is the last of them.
+    async def output_of(self, records: AsyncGenerator[EpisodeRecord]) -> EvaluationRunOutput:
+        """Have all episodes scored. Not too many wait for their scores, so that memory stays flat.
 
-        Raises ErrorBudgetExceeded when too much has failed, and whatever a callback raises.
+        Raises ErrorBudgetExceeded when too much failed, and what `records` or a callback raises.
         """
+        slots = asyncio.Semaphore(2 * self._scorer.max_concurrency)
+
+        async def take(record: EpisodeRecord) -> None:
+            try:
+                await self._take(record)
+            finally:
+                slots.release()
+
+        failure: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks, aclosing(records):
+                async for record in records:
+                    await slots.acquire()
+                    tasks.create_task(take(record))
+        except BaseExceptionGroup as group:
+            failure = group
+        # The first error is raised; the others are of tasks that it stopped.
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        if failure is not None:
+            raise failure
+        return self._output()
+
+    async def _take(self, record: EpisodeRecord) -> None:
+        """Score an episode, and with it its example's others when it is the last of them."""
         if self._on_episode is not None:
             self._on_episode(record)
         self._calls.update(call_counts(record))
@@ -177,40 +272,23 @@ class Gathering:
         if record.failure is None:
             scores = await self._scorer.score_single(item)
         if not self._scorer.needs_groups:
-            await self._finish(item, scores)
+            await self._finish(record, item, scores)
             return
         group = self._waiting.setdefault(item.id, [])
-        group.append((item, scores))
+        group.append((record, item, scores))
         if len(group) == self._group_sizes[item.id]:
             await self._finish_group(self._waiting.pop(item.id))
 
-    def output(self) -> EvaluationRunOutput:
-        """All episodes and scores. Raises ErrorBudgetExceeded when too much failed."""
-        self._budget.check_all()
-        done = [self._done[key] for key in self._order]
-        return EvaluationRunOutput(
-            eval_input=EvalInput(eval_input_items=[item for item, _ in done]),
-            evaluation_results=[
-                (name, summary_of([scores[name] for _, scores in done])) for name in self._scorer.names
-            ],
-            workflow_interrupted=self._budget.failed_episodes > 0,
-            failures=dict(self._budget.tally.counts),
-            causes=self._budget.tally.causes(),
-            calls=dict(self._calls),
-        )
-
-    async def _finish_group(self, group: list[tuple[EvalInputItem, Scores]]) -> None:
-        group.sort(key=lambda pair: pair[0].generation)
-        with_output = [(item, scores) for item, scores in group if not _failed(item)]
+    async def _finish_group(self, group: list[tuple[EpisodeRecord, EvalInputItem, Scores]]) -> None:
+        group.sort(key=lambda scored: scored[0].generation)
+        with_output = [(item, scores) for record, item, scores in group if record.failure is None]
         compared = await self._scorer.score_group([item for item, _ in with_output])
         for (_, scores), relative in zip(with_output, compared, strict=True):
             scores |= relative
-        for item, scores in group:
-            await self._finish(item, scores)
+        for scored in group:
+            await self._finish(*scored)
 
-    async def _finish(self, item: EvalInputItem, scores: Scores) -> None:
-        record = item.episode
-        assert record is not None, "episodes are let go of only here"
+    async def _finish(self, record: EpisodeRecord, item: EvalInputItem, scores: Scores) -> None:
         if record.failure is None:
             scores = await self._scorer.combine(item, scores)
         else:
@@ -221,9 +299,6 @@ class Gathering:
         if self._on_score is not None:
             for name, output in scores.items():
                 self._on_score(name, output)
-        self._count_failures(record, scores)
-
-    def _count_failures(self, record: EpisodeRecord, scores: Scores) -> None:
         if record.failure is not None:
             self._budget.episode_failed(record.id, record.failure.kind, record.failure.reason)
             return
@@ -231,44 +306,19 @@ class Gathering:
             if output.error is not None:
                 self._budget.score_failed(record.id, name, output.error)
 
-
-async def gather(
-    records: AsyncGenerator[EpisodeRecord], gathering: Gathering, max_waiting: int
-) -> EvaluationRunOutput:
-    """Have all episodes scored. At most `max_waiting` wait for their scores, so that memory stays flat.
-
-    Raises ErrorBudgetExceeded when too much failed, and what `records` or a callback raises.
-    """
-    slots = asyncio.Semaphore(max_waiting)
-
-    async def take(record: EpisodeRecord) -> None:
-        try:
-            await gathering.take(record)
-        finally:
-            slots.release()
-
-    failure: BaseException | None = None
-    try:
-        async with asyncio.TaskGroup() as tasks, aclosing(records):
-            async for record in records:
-                await slots.acquire()
-                tasks.create_task(take(record))
-    except BaseExceptionGroup as group:
-        failure = _first(group)
-    if failure is not None:
-        raise failure
-    return gathering.output()
-
-
-def _failed(item: EvalInputItem) -> bool:
-    return item.episode is not None and item.episode.failure is not None
-
-
-def _first(error: BaseException) -> BaseException:
-    """The error in the group that came first; the others are of tasks that it stopped."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    def _output(self) -> EvaluationRunOutput:
+        self._budget.check_all()
+        done = [self._done[key] for key in self._order]
+        return EvaluationRunOutput(
+            eval_input=EvalInput(eval_input_items=[item for item, _ in done]),
+            evaluation_results=[
+                (name, summary_of([scores[name] for _, scores in done])) for name in self._scorer.names
+            ],
+            workflow_interrupted=self._budget.failed_episodes > 0,
+            failures=dict(self._budget.counts),
+            causes=merge_causes(self._budget.failures),
+            calls=dict(self._calls),
+        )
 
 
 def _require_unique(examples: Sequence[Example]) -> None:

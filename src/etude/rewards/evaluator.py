@@ -114,7 +114,6 @@ class FunctionEvaluator(Evaluator):
         )
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        """Score one episode. Raises what the function raises."""
         given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
         if self._is_async:
             return scored(item, await self._fn(*given, **self._arguments))
@@ -140,9 +139,9 @@ def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool
     except (TypeError, ValueError) as error:
         raise RequestError(f"{fn!r} cannot be used as an evaluator: {error}") from error
     positional = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
-    third = positional[2] if len(positional) > 2 and positional[2].name not in arguments else None
-    takes_episode = third is not None and (
-        third.name == "episode" or third.default is inspect.Parameter.empty
+    takes_episode = any(
+        each.name not in arguments and (each.name == "episode" or each.default is inspect.Parameter.empty)
+        for each in positional[2:3]
     )
     try:
         signature.bind(*[None] * (3 if takes_episode else 2), **arguments)
@@ -195,15 +194,12 @@ class WeightedEvaluator(Evaluator):
 
     @property
     def is_relative(self) -> bool:
-        """Whether any part is."""
         return any(part.is_relative for part in self.parts.values())
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        """Score one episode with all parts."""
         return (await self.evaluate_group([item]))[0]
 
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
-        """Score all episodes of one example with all parts."""
         by_part = await asyncio.gather(*(part.evaluate_group(items) for part in self.parts.values()))
         return [
             self.combine(item, dict(zip(self.parts, scores, strict=True)))
@@ -212,10 +208,12 @@ class WeightedEvaluator(Evaluator):
 
     def combine(self, item: EvalInputItem, scores: Mapping[str, EvalOutputItem]) -> EvalOutputItem:
         """The sum, from the parts' scores by name; its reasoning is the parts' scores."""
+        values: dict[str, float] = {}
         for name in self.weights:
-            if not scores[name].is_scored:
+            score = scores[name].score
+            if score is None or not scores[name].is_scored:
                 return unscored(item, f"no score from '{name}': {scores[name].error}")
-        values = {name: scores[name].score or 0.0 for name in self.weights}
+            values[name] = score
         total = math.fsum(weight * values[name] for name, weight in self.weights.items())
         return scored(item, (total, values))
 

@@ -41,6 +41,7 @@ class Scorer:
     ) -> None:
         """`timeout` is for one evaluation, in seconds; at most `max_concurrency` run at once."""
         self.names = tuple(evaluators)
+        self.max_concurrency = max_concurrency
         self._journal = journal
         self._timeout = timeout
         self._label = label
@@ -52,8 +53,7 @@ class Scorer:
             self._sort_in(name, as_evaluator(evaluator))
 
     def _sort_in(self, name: str, evaluator: Evaluator) -> None:
-        known = self._single.get(name) or self._relative.get(name) or self._weighted.get(name)
-        if known is not None and known is not evaluator:
+        if self._all().get(name, evaluator) is not evaluator:
             raise RequestError(
                 f"two evaluators are called '{name}', and a weighted evaluator combines one of them"
             )
@@ -66,6 +66,9 @@ class Scorer:
             self._relative[name] = evaluator
         else:
             self._single[name] = evaluator
+
+    def _all(self) -> dict[str, Evaluator]:
+        return {**self._single, **self._relative, **self._weighted}
 
     @property
     def needs_groups(self) -> bool:
@@ -94,7 +97,7 @@ class Scorer:
 
     async def forget_failures(self, episode_id: str) -> None:
         """Have the scores that an episode lacks made anew the next time."""
-        for name in (*self._single, *self._relative, *self._weighted):
+        for name in self._all():
             key = _score_key(episode_id, self._label, name)
             if (self._journal.get(key) or {}).get("error") is not None:
                 await self._journal.forget(key)
@@ -175,17 +178,18 @@ def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequenc
 
     Raises ValueError for generations that are not those of the items.
     """
-    if len(items) == 1 or not any(_says_generation(output) for output in outputs):
+    given = [
+        output.generation
+        if isinstance(output, EvalOutputItem) and "generation" in output.model_fields_set
+        else None
+        for output in outputs
+    ]
+    if len(items) == 1 or not any(generation is not None for generation in given):
         return outputs
     wanted = [item.generation for item in items]
-    given = [output.generation if _says_generation(output) else None for output in outputs]
-    if sorted(wanted) != sorted(-1 if generation is None else generation for generation in given):
+    if set(given) != set(wanted):
         raise ValueError(f"the evaluator returned scores of the generations {given}, asked about {wanted}")
     return [outputs[given.index(generation)] for generation in wanted]
-
-
-def _says_generation(output: Any) -> bool:
-    return isinstance(output, EvalOutputItem) and "generation" in output.model_fields_set
 
 
 def _own(item: EvalInputItem) -> EvalInputItem:

@@ -188,7 +188,7 @@ class Recorder:
 
         try:
             with counting_retries() as count:
-                call = await self._journal.step(
+                call: Call = await self._journal.step(
                     call_key(self.episode_id, name), sample, encode=encode, decode=decode
                 )
         except StoreError as error:

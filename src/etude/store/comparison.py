@@ -10,9 +10,16 @@ from typing import Any
 
 from etude.config.document import KeyPath, dotted
 from etude.core.stats import Estimate, estimate_difference
-from etude.store.episodes import is_episode, phases_of
+from etude.store.episodes import phases_of, stored_episodes
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, evaluated_model, read_request, stored_data, trained_parts
+from etude.store.stored_config import (
+    evaluated_model,
+    evaluators_of,
+    read_request,
+    reward_name,
+    stored_data,
+    trained_parts,
+)
 
 _LOCATIONS = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
 """Keys that say where files are, and not what is done with them."""
@@ -31,8 +38,7 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
 
 
 def _settings_of(run: Path) -> dict[str, Any]:
-    data = stored_data(run) if (run / CONFIG).is_file() else {}
-    request = read_request(run)
+    data, request = stored_data(run, required=False), read_request(run)
     if request is None:
         return data
     model = evaluated_model(request, trained_parts(data)["base"])
@@ -44,22 +50,22 @@ def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
 
     As `paired_difference`; without the evaluators that the runs do not both have.
     """
-    rewards = {reward_name(first), reward_name(second)}
-    common = [name for name in evaluators_of(first) if name in evaluators_of(second) and name not in rewards]
-    differences = {name: _paired(measured(first, name), measured(second, name)) for name in common}
+    configs = [stored_data(run, required=False) for run in (first, second)]
+    rewards = [reward_name(data) for data in configs]
+    before, after = map(evaluators_of, configs)
+    common = [name for name in before if name in after and name not in rewards]
+    differences = {name: paired_difference(first, second, name) for name in common}
     return {name: difference for name, difference in differences.items() if difference is not None}
 
 
-def paired_difference(first: Path, second: Path) -> Estimate | None:
-    """By how much the second run's reward is higher, on the examples that both were measured on.
+def paired_difference(first: Path, second: Path, evaluator: str | None = None) -> Estimate | None:
+    """By how much the second run's scores are higher, on the examples that both were measured on.
 
     Taken from each run's evaluation, or else its last validation. Paired by example, so that the
-    examples' difficulty cancels out. None when the runs have fewer than two examples in common.
+    examples' difficulty cancels out. None when the runs have fewer than two examples in common. The
+    scores are those of `evaluator`, by default the one that is the reward.
     """
-    return _paired(measured(first), measured(second))
-
-
-def _paired(before: Mapping[str, float], after: Mapping[str, float]) -> Estimate | None:
+    before, after = measured(first, evaluator), measured(second, evaluator)
     common = [name for name in before if name in after]
     if len(common) < 2:
         return None
@@ -71,30 +77,15 @@ def measured(run: Path, evaluator: str | None = None) -> dict[str, float]:
 
     The scores are those of `evaluator`, by default the one that is the reward.
     """
-    reward = evaluator or reward_name(run)
+    evaluator = evaluator or reward_name(stored_data(run, required=False))
     scores: defaultdict[str, list[float]] = defaultdict(list)
     with RunFolder.read(run) as folder:
         phases = [phase for phase in phases_of(folder.journal) if not phase.startswith("train/")]
-        for key, value in folder.journal.scan(f"{phases[0]}/") if phases and reward else ():
-            if is_episode(value) and value["episode"] == key:
-                score = (folder.journal.get(f"{key}/score/{reward}") or {}).get("score")
-                if score is not None:
-                    scores[value["example"]["id"]].append(float(score))
+        for key, data in stored_episodes(folder.journal, f"{phases[0]}/") if phases and evaluator else ():
+            score = (folder.journal.get(f"{key}/score/{evaluator}") or {}).get("score")
+            if score is not None:
+                scores[data["example"]["id"]].append(float(score))
     return {example: math.fsum(values) / len(values) for example, values in scores.items()}
-
-
-def evaluators_of(run: Path) -> list[str]:
-    """The evaluators of a run, by their names in its config."""
-    data = stored_data(run) if (run / CONFIG).is_file() else {}
-    return list((data.get("eval") or {}).get("evaluators") or {})
-
-
-def reward_name(run: Path) -> str | None:
-    """The evaluator whose score is the reward in a run; None where there is no single one."""
-    if not (run / CONFIG).is_file():
-        return None
-    finetuning = stored_data(run).get("finetuning") or {}
-    return (finetuning.get("reward_function") or {}).get("name")
 
 
 def _leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

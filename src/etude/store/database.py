@@ -34,12 +34,15 @@ COMMIT;
 _BUSY_SECONDS = 10
 _ROWS_PER_STATEMENT = 64
 
+_FULL = (
+    "the disk is full, over quota or failing; free some space and resume the run, all that was stored is kept"
+)
+_LOCKED = "another program holds the database locked; close it and resume the run"
 _ADVICE = {
-    "SQLITE_FULL": "the disk is full; free some space and resume the run, all that was stored is kept",
-    "SQLITE_IOERR": "the disk does not take the data (full, over quota, or failing); "
-    "free some space and resume the run, all that was stored is kept",
-    "SQLITE_BUSY": "another program holds the database locked; close it and resume the run",
-    "SQLITE_LOCKED": "another program holds the database locked; close it and resume the run",
+    "SQLITE_FULL": _FULL,
+    "SQLITE_IOERR": _FULL,
+    "SQLITE_BUSY": _LOCKED,
+    "SQLITE_LOCKED": _LOCKED,
     "SQLITE_CORRUPT": "the file is damaged; copy the run folder away and start a new run",
     "SQLITE_NOTADB": "the file is not a run database; check the path, or start a new run",
     "SQLITE_READONLY": "the file may not be written; check the permissions of the run folder",
@@ -60,13 +63,13 @@ def open_database(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         connection = sqlite3.connect(
             address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
+        try:
+            _prepare(connection, path, read_only=read_only)
+        except (sqlite3.Error, StoreError):
+            connection.close()
+            raise
     except sqlite3.Error as error:
         raise store_error(path, error) from error
-    try:
-        _prepare(connection, path, read_only=read_only)
-    except (sqlite3.Error, StoreError) as error:
-        connection.close()
-        raise error if isinstance(error, StoreError) else store_error(path, error) from error
     return connection
 
 
@@ -95,6 +98,9 @@ def store_error(path: Path, error: BaseException) -> StoreError:
 
 Waiter: TypeAlias = "asyncio.Future[None]"
 
+Bound: TypeAlias = str | bytes
+"""Of keys; SQLite sorts bytes after all text, so that `b""` is above every key."""
+
 
 @dataclass(frozen=True, slots=True)
 class Put:
@@ -106,10 +112,10 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the keys in `[first, end)`; `end` None means all from `first` on."""
+    """Delete the keys in `[first, end)`."""
 
     first: str
-    end: str | None
+    end: Bound
 
 
 Operation: TypeAlias = Put | Delete | None
@@ -158,29 +164,25 @@ class Writer:
         return batch
 
     def _write(self, batch: list[Operation]) -> StoreError | None:
-        puts = [operation for operation in batch if isinstance(operation, Put)]
+        now, last = time.time(), batch[-1]
+        rows = [
+            value
+            for operation in batch
+            if isinstance(operation, Put)
+            for value in (operation.key, operation.text, now)
+        ]
         try:
-            if puts:
-                self._put(puts)
-            if isinstance(batch[-1], Delete):
-                self._delete(batch[-1])
+            # One statement for all rows, and not executemany: SQLite's driver gives up the interpreter
+            # lock at each step, and a busy main thread makes it wait for milliseconds to get it back.
+            if rows:
+                self._connection.execute(_put_statement(len(rows) // 3), rows)
+            if isinstance(last, Delete):
+                self._connection.execute(
+                    "DELETE FROM steps WHERE key >= ? AND key < ?", (last.first, last.end)
+                )
         except sqlite3.Error as error:
             return store_error(self._path, error)
         return None
-
-    def _put(self, puts: list[Put]) -> None:
-        # One statement for all rows, and not executemany: SQLite's driver gives up the interpreter
-        # lock at each step, and a busy main thread makes it wait for milliseconds to get it back.
-        now = time.time()
-        values: list[object] = []
-        for put in puts:
-            values += (put.key, put.text, now)
-        self._connection.execute(_put_statement(len(puts)), values)
-
-    def _delete(self, operation: Delete) -> None:
-        bounds = [bound for bound in (operation.first, operation.end) if bound is not None]
-        below = " AND key < ?" if operation.end is not None else ""
-        self._connection.execute(f"DELETE FROM steps WHERE key >= ?{below}", bounds)
 
 
 @functools.lru_cache(maxsize=_ROWS_PER_STATEMENT)

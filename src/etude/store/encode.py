@@ -26,32 +26,23 @@ _FLOAT64 = "d"
 def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
     """JSON of a call; `parent` is the name under which a decoder finds the earlier call, and that call."""
     request, sampling = call.request, call.request.sampling
-    data: dict[str, Any] = {
+    name, before = parent or (None, None)
+    shared = 0 if before is None else shared_messages(before, request.messages)
+    has_tools = before is not None and before.request.tools == request.tools
+    data = {
         "index": call.index,
         "model": call.model,
         "function": call.function,
         "key": request.key,
         "sampling": [sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed],
+        "parent": None if name is None else [name, shared],
+        "messages": request.messages[shared:],
+        "tools": None if has_tools else request.tools,
+        "error": call.error,
+        "retries": call.retries or None,
+        "completion": None if call.completion is None else _encode_completion(call.completion, before),
     }
-    messages, tools = request.messages, request.tools
-    if parent is not None:
-        name, before = parent
-        shared = shared_messages(before, messages)
-        data["parent"] = [name, shared]
-        messages = messages[shared:]
-        if before.request.tools == tools:
-            tools = ()
-            data["parent_tools"] = True
-    data["messages"] = messages
-    if tools:
-        data["tools"] = tools
-    if call.error is not None:
-        data["error"] = call.error
-    if call.retries:
-        data["retries"] = call.retries
-    if call.completion is not None:
-        data["completion"] = _encode_completion(call.completion, parent[1] if parent else None)
-    return data
+    return _without_none(data)
 
 
 def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
@@ -60,16 +51,15 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
     tools: tuple[Any, ...] = tuple(data.get("tools", ()))
     if parent is not None:
         messages = conversation_so_far(parent)[: data["parent"][1]] + messages
-        tools = parent.request.tools if "parent_tools" in data else tools
+        tools = parent.request.tools if "tools" not in data else tools
     temperature, top_p, max_tokens, stop, seed = data["sampling"]
     sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), seed)
-    request = ChatRequest(messages, tools, sampling, data["key"], conversation)
     completion = data.get("completion")
     return Call(
         index=data["index"],
         function=data["function"],
         model=data["model"],
-        request=request,
+        request=ChatRequest(messages, tools, sampling, data["key"], conversation),
         completion=None if completion is None else _decode_completion(completion, parent),
         error=data.get("error"),
         retries=data.get("retries", 0),
@@ -78,8 +68,7 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
 
 def parent_name(data: Json) -> str | None:
     """The name of the call that an encoded call is stored as the difference to."""
-    parent = data.get("parent")
-    return None if parent is None else str(parent[0])
+    return str(data["parent"][0]) if "parent" in data else None
 
 
 def conversation_so_far(call: Call) -> tuple[Any, ...]:
@@ -98,37 +87,31 @@ def shared_messages(before: Call, messages: Sequence[Any]) -> int:
 
 
 def _encode_completion(completion: Completion, parent: Call | None) -> Json:
-    data: dict[str, Any] = {
+    ids = completion.prompt_ids
+    shared = _shared_ids(_token_ids(parent), ids or ())
+    data = {
         "message": completion.message,
         "finish_reason": completion.finish_reason,
         "usage": [completion.usage.prompt_tokens, completion.usage.completion_tokens],
         "model_version": completion.model_version,
+        "prompt_ids": None if ids is None else [shared, _pack(_INT32, ids[shared:])],
+        "completion_ids": _pack(_INT32, completion.completion_ids),
+        "logprobs": _pack(_FLOAT64, completion.logprobs),
+        "drifted": completion.drifted or None,
+        "fault": completion.fault or None,
     }
-    if completion.prompt_ids is not None:
-        shared = _shared_ids(_token_ids(parent), completion.prompt_ids)
-        data["prompt_ids"] = [shared, _pack(_INT32, completion.prompt_ids[shared:])]
-    if completion.completion_ids is not None:
-        data["completion_ids"] = _pack(_INT32, completion.completion_ids)
-    if completion.logprobs is not None:
-        data["logprobs"] = _pack(_FLOAT64, completion.logprobs)
-    if completion.drifted:
-        data["drifted"] = True
-    if completion.fault:
-        data["fault"] = completion.fault
-    return data
+    return _without_none(data)
 
 
 def _decode_completion(data: Json, parent: Call | None) -> Completion:
-    prompt_ids = None
-    if "prompt_ids" in data:
-        shared, rest = data["prompt_ids"]
-        prompt_ids = (*_token_ids(parent)[:shared], *_unpack(_INT32, rest))
+    shared, packed = data.get("prompt_ids", (0, None))
+    ids = _unpack(_INT32, packed)
     return Completion(
         message=data["message"],
         finish_reason=data["finish_reason"],
-        prompt_ids=prompt_ids,
-        completion_ids=_unpack(_INT32, data["completion_ids"]) if "completion_ids" in data else None,
-        logprobs=_unpack(_FLOAT64, data["logprobs"]) if "logprobs" in data else None,
+        prompt_ids=None if ids is None else _token_ids(parent)[:shared] + ids,
+        completion_ids=_unpack(_INT32, data.get("completion_ids")),
+        logprobs=_unpack(_FLOAT64, data.get("logprobs")),
         usage=Usage(*data["usage"]),
         model_version=data["model_version"],
         drifted=data.get("drifted", False),
@@ -149,14 +132,22 @@ def _shared_ids(before: tuple[int, ...], ids: tuple[int, ...]) -> int:
     return next(index for index, token in enumerate(before) if index == len(ids) or ids[index] != token)
 
 
-def _pack(code: str, numbers: Sequence[int] | Sequence[float]) -> str:
+def _without_none(data: dict[str, Any]) -> Json:
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def _pack(code: str, numbers: Sequence[int] | Sequence[float] | None) -> str | None:
+    if numbers is None:
+        return None
     packed = array(code, numbers)
     if sys.byteorder == "big":
         packed.byteswap()
     return binascii.b2a_base64(packed.tobytes(), newline=False).decode("ascii")
 
 
-def _unpack(code: str, text: str) -> tuple[Any, ...]:
+def _unpack(code: str, text: str | None) -> tuple[Any, ...] | None:
+    if text is None:
+        return None
     packed = array(code)
     packed.frombytes(binascii.a2b_base64(text))
     if sys.byteorder == "big":

@@ -71,11 +71,10 @@ def read_episode(journal: Journal, episode_id: str, example: Example | None = No
     hold has only their description. Raises StoreError when the journal cannot be read.
     """
     data = journal.get(episode_id)
-    return _decoded(journal, data, example) if is_episode(data) else None
+    return _decoded(journal, data, example) if _is_episode(data) else None
 
 
-def is_episode(data: Json) -> bool:
-    """Whether a journalled value is a finished episode."""
+def _is_episode(data: Json) -> bool:
     return isinstance(data, dict) and "episode" in data and "calls" in data
 
 
@@ -88,20 +87,31 @@ def _decoded(journal: Journal, data: Json, example: Example | None = None) -> Ep
     return decode_episode(data, calls, example)
 
 
-def iter_episodes(journal: Journal, prefix: str = "") -> Iterator[EpisodeRecord]:
-    """All finished episodes whose id starts with `prefix`, in the order of their ids, one at a time."""
+def stored_episodes(journal: Journal, prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """Ids and JSON of the finished episodes whose id starts with `prefix`, in the order of their ids."""
     for key, data in journal.scan(prefix):
-        if is_episode(data) and data["episode"] == key:
+        if _is_episode(data) and data["episode"] == key:
+            yield key, data
+
+
+def iter_episodes(journal: Journal, prefix: str = "", *, phase: str | None = None) -> Iterator[EpisodeRecord]:
+    """The finished episodes whose id starts with `prefix`, or of a `phase`, one at a time, by their ids.
+
+    The prefix `train/3/` has the episodes of a phase `train/3/…` too.
+    """
+    for _, data in stored_episodes(journal, prefix if phase is None else f"{phase}/"):
+        if phase is None or phase_of(data) == phase:
             yield _decoded(journal, data)
+
+
+def phase_of(data: Json) -> str:
+    """The phase of a stored episode."""
+    return str(data["episode"]).removesuffix(f"/{data['example']['id']}/{data['generation']}")
 
 
 def phases_of(journal: Journal) -> list[str]:
     """The phases that have episodes: evaluations, then validations, then training, each latest first."""
-    phases = set()
-    for key, value in journal.scan():
-        if is_episode(value) and value["episode"] == key:
-            phases.add(key.removesuffix(f"/{value['example']['id']}/{value['generation']}"))
-    return sorted(phases, key=_latest_first)
+    return sorted({phase_of(data) for _, data in stored_episodes(journal)}, key=_latest_first)
 
 
 def choose_phase(journal: Journal, wish: str | None) -> str:

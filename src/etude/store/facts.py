@@ -12,16 +12,9 @@ from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
 from etude.core.history import History
 from etude.store.lock import locked_by
-from etude.store.log import EpochLog, histories
+from etude.store.log import histories
 from etude.store.run_folder import DATABASE, LOCK, RunFolder
-from etude.store.stored_config import (
-    CONFIG,
-    RESULT,
-    evaluated_model,
-    read_request,
-    stored_data,
-    trained_parts,
-)
+from etude.store.stored_config import RESULT, evaluated_model, read_request, stored_data, trained_parts
 from etude.store.summary import summary_in
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
@@ -75,8 +68,7 @@ def histories_of(path: Path) -> dict[str | None, History]:
     Raises StoreError when its database cannot be read.
     """
     with RunFolder.read(path) as run:
-        by_target = histories(run.journal, run.name)
-        return dict(by_target.items()) or {None: EpochLog(run.journal).history(run.name)}
+        return histories(run.journal, run.name)
 
 
 def facts_of(path: Path) -> RunFacts:
@@ -88,15 +80,13 @@ def facts_of(path: Path) -> RunFacts:
         with RunFolder.read(path) as run:
             summary = summary_in(run.journal, run.name)
             result = run.read_json(RESULT)
-            is_over = run.read_json(SUMMARY) is not None
-        settings = stored_data(path) if (path / CONFIG).is_file() else {}
+            is_over = (result if request is not None else run.read_json(SUMMARY)) is not None
+        settings = stored_data(path, required=False)
     except EtudeError as error:
         return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error))
     finetuning = settings.get("finetuning") or {}
     parts = trained_parts(settings)
     in_use_by = locked_by(path / LOCK)
-    if request is not None:
-        is_over = result is not None
     state: State = "running" if in_use_by is not None else "finished" if is_over else "unfinished"
     return RunFacts(
         name=path.name,
@@ -154,7 +144,5 @@ def latest_unfinished(root: Path) -> Path:
     for run in list_runs(root):
         if facts_of(run).state == "unfinished":
             return run.absolute()
-    raise RequestError(
-        f"there is no unfinished run in {root}; for those that there are: "
-        f"etude runs list --output-dir {shlex.quote(str(root))}"
-    )
+    listing = f"etude runs list --output-dir {shlex.quote(str(root))}"
+    raise RequestError(f"there is no unfinished run in {root}; for those that there are: {listing}")

@@ -38,20 +38,18 @@ def measured(entry: Entry) -> str:
     """On what the figures of an entry were measured, and with which version."""
     version = version_of(entry)
     if isinstance(entry, ValidationEntry):
-        when = "before training" if entry.epoch == 0 else f"after epoch {entry.epoch}"
-        return f"validation examples, {when}" + ("" if version is None else f" (v{version})")
+        return f"validation examples, {_when(entry)}" + ("" if version is None else f" (v{version})")
     whence = "" if version is None else f", sampled from v{version}"
     return f"training episodes of epoch {entry.epoch}{whence}"
 
 
-def short_name(entry: Entry) -> str:
-    """The same in a few words, for a table."""
-    version = version_of(entry)
-    if isinstance(entry, ValidationEntry):
-        name = "validation before" if entry.epoch == 0 else f"validation {entry.epoch}"
-    else:
-        name = f"training epoch {entry.epoch}"
-    return name + ("" if version is None else f" (v{version})")
+def name_of(entry: Entry) -> str:
+    """An epoch or a validation in a few words."""
+    return f"validation {_when(entry)}" if isinstance(entry, ValidationEntry) else f"epoch {entry.epoch}"
+
+
+def _when(entry: ValidationEntry) -> str:
+    return "before training" if entry.epoch == 0 else f"after epoch {entry.epoch}"
 
 
 def version_of(entry: Entry) -> int | None:
@@ -63,20 +61,6 @@ def version_of(entry: Entry) -> int | None:
 def with_rewards(entries: Sequence[Entry]) -> list[Entry]:
     """The entries in which there was a reward."""
     return [entry for entry in entries if entry.metrics.get("avg_reward") is not None]
-
-
-def before_and_after(history: History) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The figures of the validation before training and of the last one after it; None without."""
-    before = [entry for entry in history.validations if entry.epoch == 0]
-    after = [entry for entry in history.validations if entry.epoch > 0]
-    return figure_of(before[0]) if before else None, figure_of(after[-1]) if after else None
-
-
-def first_and_last_epoch(history: History) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The figures of the first and the last epoch's episodes; the last is None where they are one."""
-    entries = [entry for entry in history.epochs if entry.resting is None]
-    first = figure_of(entries[0]) if entries else None
-    return first, figure_of(entries[-1]) if len(entries) > 1 else None
 
 
 def is_measured(history: History) -> bool:

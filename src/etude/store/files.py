@@ -12,49 +12,38 @@ from etude.core.errors import RequestError, StoreError
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` through a temporary file beside it, making the folders on the way.
-
-    Raises StoreError when it cannot be written; the earlier content then stays.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise StoreError(
-            f"{path}: {error.strerror}; free some space or mend the permissions, then resume the run"
-        ) from error
+    """Write `text` to `path`; it is on the disk when this returns. Raises as `draft_of`."""
+    with draft_of(path) as draft, draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
     """A path beside `path` to write a file or folder to; it becomes `path` when the block ends well.
 
-    Raises StoreError when that is not possible; what was at `path` then stays.
+    The folders on the way are made. Raises StoreError when that is not possible; what was at `path` then
+    stays.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield draft
-        if draft.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        draft.replace(path)
+        try:
+            yield draft
+            if draft.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            draft.replace(path)
+        finally:
+            if draft.is_dir():
+                shutil.rmtree(draft, ignore_errors=True)
+            else:
+                draft.unlink(missing_ok=True)
     except OSError as error:
-        why = error.strerror or error
         raise StoreError(
-            f"{path} cannot be written: {why}; free some space or choose another folder"
+            f"{path} cannot be written: {error.strerror or error}; free some space, mend the permissions or "
+            "choose another folder"
         ) from error
-    finally:
-        if draft.is_dir():
-            shutil.rmtree(draft, ignore_errors=True)
-        else:
-            draft.unlink(missing_ok=True)
 
 
 def write_new_files(folder: Path, contents: Mapping[str, str]) -> list[Path]:

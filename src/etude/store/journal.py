@@ -12,15 +12,13 @@ import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias
 
 from etude.core.errors import StoreError
-from etude.store.database import Delete, Operation, Put, Waiter, Writer, open_database, store_error
+from etude.store.database import Bound, Delete, Operation, Put, Waiter, Writer, open_database, store_error
 
 Json: TypeAlias = Any
 """A value that survives `json.dumps` and `json.loads`."""
-
-T = TypeVar("T")
 
 _PAGE = 256
 
@@ -43,19 +41,6 @@ class Journal:
         self._writer = None if read_only else Writer(self.path)
         self._running: dict[str, Waiter] = {}
         self._closed = False
-
-    @overload
-    async def step(self, key: str, fn: Callable[[], Awaitable[Json]]) -> Json: ...
-
-    @overload
-    async def step(
-        self,
-        key: str,
-        fn: Callable[[], Awaitable[T]],
-        *,
-        encode: Callable[[T], Json],
-        decode: Callable[[Json], T],
-    ) -> T: ...
 
     async def step(
         self,
@@ -129,18 +114,16 @@ class Journal:
     def scan(self, prefix: str = "") -> Iterator[tuple[str, Json]]:
         """All keys that start with `prefix` and their values, in the order of the keys, a page at a time."""
         first, end = _range(prefix)
-        condition, bounds = "key >= ?", (first,)
         while True:
             rows = self._select(
-                f"SELECT key, value FROM steps WHERE {condition} {'AND key < ?' if end else ''} "
-                f"ORDER BY key LIMIT {_PAGE}",
-                (*bounds, end) if end else bounds,
+                f"SELECT key, value FROM steps WHERE key >= ? AND key < ? ORDER BY key LIMIT {_PAGE}",
+                (first, end),
             )
             for key, text in rows:
                 yield key, json.loads(text)
             if len(rows) < _PAGE:
                 return
-            condition, bounds = "key > ?", (rows[-1][0],)
+            first = _after(rows[-1][0])
 
     async def delete(self, prefix: str) -> None:
         """Delete all keys that start with `prefix`; returns when that is committed.
@@ -153,7 +136,7 @@ class Journal:
 
     async def forget(self, key: str) -> None:
         """Delete one key, so that its step is taken anew; returns when that is committed."""
-        await self._commit(Delete(key, key + "\0"))
+        await self._commit(Delete(key, _after(key)))
 
     async def flush(self) -> None:
         """Wait until all writes that were started are committed or have failed."""
@@ -199,7 +182,7 @@ class Journal:
         rows = self._select("SELECT value FROM steps WHERE key=?", (key,))
         return rows[0][0] if rows else None
 
-    def _select(self, statement: str, bounds: tuple[str, ...]) -> list[Any]:
+    def _select(self, statement: str, bounds: tuple[Bound, ...]) -> list[Any]:
         if self._closed:
             raise StoreError(f"{self.path}: the journal is closed")
         try:
@@ -216,12 +199,17 @@ def _dumps(key: str, value: Json) -> str:
         raise TypeError(f"the value of step {key!r} cannot be kept as JSON: {error}") from error
 
 
-def _range(prefix: str) -> tuple[str, str | None]:
-    """Bounds `[first, end)` of the keys that start with `prefix`; an end of None is no bound."""
+def _after(key: str) -> str:
+    """The least key after this one."""
+    return key + "\0"
+
+
+def _range(prefix: str) -> tuple[str, Bound]:
+    """Bounds `[first, end)` of the keys that start with `prefix`."""
     for length in range(len(prefix), 0, -1):
         following = ord(prefix[length - 1]) + 1
         if 0xD800 <= following <= 0xDFFF:
             following = 0xE000  # Surrogates are no characters and cannot be stored.
         if following <= 0x10FFFF:
             return prefix, prefix[: length - 1] + chr(following)
-    return prefix, None
+    return prefix, b""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -19,10 +18,16 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         """Take the lock at `path`. Raises StoreError when another process has it."""
         self._file: int | None = _open(path)
-        if not _lock(self._file):
-            holder = _holder_text(path)
-            os.close(self._file)
-            self._file = None
+        # Tried a few times: a listing of runs holds the lock for an instant to see if it is free.
+        for _ in range(_TRIES):
+            if _try_lock(self._file):
+                break
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            self.release()
+            pid = _read_pid(path)
+            holder = f"process {pid}" if pid else "another process"
+            holder = "this process already" if pid == os.getpid() else holder
             raise StoreError(
                 f"run {path.parent.name} is in use by {holder}; "
                 f"wait for it to end, or stop it, then type the command again"
@@ -48,27 +53,11 @@ def locked_by(path: Path) -> int | None:
         os.close(file)
 
 
-def _holder_text(path: Path) -> str:
-    pid = _read_pid(path)
-    if pid == os.getpid():
-        return "this process already"
-    return f"process {pid}" if pid else "another process"
-
-
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}; the run folder must be writable") from error
-
-
-def _lock(file: int) -> bool:
-    """Take the lock. Tried a few times: a listing of runs holds it for an instant to see if it is free."""
-    for _ in range(_TRIES):
-        if _try_lock(file):
-            return True
-        time.sleep(_PAUSE_SECONDS)
-    return False
 
 
 def _try_lock(file: int) -> bool:
@@ -85,6 +74,7 @@ def _try_lock(file: int) -> bool:
 
 def _read_pid(path: Path) -> int:
     """The process id in a lock file; 0 when there is none yet."""
-    with contextlib.suppress(OSError, ValueError):
+    try:
         return int(path.read_text())
-    return 0
+    except (OSError, ValueError):
+        return 0

@@ -65,7 +65,7 @@ class RunFolder:
         StoreError when the folder cannot be written.
         """
         root = Path(root)
-        path = root / (new_run_name(root) if name is None else check_run_name(name))
+        path = root / (new_run_name(root) if name is None else _run_name(name))
         if (path / DATABASE).exists():
             raise RequestError(
                 f"run {path} exists already; go on with it: etude resume {shlex.quote(str(path))}, or choose "
@@ -75,7 +75,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}; the output folder must be writable") from error
-        run = cls._open(path)
+        run = cls._locked(path)
         try:
             if config_yaml is not None:
                 run.write_text("config.yml", config_yaml)
@@ -92,7 +92,7 @@ class RunFolder:
         Raises RequestError when there is no run there, StoreError when another process uses it, its
         database is damaged or of another schema version.
         """
-        return cls._open(require_run(Path(path)))
+        return cls._locked(_existing(path))
 
     @classmethod
     def read(cls, path: Path | str) -> RunFolder:
@@ -100,18 +100,17 @@ class RunFolder:
 
         Raises RequestError when there is no run there, StoreError when it cannot be read.
         """
-        path = require_run(Path(path))
+        path = _existing(path)
         return cls(path, Journal(path / DATABASE, read_only=True), None)
 
     @classmethod
-    def _open(cls, path: Path) -> RunFolder:
+    def _locked(cls, path: Path) -> RunFolder:
         lock = RunLock(path / LOCK)
         try:
-            journal = Journal(path / DATABASE)
+            return cls(path, Journal(path / DATABASE), lock)
         except StoreError:
             lock.release()
             raise
-        return cls(path, journal, lock)
 
     @property
     def name(self) -> str:
@@ -160,8 +159,9 @@ class RunFolder:
         self.close()
 
 
-def require_run(path: Path) -> Path:
-    """`path` itself when it is a run folder. Raises RequestError naming the runs that there are."""
+def _existing(path: Path | str) -> Path:
+    """The path of a run folder. Raises RequestError naming the runs that there are where it is none."""
+    path = Path(path)
     if (path / DATABASE).is_file():
         return path
     root = path if path.is_dir() else path.parent
@@ -181,16 +181,15 @@ def new_run_name(root: Path) -> str:
     return candidate
 
 
-def check_run_name(name: str) -> str:
+def _run_name(name: str) -> str:
     """`name` itself. Raises RequestError when it would not make one folder."""
-    is_text = bool(name.strip()) and name.isprintable()
-    if not is_text or name.startswith(".") or any(character in name for character in "/\\:"):
+    if not name.strip() or not name.isprintable() or name.startswith(".") or set(name) & set("/\\:"):
         raise RequestError(f"{name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
     return name
 
 
-def describe_environment(*, seed: int | None = None, folder: Path | None = None) -> dict[str, Any]:
-    """Python, packages, machine, and the git commit of `folder` (the current one by default).
+def describe_environment(*, seed: int | None = None) -> dict[str, Any]:
+    """Python, packages, machine, and the git commit of the current folder.
 
     Environment variables are left out on purpose: they hold keys.
     """
@@ -202,28 +201,18 @@ def describe_environment(*, seed: int | None = None, folder: Path | None = None)
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "seed": seed,
-        "git": git_state(folder or Path.cwd()),
+        "git": git_state(Path.cwd()),
         "packages": {name: packages[name] for name in sorted(filter(None, packages), key=str.lower)},
     }
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """`{"commit", "dirty"}` of the checkout that `folder` is in; None outside of one, or without git."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if not commit:
-        return None
-    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
+    git = ["git", "-C", str(folder)]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": _GIT_SECONDS, "check": True}
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], **options)
+        status = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], **options)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() if answer.returncode == 0 else None
+    return {"commit": commit.stdout.strip(), "dirty": bool(status.stdout.strip())}

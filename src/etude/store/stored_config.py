@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from etude.config.document import copied, read_document
+from etude.config.document import read_document
 from etude.config.load import MASK, parse_config
 from etude.config.schema import Config
 from etude.core.errors import RequestError, StoreError
@@ -24,11 +24,28 @@ RESULT = "evaluation.json"
 _REQUEST = "request.json"
 
 
-def stored_data(run: Path) -> dict[str, Any]:
-    """The content of the run's `config.yml`. Raises RequestError when there is none."""
-    if not (run / CONFIG).is_file():
-        raise RequestError(f"{run} has no {CONFIG}: it was not made by `etude train` or `etude evaluate`")
-    return read_document(run / CONFIG).data
+def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
+    """The content of the run's `config.yml`. Without one, nothing, or RequestError where it is `required`."""
+    if (run / CONFIG).is_file():
+        return read_document(run / CONFIG).data
+    if not required:
+        return {}
+    raise RequestError(f"{run} has no {CONFIG}: it was not made by `etude train` or `etude evaluate`")
+
+
+def evaluators_of(data: Mapping[str, Any]) -> list[str]:
+    """The evaluators in a run's config, by their names."""
+    return list((data.get("eval") or {}).get("evaluators") or {})
+
+
+def reward_name(data: Mapping[str, Any]) -> str | None:
+    """The evaluator whose score is the reward in a run; None where there is no single one."""
+    return ((data.get("finetuning") or {}).get("reward_function") or {}).get("name")
+
+
+def target_names(data: Mapping[str, Any]) -> list[str | None]:
+    """The targets of a run that trains several models; None alone where it trains one."""
+    return [*((data.get("finetuning") or {}).get("targets") or {})] or [None]
 
 
 def model_config(run: Path, target_name: str | None = None) -> Config:
@@ -75,14 +92,11 @@ def is_local(run: Path, target_name: str | None = None) -> bool:
 
 def _names(finetuning: Mapping[str, Any], target_name: str | None) -> dict[str, Any]:
     """The entries that a target, or the run, is trained with."""
+    block, model = finetuning, "target_model"
     if target_name is not None:
-        target = (finetuning.get("targets") or {}).get(target_name) or {}
-        return {key: target.get(key) for key in ("model", "trajectory_builder", "trainer_adapter")}
-    return {
-        "model": finetuning.get("target_model"),
-        "trajectory_builder": finetuning.get("trajectory_builder"),
-        "trainer_adapter": finetuning.get("trainer_adapter"),
-    }
+        block, model = (finetuning.get("targets") or {}).get(target_name) or {}, "model"
+    others = {key: block.get(key) for key in ("trajectory_builder", "trainer_adapter")}
+    return {"model": block.get(model), **others}
 
 
 def _entry(data: Mapping[str, Any], section: str, name: Any) -> Mapping[str, Any]:
@@ -90,15 +104,11 @@ def _entry(data: Mapping[str, Any], section: str, name: Any) -> Mapping[str, Any
     return entry if isinstance(entry, dict) else {}
 
 
-def without_secrets(data: dict[str, Any]) -> dict[str, Any]:
+def without_secrets(value: Any) -> Any:
     """The data without the keys whose values are not kept in run folders."""
-    return dict(_clean(copied(data)))
-
-
-def _clean(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _clean(item) for key, item in value.items() if item != MASK}
-    return [_clean(item) for item in value] if isinstance(value, list) else value
+        return {key: without_secrets(item) for key, item in value.items() if item != MASK}
+    return [without_secrets(item) for item in value] if isinstance(value, list) else value
 
 
 class EvaluationRequest(BaseModel):

@@ -14,18 +14,18 @@ from etude.store.figures import (
     TRAINING,
     VALIDATION,
     Entry,
-    before_and_after,
     best_version,
     failed_counts,
-    first_and_last_epoch,
+    figure_of,
     is_measured,
     last_version,
     measured,
+    name_of,
     version_of,
     with_rewards,
 )
 from etude.store.journal import Journal
-from etude.store.log import EpochLog, histories
+from etude.store.log import histories
 
 CUT_OFF_SHARE = 0.2
 """Of all answers: more that were cut off at the limit of tokens are worth a warning."""
@@ -46,18 +46,19 @@ def summary_of(history: History) -> dict[str, Any]:
     the best of those that were, None where none was. `warnings` are sentences.
     """
     best, last = best_version(history), last_version(history)
-    before, after = before_and_after(history)
-    first_epoch, last_epoch = first_and_last_epoch(history)
+    before = [figure_of(entry) for entry in history.validations if entry.epoch == 0]
+    after = [figure_of(entry) for entry in history.validations if entry.epoch > 0]
+    epochs = [figure_of(entry) for entry in history.epochs if entry.resting is None]
     return {
         "run_id": history.run_id,
         "epochs_trained": len(history.trained),
         "epochs_skipped": len(history.skipped),
         "skip_reasons": sorted({entry.skipped for entry in history.skipped if entry.skipped is not None}),
         "measured_on": VALIDATION if history.validations else TRAINING,
-        "before": before,
-        "after": after,
-        "first_epoch": first_epoch,
-        "last_epoch": last_epoch,
+        "before": before[0] if before else None,
+        "after": after[-1] if after else None,
+        "first_epoch": epochs[0] if epochs else None,
+        "last_epoch": epochs[-1] if len(epochs) > 1 else None,
         "is_measured": is_measured(history),
         "best_version": None if best is None else best.model_dump(mode="json"),
         "last_version": None if last is None else last.model_dump(mode="json"),
@@ -67,8 +68,9 @@ def summary_of(history: History) -> dict[str, Any]:
 
 def summary_in(journal: Journal, run_id: str) -> dict[str, Any]:
     """The run that a journal is of, in numbers: `summary_of`, or of several targets `summary_of_targets`."""
-    targets = histories(journal, run_id)
-    return summary_of_targets(run_id, targets) if targets else summary_of(EpochLog(journal).history(run_id))
+    by_target = histories(journal, run_id)
+    targets = {name: history for name, history in by_target.items() if name is not None}
+    return summary_of_targets(run_id, targets) if targets else summary_of(by_target[None])
 
 
 def summary_of_targets(run_id: str, histories: Mapping[str, History]) -> dict[str, Any]:
@@ -101,12 +103,10 @@ def new_warnings(entries: Sequence[Entry], run: Path) -> list[str]:
     if not entries:
         return []
     entry, earlier = entries[-1], entries[:-1]
-    texts = []
     collapse = collapse_of(entries)
-    if collapse is not None and collapse_of(earlier) is None:
-        texts.append(collapse)
+    texts = [] if collapse is None or collapse_of(earlier) is not None else [collapse]
     texts += [
-        f"{_name(entry)}: {text}"
+        f"{name_of(entry)}: {text}"
         for say in (_flat, _cut_off)
         if (text := say(entry)) is not None and not (earlier and say(earlier[-1]))
     ]
@@ -114,7 +114,7 @@ def new_warnings(entries: Sequence[Entry], run: Path) -> list[str]:
     causes = causes_in([entry])
     if any(_cause_key(cause) not in known for cause in causes):
         texts.append(
-            f"{_name(entry)}: {_failures(entry, causes)}. One of them: {show_command(run, causes[0])}"
+            f"{name_of(entry)}: {_failures(entry, causes)}. One of them: {show_command(run, causes[0])}"
         )
     return texts
 
@@ -224,13 +224,7 @@ def _by_entry(entries: Sequence[Entry], say: Callable[[Entry], str | None]) -> l
         return []
     more = len(concerned) - 1
     others = "" if not more else f" (and {more} other)" if more == 1 else f" (and {more} others)"
-    return [f"{_name(concerned[-1])}{others}: {say(concerned[-1])}"]
-
-
-def _name(entry: Entry) -> str:
-    if isinstance(entry, ValidationEntry):
-        return "validation before training" if entry.epoch == 0 else f"validation after epoch {entry.epoch}"
-    return f"epoch {entry.epoch}"
+    return [f"{name_of(concerned[-1])}{others}: {say(concerned[-1])}"]
 
 
 def _cause_key(cause: Mapping[str, Any]) -> tuple[str, str]:

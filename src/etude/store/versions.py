@@ -19,7 +19,7 @@ from etude.store.figures import best_version, last_version
 
 BEST, LAST, BASE = "best", "last", "base"
 
-_NUMBER = re.compile(r"v?(\d+)")
+_NUMBER = re.compile(r"v?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,41 +67,34 @@ def choose_version(run: Path, wish: str = "") -> RunVersion:
     histories = histories_of(run)
     target, wish = _target_in(wish, run, histories)
     history = histories[target]
-    known = {
-        entry.version.number: entry.version
-        for entry in history.epochs
-        if entry.version is not None and entry.version.number
-    }
     if wish in (BASE, "v0", "0"):
         return RunVersion(run, None, target)
     if wish in (BEST, LAST, ""):
         version, choice = _best_or_last(wish, history, run, target)
         return RunVersion(run, version, target, choice)
-    match = _NUMBER.fullmatch(wish)
-    number = int(match[1]) if match else None
-    if number is None:
-        raise RequestError(
-            f"'{wish}' is no version; write {BEST}, {LAST}, {BASE}, or a number: {_listed(known)}"
-        )
-    if number not in known:
-        raise RequestError(f"run {run.name} has no version v{number}; it has {_listed(known)}")
-    require_kept(run, known[number])
-    return RunVersion(run, known[number], target)
+    known = {entry.version.number: entry.version for entry in history.epochs if entry.version is not None}
+    numbers = _listed(number for number in known if number)
+    if _NUMBER.fullmatch(wish) is None:
+        raise RequestError(f"'{wish}' is no version; write {BEST}, {LAST}, {BASE}, or a number: {numbers}")
+    version = known.get(int(wish.removeprefix("v")))
+    if version is None:
+        raise RequestError(f"run {run.name} has no version v{wish.removeprefix('v')}; it has {numbers}")
+    require_kept(run, version)
+    return RunVersion(run, version, target)
 
 
 def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) -> tuple[str | None, str]:
     """The target that a wish names, and the rest of it."""
-    targets = [name for name in histories if name is not None]
-    if not targets:
+    if None in histories:
         return None, wish
     name, _, rest = wish.partition(":")
-    if name in targets:
+    if name in histories:
         return name, rest
+    known = [
+        f"{target}:{LAST if best_version(history) is None else BEST}" for target, history in histories.items()
+    ]
     raise RequestError(
-        f"run {run.name} trains several models; say which and what version: "
-        + ", ".join(
-            f"{target}:{LAST if best_version(histories[target]) is None else BEST}" for target in targets
-        )
+        f"run {run.name} trains several models; say which and what version: {', '.join(known)}"
     )
 
 
@@ -147,13 +140,12 @@ def _best_or_last(
             f"{whose}:{LAST} is the last one, v{last.number}. Runs with held-out examples under "
             "'finetuning.run_configuration.validation_dataset' measure them"
         )
-    chosen = last if wish == LAST or best is None else best
     if wish == LAST:
-        choice = "the last version"
+        chosen, choice = last, "the last version"
     elif best is None:
-        choice = "the last version; none was measured after it was trained"
+        chosen, choice = last, "the last version; none was measured after it was trained"
     else:
-        choice = "the version with the best validation"
+        chosen, choice = best, "the version with the best validation"
     if not chosen.number:
         return None, f"{choice}, which is the base model: no trained version has done better"
     require_kept(run, chosen)
