@@ -8,20 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _GAP = "  "
 _INDENT = "    "
-
-AND = "&&"
-"""Between two commands, in the words of a hint."""
 
 
 def say(text: str = "") -> None:
@@ -46,28 +41,14 @@ def emit(data: Any) -> None:
     print(json.dumps(finite(data), ensure_ascii=False, allow_nan=False, default=str), flush=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """A command to type next."""
-
-    name: str
-    """The function in `etude.cli.hints` that made it."""
-    words: tuple[str, ...]
-
-    @property
-    def command(self) -> str:
-        """As one types it in a shell."""
-        return " ".join(word if word == AND else shlex.quote(word) for word in self.words)
-
-    @property
-    def line(self) -> str:
-        """As it is printed."""
-        return f"next: {self.command}"
+def next_line(command: str) -> str:
+    """What to type next, as it is printed."""
+    return f"next: {command}"
 
 
-def next_step(hint: Hint) -> None:
+def next_step(command: str) -> None:
     """The last line: what to type next."""
-    print(f"\n{hint.line}", flush=True)
+    say(f"\n{next_line(command)}")
 
 
 def table(
@@ -108,6 +89,15 @@ def path_shown(path: Path) -> str:
     path = path if path.is_absolute() else here / path
     shown = str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
     return f"./{shown}" if shown.startswith("-") else shown
+
+
+def unused(folder: Path, separator: str = "_") -> Path:
+    """The folder, or the same with a number after its name, that does not exist yet."""
+    count, free = 1, folder
+    while free.exists():
+        count += 1
+        free = folder.with_name(f"{folder.name}{separator}{count}")
+    return free
 
 
 def line_width() -> int | None:

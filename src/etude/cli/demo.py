@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from etude.cli import hints
 from etude.cli.command import AsJson, run_async, then
-from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.cli.console import emit, next_step, path_shown, say, table, unused
 from etude.core.stats import shown_mean
 
 if TYPE_CHECKING:
     from etude.demo.report import DemoReport
 
 
-class Task(StrEnum):
-    """The task to learn."""
-
-    CALCULATOR = "calculator"
-    TICTACTOE = "tictactoe"
-    SORT = "sort"
-
-
-class Method(StrEnum):
-    """The algorithm to learn it with."""
-
-    GRPO = "grpo"
-    DPO = "dpo"
-    EXPERT_ITERATION = "expert_iteration"
+Task = Literal["calculator", "tictactoe", "sort"]
+Method = Literal["grpo", "dpo", "expert_iteration"]
 
 
 def demo(
-    task: Annotated[Task, typer.Option(help="What is learnt.")] = Task.CALCULATOR,
-    method: Annotated[Method, typer.Option(help="How it is learnt.")] = Method.GRPO,
+    task: Annotated[Task, typer.Option(help="What is learnt.")] = "calculator",
+    method: Annotated[Method, typer.Option(help="How it is learnt.")] = "grpo",
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for everything; by default demo-TASK here.")
@@ -52,15 +38,14 @@ def demo(
     on a busy machine 199 s.
     """
     from etude.demo.demo import run_demo
-    from etude.demo.tasks import TASKS, new_folder
+    from etude.demo.tasks import TASKS
     from etude.report.progress import progress_for
 
-    folder = (out or new_folder(task, Path())).absolute()
+    folder = (out or unused(Path(f"demo-{task}"), "-")).absolute()
     if not as_json:
         say(f"A tiny model, made from scratch on this machine, {TASKS[task].introduction}.")
         say(f"Everything is written to {path_shown(folder)}.\n")
-    anew = functools.partial(hints.demo_again, task.value, method.value, seed, out)
-    with then(anew), progress_for(json=as_json) as progress:
+    with then(lambda: hints.demo_again(task, method, seed, out)), progress_for(json=as_json) as progress:
         report = run_async(run_demo(task, method, seed, folder, progress))
     if as_json:
         emit({"event": "demo", "task": task, "method": method, "seed": seed, **report.as_json()})

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, run_async, then
+from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, refuse, run_async, then
 from etude.cli.console import emit, next_step, path_shown, say, table, warn
-from etude.cli.figures import show_causes, show_retries
+from etude.cli.figures import show_troubles
 from etude.cli.train import run_configuration
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def evaluate(
     from etude.verbs import request_of
 
     if rescore is not None:
-        _refuse_with_rescore(model=model, dataset=dataset, name=name, greedy=greedy or None)
+        refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
         run = find_run(rescore, output_dir)
         settings = load_config(config or run / CONFIG, override or ())
         _rescore(run, settings, phase, as_json=as_json, per_example=per_example)
@@ -120,7 +120,6 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_e
     """The scores as a table, or as a JSON object."""
     from etude.loop.evaluation import item_rows
     from etude.report.figure_lines import shown_bounds
-    from etude.store.summary import cut_off_in
 
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
@@ -141,11 +140,8 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_e
     how = "greedy" if evaluation.greedy else "sampled"
     title = f"{evaluation.model}, {how}, {evaluation.repeat} × {evaluation.examples} examples"
     table(("evaluator", "mean", "95 % interval", "examples", "scored", "unscored"), rows, title=title)
-    cut_off = cut_off_in(evaluation.output.calls)
-    if cut_off is not None:
-        say(f"warning         {cut_off}")
-    show_retries(evaluation.output.calls.get("retries", 0))
-    show_causes(Path(facts["run"]), [cause.model_dump() for cause in evaluation.output.causes])
+    causes = [cause.model_dump() for cause in evaluation.output.causes]
+    show_troubles(Path(facts["run"]), evaluation.output.calls, causes)
 
 
 def _show_examples(evaluation: Evaluation) -> None:
@@ -176,11 +172,3 @@ def _short(value: Any) -> str | None:
 def _beside(as_json: bool) -> Any:
     """Where progress goes: beside the JSON object, not into it."""
     return sys.stderr if as_json else None
-
-
-def _refuse_with_rescore(**given: Any) -> None:
-    from etude.core.errors import RequestError
-
-    for name, value in given.items():
-        if value is not None:
-            raise RequestError(f"--{name} has no meaning with --rescore, which runs no agent")

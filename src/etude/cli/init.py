@@ -76,6 +76,6 @@ def import_nat(
         say(f"  {where}: {note.message}")
     missing = missing_variables(folder / "config.yml")
     if missing:
-        say(f"\nput {', '.join(missing)} into the environment first: {hints.check_project(folder).command}")
+        say(f"\nput {', '.join(missing)} into the environment first: {hints.check_project(folder)}")
     else:
         next_step(hints.check_project(folder))
