@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -48,24 +49,25 @@ def demo(
     with then(lambda: hints.demo_again(task, method, seed, out)), progress_for(json=as_json) as progress:
         report = run_async(run_demo(task, method, seed, folder, progress))
     if as_json:
-        emit({"event": "demo", "task": task, "method": method, "seed": seed, **report.as_json()})
+        emit({"event": "demo", "task": task, "method": method, "seed": seed, **asdict(report)})
     else:
         _show(report)
 
 
 def _show(report: DemoReport) -> None:
     rows = []
-    for name, before in report.before.scores().items():
-        after, greedy = report.after.scores()[name], report.greedy.scores()[name]
-        rows.append((_label(name, report), *map(_interval, (before, after, greedy)), after["n"]))
+    for name, before in report.before["scores"].items():
+        after, greedy = report.after["scores"][name], report.greedy["scores"][name]
+        label = f"{name} (reward)" if name == report.before["reward"] else name
+        rows.append((label, *map(_interval, (before, after, greedy)), after["n"]))
     for variant in report.variants:
-        for name, before in variant.before.scores().items():
-            after = variant.after.scores()[name]
+        for name, before in variant.before["scores"].items():
+            after = variant.after["scores"][name]
             rows.append((f"{name}, {variant.name}", _interval(before), _interval(after), "", after["n"]))
     say()
     title = "mean and 95 % interval over held-out episodes, at temperature 1"
     table(("", "before", "after", "after, greedy", "episodes"), rows, title=title)
-    for shown in report.shown:
+    for shown in report.episodes:
         say(f"example {shown.example}")
         for when, lines in (("before", shown.before), ("after", shown.after)):
             say(f"  {when}")
@@ -77,10 +79,6 @@ def _show(report: DemoReport) -> None:
     say(f"agent, config   {path_shown(report.folder)}")
     say(f"took            {report.seconds:.0f} s")
     next_step(hints.new_project())
-
-
-def _label(name: str, report: DemoReport) -> str:
-    return f"{name} (reward)" if name == report.before.reward else name
 
 
 def _interval(scores: dict[str, Any]) -> str:

@@ -71,7 +71,8 @@ def evaluate(
         raise RequestError("--phase goes with --rescore RUN")
     overrides = [*(override or ())]
     if dataset is not None:
-        overrides += [*run_configuration(dataset=dataset), _NO_VALIDATION]
+        no_validation = "finetuning.run_configuration.validation_dataset=null"
+        overrides += [*run_configuration(dataset=dataset), no_validation]
     settings, request, version = request_of(
         config, overrides, model, output_dir, repeat=repeat, greedy=greedy
     )
@@ -81,9 +82,6 @@ def evaluate(
         evaluate_in(settings, folder, request, as_json=as_json, per_example=per_example)
 
 
-_NO_VALIDATION = "finetuning.run_configuration.validation_dataset=null"
-
-
 def evaluate_in(
     settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool, per_example: bool
 ) -> None:
@@ -91,7 +89,8 @@ def evaluate_in(
     from etude.loop.evaluation import evaluate
     from etude.report.progress import progress_for
 
-    with then(lambda: hints.resume(run.path)), progress_for(stream=_beside(as_json)) as progress:
+    shown = progress_for(stream=sys.stderr if as_json else None)
+    with then(lambda: hints.resume(run.path)), shown as progress:
         evaluation = run_async(evaluate(settings, run, request, progress=progress))
     _show(evaluation, {"run": str(run.path)}, as_json=as_json, per_example=per_example)
     if not as_json:
@@ -105,11 +104,9 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, p
     from etude.report.progress import progress_for
     from etude.store.run_folder import RunFolder
 
-    with (
-        RunFolder.open(run) as folder,
-        then(hints.again),
-        progress_for(stream=_beside(as_json)) as progress,
-    ):
+    # With --json, progress goes beside the object, not into it.
+    shown = progress_for(stream=sys.stderr if as_json else None)
+    with RunFolder.open(run) as folder, then(hints.again), shown as progress:
         scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))
     _show(evaluation, {"run": str(run), "phase": scored}, as_json=as_json, per_example=per_example)
     if not as_json:
@@ -126,17 +123,11 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_e
         return
     if per_example:
         _show_examples(evaluation)
-    rows = [
-        (
-            name + (" (reward)" if name == evaluation.reward else ""),
-            scores["mean"],
-            shown_bounds(scores["low"], scores["high"]),
-            scores["n"],
-            scores["scored"],
-            scores["unscored"],
-        )
-        for name, scores in evaluation.scores().items()
-    ]
+    rows = []
+    for name, scores in evaluation.scores().items():
+        label = f"{name} (reward)" if name == evaluation.reward else name
+        bounds = shown_bounds(scores["low"], scores["high"])
+        rows.append((label, scores["mean"], bounds, scores["n"], scores["scored"], scores["unscored"]))
     how = "greedy" if evaluation.greedy else "sampled"
     title = f"{evaluation.model}, {how}, {evaluation.repeat} × {evaluation.examples} examples"
     table(("evaluator", "mean", "95 % interval", "examples", "scored", "unscored"), rows, title=title)
@@ -148,16 +139,12 @@ def _show_examples(evaluation: Evaluation) -> None:
     from etude.loop.evaluation import item_rows
 
     names = list(evaluation.scores())
-    rows = [
-        (
-            row["id"] if evaluation.repeat == 1 else f"{row['id']} #{row['generation']}",
-            *(row["scores"][name] for name in names),
-            _short(row["output"]),
-            _short(row["expected"]),
-            _short("; ".join(dict.fromkeys(row["errors"].values())) or None),
-        )
-        for row in item_rows(evaluation.output)
-    ]
+    rows = []
+    for row in item_rows(evaluation.output):
+        label = row["id"] if evaluation.repeat == 1 else f"{row['id']} #{row['generation']}"
+        failure = "; ".join(dict.fromkeys(row["errors"].values())) or None
+        texts = map(_short, (row["output"], row["expected"], failure))
+        rows.append((label, *(row["scores"][name] for name in names), *texts))
     columns = ("example", *names, "output", "expected", "failure")
     table(columns, rows, sentences=("output", "expected", "failure"))
 
@@ -167,8 +154,3 @@ def _short(value: Any) -> str | None:
         return None
     text = "".join(letter if letter.isprintable() else "·" for letter in " ".join(str(value).split()))
     return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
-
-
-def _beside(as_json: bool) -> Any:
-    """Where progress goes: beside the JSON object, not into it."""
-    return sys.stderr if as_json else None

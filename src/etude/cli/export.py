@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -69,16 +70,8 @@ def _export_model(run: Path, version: str, out: Path | None, lora: bool, as_json
     files = export_model(wanted, folder, lora_only=lora)
     warning = collapse_in(histories_of(run)[wanted.target])
     if as_json:
-        emit(
-            {
-                "folder": str(folder),
-                "version": wanted.number,
-                "choice": wanted.choice or None,
-                "lora_only": lora,
-                "files": files,
-                "warning": warning,
-            }
-        )
+        facts = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
+        emit({**facts, "lora_only": lora, "files": files, "warning": warning})
         return
     say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
     if warning is not None:
@@ -155,14 +148,7 @@ def transcripts(
     with RunFolder.read(path) as folder:
         written = write_transcripts(folder, phase, folder=out, format=format, limit=limit, raw=raw)
     if as_json:
-        emit(
-            {
-                "folder": str(written.folder),
-                "phase": written.phase,
-                "files": written.files,
-                "failed": written.failed,
-            }
-        )
+        emit(asdict(written))
         return
     say(f"wrote           {len(written.files)} transcripts of {written.phase}")
     if written.failed:

@@ -59,13 +59,8 @@ def import_nat(
     imported = import_nat(config, workflow=workflow, model=model)
     written = write_project(imported, config, folder)
     if as_json:
-        emit(
-            {
-                "folder": str(folder.absolute()),
-                "files": [path.name for path in written],
-                "notes": [note.model_dump(mode="json") for note in imported.notes],
-            }
-        )
+        notes = [note.model_dump(mode="json") for note in imported.notes]
+        emit({"folder": str(folder.absolute()), "files": [path.name for path in written], "notes": notes})
         return
     for path in written:
         say(f"wrote {path_shown(path)}")

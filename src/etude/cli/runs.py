@@ -90,17 +90,10 @@ def compare(
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
     by_evaluators = [paired_differences(paths[0], path) for path in paths[1:]]
     if as_json:
-        emit(
-            {
-                "runs": [run_facts.as_json() for run_facts in facts],
-                "settings": settings,
-                "differences": [difference and asdict(difference) for difference in differences],
-                "evaluator_differences": [
-                    {name: asdict(difference) for name, difference in estimates.items()}
-                    for estimates in by_evaluators
-                ],
-            }
-        )
+        by_name = [{name: asdict(each) for name, each in own.items()} for own in by_evaluators]
+        rewards = [difference and asdict(difference) for difference in differences]
+        both = {"differences": rewards, "evaluator_differences": by_name}
+        emit({"runs": [run_facts.as_json() for run_facts in facts], "settings": settings, **both})
         return
     rows: list[tuple[Any, ...]] = [("state", *map(_state, facts)), ("epochs", *map(_epochs, facts))]
     rows += side_by_side(facts)

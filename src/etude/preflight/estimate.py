@@ -15,7 +15,7 @@ from etude.core.errors import EtudeError
 from etude.core.example import Example
 from etude.core.history import History
 from etude.inference.local import LocalLlmConfig
-from etude.preflight.machine import ModelSize, Work, free_disk, seconds_for, shown_bytes
+from etude.preflight.machine import ModelSize, free_disk, seconds_for, shown_bytes
 from etude.store.episodes import iter_episodes
 from etude.store.facts import list_runs
 from etude.store.log import EpochLog
@@ -78,13 +78,13 @@ def estimate_run(
     elif size is not None:
         llm = config.llms.get(_first_block(config).target_model or "")
         batch = min(most, llm.max_batch) if isinstance(llm, LocalLlmConfig) else most
-        work = Work(
-            prompt_tokens=episodes * each.prompt_tokens,
-            sampled_tokens=episodes * each.completion_tokens,
-            trained_tokens=training * each.tokens if config.finetuning.enabled else 0.0,
+        seconds = seconds_for(
+            size,
+            prompt=episodes * each.prompt_tokens,
+            sampled=episodes * each.completion_tokens,
+            trained=training * each.tokens if config.finetuning.enabled else 0.0,
             batch=max(1, min(batch, episodes)),
         )
-        seconds = seconds_for(size, work)
         assumptions.append(f"this machine's {size.device} as measured now, {batch} episodes at a time")
     elif config.llms:
         seconds = episodes * each.calls * _SECONDS_PER_REMOTE_CALL / most
