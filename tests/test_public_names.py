@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -53,14 +54,14 @@ def test_every_public_name_is_there(name: str):
 def test_what_type_checkers_see_is_what_there_is():
     tree = ast.parse(Path(etude.__file__).read_text())
     guarded = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        alias.name: node.module
-        for node in guarded.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert seen == etude._HOME_OF
+    seen = {}
+    for node in guarded.body:
+        if isinstance(node, ast.ImportFrom):
+            (alias,) = node.names
+            assert alias.asname == alias.name, "a name that is imported by itself is not public to checkers"
+            seen[alias.name] = getattr(importlib.import_module(node.module), alias.name)
     assert {*seen, "__version__"} == set(etude.__all__)
+    assert all(getattr(etude, name) is value for name, value in seen.items())
 
 
 def test_an_unknown_name_is_an_attribute_error():

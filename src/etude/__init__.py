@@ -5,260 +5,113 @@ Everything public is importable from here, and loaded when it is first used.
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# Every public name, with its home: type checkers import them here, and `__getattr__` reads these lines too.
 if TYPE_CHECKING:
-    from etude.algorithms.algorithm import Algorithm, OfGradient
-    from etude.algorithms.distillation import Distillation
-    from etude.algorithms.dpo import Dpo
-    from etude.algorithms.expert_iteration import ExpertIteration
-    from etude.algorithms.grpo import Grpo
-    from etude.algorithms.malt import Malt
-    from etude.algorithms.reinforce_pp import ReinforcePP
-    from etude.algorithms.rloo import Rloo
-    from etude.algorithms.supervised import Supervised
-    from etude.algorithms.trajectory_builder import TrajectoryBuilder
-    from etude.backends.capabilities import Capabilities
-    from etude.backends.trainer_adapter import TrainerAdapter
-    from etude.config.builder import Builder
-    from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
-    from etude.config.finetuning import (
-        FinetuneConfig,
-        TrainerAdapterConfig,
-        TrainerConfig,
-        TrajectoryBuilderConfig,
-    )
-    from etude.config.load import load_config
-    from etude.config.registry import (
-        register_dataset,
-        register_evaluator,
-        register_llm,
-        register_trainer,
-        register_trainer_adapter,
-        register_trajectory_builder,
-        register_workflow,
-    )
-    from etude.config.schema import Config
-    from etude.core.call import ChatRequest, Completion
-    from etude.core.errors import ConfigError, EtudeError, RequestError
-    from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
-    from etude.core.example import Example
-    from etude.core.interfaces import Engine, Evaluator
-    from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-    from etude.core.sample import Pair, Sample, Turn
-    from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-    from etude.groups.openai_group import OpenAiSharedModelGroup
-    from etude.groups.shared import SharedModelGroup
-    from etude.jobs.content import JobNameTakenError
-    from etude.loop.interface import Trainer
-    from etude.loop.trainer import EpochTrainer
-    from etude.rewards.evaluator import evaluator
-    from etude.rollout.episode import Episode, SyncEpisode
-    from etude.rollout.reply import Reply, ToolCall
-    from etude.rollout.workflow import function, workflow
-    from etude.run import Run, TrainedModel
-    from etude.verbs import evaluate, evaluate_async, load_run, resume, resume_async, train, train_async
+    from etude.algorithms.algorithm import Algorithm as Algorithm
+    from etude.algorithms.algorithm import OfGradient as OfGradient
+    from etude.algorithms.distillation import Distillation as Distillation
+    from etude.algorithms.dpo import Dpo as Dpo
+    from etude.algorithms.expert_iteration import ExpertIteration as ExpertIteration
+    from etude.algorithms.grpo import Grpo as Grpo
+    from etude.algorithms.malt import Malt as Malt
+    from etude.algorithms.reinforce_pp import ReinforcePP as ReinforcePP
+    from etude.algorithms.rloo import Rloo as Rloo
+    from etude.algorithms.supervised import Supervised as Supervised
+    from etude.algorithms.trajectory_builder import TrajectoryBuilder as TrajectoryBuilder
+    from etude.backends.capabilities import Capabilities as Capabilities
+    from etude.backends.trainer_adapter import TrainerAdapter as TrainerAdapter
+    from etude.config.builder import Builder as Builder
+    from etude.config.component import DatasetConfig as DatasetConfig
+    from etude.config.component import EvaluatorConfig as EvaluatorConfig
+    from etude.config.component import LlmConfig as LlmConfig
+    from etude.config.component import WorkflowConfig as WorkflowConfig
+    from etude.config.finetuning import FinetuneConfig as FinetuneConfig
+    from etude.config.finetuning import TrainerAdapterConfig as TrainerAdapterConfig
+    from etude.config.finetuning import TrainerConfig as TrainerConfig
+    from etude.config.finetuning import TrajectoryBuilderConfig as TrajectoryBuilderConfig
+    from etude.config.load import load_config as load_config
+    from etude.config.registry import register_dataset as register_dataset
+    from etude.config.registry import register_evaluator as register_evaluator
+    from etude.config.registry import register_llm as register_llm
+    from etude.config.registry import register_trainer as register_trainer
+    from etude.config.registry import register_trainer_adapter as register_trainer_adapter
+    from etude.config.registry import register_trajectory_builder as register_trajectory_builder
+    from etude.config.registry import register_workflow as register_workflow
+    from etude.config.schema import Config as Config
+    from etude.core.call import ChatRequest as ChatRequest
+    from etude.core.call import Completion as Completion
+    from etude.core.errors import ConfigError as ConfigError
+    from etude.core.errors import EtudeError as EtudeError
+    from etude.core.errors import RequestError as RequestError
+    from etude.core.evaluation import EvalInputItem as EvalInputItem
+    from etude.core.evaluation import EvalOutput as EvalOutput
+    from etude.core.evaluation import EvalOutputItem as EvalOutputItem
+    from etude.core.evaluation import EvaluationRunOutput as EvaluationRunOutput
+    from etude.core.example import Example as Example
+    from etude.core.interfaces import Engine as Engine
+    from etude.core.interfaces import Evaluator as Evaluator
+    from etude.core.job import ModelVersion as ModelVersion
+    from etude.core.job import Skipped as Skipped
+    from etude.core.job import TrainingJobRef as TrainingJobRef
+    from etude.core.job import TrainingJobStatus as TrainingJobStatus
+    from etude.core.job import TrainingStatusEnum as TrainingStatusEnum
+    from etude.core.sample import Pair as Pair
+    from etude.core.sample import Sample as Sample
+    from etude.core.sample import Turn as Turn
+    from etude.core.trajectory import DPOItem as DPOItem
+    from etude.core.trajectory import EpisodeItem as EpisodeItem
+    from etude.core.trajectory import EpisodeItemRole as EpisodeItemRole
+    from etude.core.trajectory import Trajectory as Trajectory
+    from etude.core.trajectory import TrajectoryCollection as TrajectoryCollection
+    from etude.groups.openai_group import OpenAiSharedModelGroup as OpenAiSharedModelGroup
+    from etude.groups.shared import SharedModelGroup as SharedModelGroup
+    from etude.jobs.content import JobNameTakenError as JobNameTakenError
+    from etude.loop.interface import Trainer as Trainer
+    from etude.loop.trainer import EpochTrainer as EpochTrainer
+    from etude.rewards.evaluator import evaluator as evaluator
+    from etude.rollout.episode import Episode as Episode
+    from etude.rollout.episode import SyncEpisode as SyncEpisode
+    from etude.rollout.reply import Reply as Reply
+    from etude.rollout.reply import ToolCall as ToolCall
+    from etude.rollout.workflow import function as function
+    from etude.rollout.workflow import workflow as workflow
+    from etude.run import Run as Run
+    from etude.run import TrainedModel as TrainedModel
+    from etude.verbs import evaluate as evaluate
+    from etude.verbs import evaluate_async as evaluate_async
+    from etude.verbs import load_run as load_run
+    from etude.verbs import resume as resume
+    from etude.verbs import resume_async as resume_async
+    from etude.verbs import train as train
+    from etude.verbs import train_async as train_async
 
     __version__: str
 
-_HOMES = {
-    "etude.algorithms.algorithm": (
-        "Algorithm",
-        "OfGradient",
-    ),
-    "etude.algorithms.distillation": ("Distillation",),
-    "etude.algorithms.dpo": ("Dpo",),
-    "etude.algorithms.expert_iteration": ("ExpertIteration",),
-    "etude.algorithms.grpo": ("Grpo",),
-    "etude.algorithms.malt": ("Malt",),
-    "etude.algorithms.reinforce_pp": ("ReinforcePP",),
-    "etude.algorithms.rloo": ("Rloo",),
-    "etude.algorithms.supervised": ("Supervised",),
-    "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
-    "etude.backends.capabilities": ("Capabilities",),
-    "etude.backends.trainer_adapter": ("TrainerAdapter",),
-    "etude.config.builder": ("Builder",),
-    "etude.config.component": (
-        "DatasetConfig",
-        "EvaluatorConfig",
-        "LlmConfig",
-        "WorkflowConfig",
-    ),
-    "etude.config.finetuning": (
-        "FinetuneConfig",
-        "TrainerAdapterConfig",
-        "TrainerConfig",
-        "TrajectoryBuilderConfig",
-    ),
-    "etude.config.load": ("load_config",),
-    "etude.config.registry": (
-        "register_dataset",
-        "register_evaluator",
-        "register_llm",
-        "register_trainer",
-        "register_trainer_adapter",
-        "register_trajectory_builder",
-        "register_workflow",
-    ),
-    "etude.config.schema": ("Config",),
-    "etude.core.call": (
-        "ChatRequest",
-        "Completion",
-    ),
-    "etude.core.errors": (
-        "ConfigError",
-        "EtudeError",
-        "RequestError",
-    ),
-    "etude.core.evaluation": (
-        "EvalInputItem",
-        "EvalOutput",
-        "EvalOutputItem",
-        "EvaluationRunOutput",
-    ),
-    "etude.core.example": ("Example",),
-    "etude.core.interfaces": (
-        "Engine",
-        "Evaluator",
-    ),
-    "etude.core.job": (
-        "ModelVersion",
-        "Skipped",
-        "TrainingJobRef",
-        "TrainingJobStatus",
-        "TrainingStatusEnum",
-    ),
-    "etude.core.sample": (
-        "Pair",
-        "Sample",
-        "Turn",
-    ),
-    "etude.core.trajectory": (
-        "DPOItem",
-        "EpisodeItem",
-        "EpisodeItemRole",
-        "Trajectory",
-        "TrajectoryCollection",
-    ),
-    "etude.groups.openai_group": ("OpenAiSharedModelGroup",),
-    "etude.groups.shared": ("SharedModelGroup",),
-    "etude.jobs.content": ("JobNameTakenError",),
-    "etude.loop.interface": ("Trainer",),
-    "etude.loop.trainer": ("EpochTrainer",),
-    "etude.rewards.evaluator": ("evaluator",),
-    "etude.rollout.episode": (
-        "Episode",
-        "SyncEpisode",
-    ),
-    "etude.rollout.reply": (
-        "Reply",
-        "ToolCall",
-    ),
-    "etude.rollout.workflow": ("function", "workflow"),
-    "etude.run": (
-        "Run",
-        "TrainedModel",
-    ),
-    "etude.verbs": (
-        "evaluate",
-        "evaluate_async",
-        "load_run",
-        "resume",
-        "resume_async",
-        "train",
-        "train_async",
-    ),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Algorithm",
-    "Builder",
-    "Capabilities",
-    "ChatRequest",
-    "Completion",
-    "Config",
-    "ConfigError",
-    "DPOItem",
-    "DatasetConfig",
-    "Distillation",
-    "Dpo",
-    "Engine",
-    "Episode",
-    "EpisodeItem",
-    "EpisodeItemRole",
-    "EpochTrainer",
-    "EtudeError",
-    "EvalInputItem",
-    "EvalOutput",
-    "EvalOutputItem",
-    "EvaluationRunOutput",
-    "Evaluator",
-    "EvaluatorConfig",
-    "Example",
-    "ExpertIteration",
-    "FinetuneConfig",
-    "Grpo",
-    "JobNameTakenError",
-    "LlmConfig",
-    "Malt",
-    "ModelVersion",
-    "OfGradient",
-    "OpenAiSharedModelGroup",
-    "Pair",
-    "ReinforcePP",
-    "Reply",
-    "RequestError",
-    "Rloo",
-    "Run",
-    "Sample",
-    "SharedModelGroup",
-    "Skipped",
-    "Supervised",
-    "SyncEpisode",
-    "ToolCall",
-    "TrainedModel",
-    "Trainer",
-    "TrainerAdapter",
-    "TrainerAdapterConfig",
-    "TrainerConfig",
-    "TrainingJobRef",
-    "TrainingJobStatus",
-    "TrainingStatusEnum",
-    "Trajectory",
-    "TrajectoryBuilder",
-    "TrajectoryBuilderConfig",
-    "TrajectoryCollection",
-    "Turn",
-    "WorkflowConfig",
-    "__version__",
-    "evaluate",
-    "evaluate_async",
-    "evaluator",
-    "function",
-    "load_config",
-    "load_run",
-    "register_dataset",
-    "register_evaluator",
-    "register_llm",
-    "register_trainer",
-    "register_trainer_adapter",
-    "register_trajectory_builder",
-    "register_workflow",
-    "resume",
-    "resume_async",
-    "train",
-    "train_async",
-    "workflow",
-]
+def _homes() -> dict[str, str]:
+    """The module of each public name, as the imports above say."""
+    imports = [
+        node
+        for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("etude.")
+    ]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+_HOMES = _homes()
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value = importlib.import_module("importlib.metadata").version(__name__)
-    elif name in _HOME_OF:
-        value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
     else:
         raise AttributeError(f"module 'etude' has no attribute '{name}'")
     globals()[name] = value

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from etude.config.document import Override
 from etude.config.schema import Config
@@ -114,8 +115,7 @@ async def evaluate_async(
     """
     root = Path(settings.get("output_dir", "runs"))
     if is_config(agent):
-        given = {"reward": reward, "examples": examples, "models": models, "scenario": scenario}
-        refuse(given)
+        refuse({"reward": reward, "examples": examples, "models": models, "scenario": scenario})
         changes = [*overrides, *as_overrides(settings)]
         config, request, _ = request_of(agent, changes, model, root, repeat=repeat, greedy=greedy)
     else:
@@ -126,9 +126,8 @@ async def evaluate_async(
         parts = {"reward": reward, "examples": examples, "model": model, "models": models}
         config = config_of(agent, parts | {"scenario": scenario}, overrides, settings, enabled=False)
         request = _request(version, repeat, greedy)
-    with new_run(config, name, request) as run:
-        async with _shown(progress) as display:
-            await run_evaluation(config, run, request, progress=display)
+    with new_run(config, name, request) as run, _shown(progress) as display:
+        await run_evaluation(config, run, request, progress=display)
     return Run(run.path)
 
 
@@ -162,7 +161,7 @@ async def resume_async(
             await retry_failed(folder)
         if request is None:
             return await train_in(config, folder, progress=progress)
-        async with _shown(progress) as display:
+        with _shown(progress) as display:
             await run_evaluation(config, folder, request, progress=display)
     return Run(path)
 
@@ -186,11 +185,9 @@ async def train_in(
     """
     if not config.finetuning.enabled:
         raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
-    async with _shown(progress) as display:
-        opened = open_runtime(
-            config, run, progress=display, report=report or RunReport(tell=display.message), engines=engines
-        )
-        async with opened as runtime:
+    with _shown(progress) as display:
+        report = report or RunReport(tell=display.message)
+        async with open_runtime(config, run, progress=display, report=report, engines=engines) as runtime:
             trainer = await assemble_trainer(runtime)
             try:
                 await trainer.initialize(run_config=config.finetuning)
@@ -202,13 +199,7 @@ async def train_in(
 
 
 def request_of(
-    source: Any,
-    overrides: Iterable[Override],
-    model: Any,
-    root: Path,
-    *,
-    repeat: int,
-    greedy: bool,
+    source: Any, overrides: Iterable[Override], model: Any, root: Path, *, repeat: int, greedy: bool
 ) -> tuple[Config, EvaluationRequest, RunVersion | None]:
     """A config with `model` in place of its own, the request to evaluate it, and which version it is."""
     changes: list[Override] = [*overrides]
@@ -219,11 +210,10 @@ def request_of(
 
 
 def _request(version: RunVersion | None, repeat: int, greedy: bool) -> EvaluationRequest:
-    if version is None:
-        return EvaluationRequest(repeat=repeat, greedy=greedy)
-    return EvaluationRequest(
-        run=str(version.run), version=version.number, target=version.target, repeat=repeat, greedy=greedy
-    )
+    which: dict[str, Any] = {}
+    if version is not None:
+        which = {"run": str(version.run), "version": version.number, "target": version.target}
+    return EvaluationRequest(repeat=repeat, greedy=greedy, **which)
 
 
 def _version_of(model: Any, root: Path) -> RunVersion | None:
@@ -244,13 +234,10 @@ def _require_success(statuses: list[TrainingJobStatus]) -> None:
             raise TrainingError(f"job {status.run_id} ({status.backend}) ended as '{status.status}'{message}")
 
 
-@asynccontextmanager
-async def _shown(progress: Progress | bool) -> AsyncIterator[Progress]:
+def _shown(progress: Progress | bool) -> AbstractContextManager[Progress]:
     if isinstance(progress, bool):
-        with progress_for() if progress else Progress() as display:
-            yield display
-    else:
-        yield progress
+        return progress_for() if progress else Progress()
+    return nullcontext(progress)
 
 
 def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
@@ -269,42 +256,30 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine that runs in another thread. Ctrl-C cancels it, and waits for its end."""
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
-    outcome: dict[str, Any] = {}
-    context = contextvars.copy_context()
+    waiting = asyncio.current_task()
+    tasks: list[asyncio.Task[T]] = []
 
     async def main() -> T:
-        running.append((asyncio.get_running_loop(), asyncio.current_task()))
-        return await work
-
-    def run() -> None:
-        try:
-            outcome["result"] = context.run(asyncio.run, main())
-        except BaseException as error:  # noqa: BLE001  raised again in the thread that waits
-            outcome["error"] = error
+        task = asyncio.ensure_future(work)
+        tasks.append(task)
+        return await task
 
     def cancel() -> None:
-        while running:
-            loop, task = running.pop()
-            if task is not None:
-                loop.call_soon_threadsafe(task.cancel)
+        while tasks:
+            task = tasks.pop()
+            task.get_loop().call_soon_threadsafe(task.cancel)
 
-    waiting = asyncio.current_task()
-    thread = threading.Thread(target=run, name="etude")
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(0.2)
-            # `asyncio.run` makes a first Ctrl-C a cancellation, which this thread would notice at its end.
-            if waiting is not None and waiting.cancelling():
-                cancel()
-    except KeyboardInterrupt:
-        cancel()
-        thread.join()
-        raise
-    if "error" in outcome:
-        raise outcome["error"]
-    return cast("T", outcome["result"])
+    with ThreadPoolExecutor(1, thread_name_prefix="etude") as executor:
+        future = executor.submit(contextvars.copy_context().run, asyncio.run, main())
+        try:
+            while not futures.wait([future], 0.2).done:
+                # `asyncio.run` makes a first Ctrl-C a cancellation, which this thread would notice too late.
+                if waiting is not None and waiting.cancelling():
+                    cancel()
+        except KeyboardInterrupt:
+            cancel()
+            raise
+    return future.result()
 
 
 train = blocking(train_async)

@@ -5,7 +5,7 @@ import pytest
 from etude.cli.check import about
 from etude.config.load import parse_config
 from etude.preflight.estimate import episode_counts
-from etude.preflight.machine import ModelSize, Work, seconds_for, shown_bytes
+from etude.preflight.machine import ModelSize, seconds_for, shown_bytes
 
 
 def config(**finetuning):
@@ -48,7 +48,7 @@ def test_memory_has_weights_gradient_moments_and_two_copies():
 def test_time_is_steps_and_operations(monkeypatch):
     """A machine of 1e12 operations a second, of which a model gets 0.35e12."""
     monkeypatch.setattr("etude.preflight.machine._operations_per_second", lambda device: 1e12)
-    found = seconds_for(size(parameters=10**9), Work(7000, 800, 3500, batch=8))
+    found = seconds_for(size(parameters=10**9), prompt=7000, sampled=800, trained=3500, batch=8)
     steps = 100 * (2 * 2.5e-3 + max(2 * 10**9 * 8 / 0.35e12, 4 * 10**9 / 1e10))
     prompts, training = 2 * 10**9 * 7000 / 0.35e12, 6 * 10**9 * 3500 / 0.35e12
     assert found == pytest.approx(steps + prompts + training)

@@ -9,19 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etude.cli import (
-    check,
-    dataset,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    init,
-    resume,
-    runs,
-    serve,
-    train,
-)
+from etude.cli import check, dataset, demo, evaluate, export, init, resume, runs, serve, train
 from etude.cli.command import DEBUG, LOG_LEVEL, reported
 from etude.cli.console import remember_typing
 from etude.report.logs import LogLevel, show_logs
@@ -111,7 +99,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     init.import_nat,
     demo.demo,
     check.check,
-    doctor.doctor,
+    check.doctor,
     train.train,
     resume.resume,
     evaluate.evaluate,

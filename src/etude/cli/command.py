@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 import signal
-import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 import typer
 
-from etude.cli.console import Hint
+from etude.cli.console import emit, next_line, warn
 from etude.core.errors import ErrorBudgetExceeded, EtudeError, RequestError
 from etude.report.logs import LogLevel
 
@@ -75,21 +73,18 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
             raise
         except KeyboardInterrupt as stop:
             code = TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
-            _report(stop, "stopped; everything up to here is kept", code, bool(kwargs.get("as_json")))
-            raise typer.Exit(code) from stop
+            raise _report(stop, "stopped; everything up to here is kept", code, kwargs) from stop
         except EtudeError as error:
-            _report(error, f"error: {error}", error.exit_code, bool(kwargs.get("as_json")))
-            raise typer.Exit(error.exit_code) from error
+            raise _report(error, f"error: {error}", error.exit_code, kwargs) from error
         except Exception as error:
             # Whatever was not foreseen: users get a sentence for that too.
-            _report(error, f"error: {_unforeseen(error)}", FAILED, bool(kwargs.get("as_json")))
-            raise typer.Exit(FAILED) from error
+            raise _report(error, f"error: {_unforeseen(error)}", FAILED, kwargs) from error
 
     return run
 
 
 @contextmanager
-def then(hint: Callable[[], Hint], *, kept: str = "") -> Iterator[None]:
+def then(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
     """Add the next command to whatever the work within raises; not to a wrong request.
 
     `kept` is a sentence before that about what was done.
@@ -103,17 +98,18 @@ def then(hint: Callable[[], Hint], *, kept: str = "") -> Iterator[None]:
             error.add_note(kept)
         if isinstance(error, ErrorBudgetExceeded):
             error.add_note("the budget is raised with: -o finetuning.error_budget=…")
-        error.add_note(hint().line)
+        error.add_note(next_line(hint()))
         raise
 
 
-def _report(error: BaseException, sentence: str, code: int, as_json: bool) -> None:
+def _report(error: BaseException, sentence: str, code: int, options: Mapping[str, Any]) -> typer.Exit:
+    """Print what happened in a command with these options, and return the end that it comes to."""
     if DEBUG.get():
         traceback.print_exception(error)
-    if as_json:
-        event = {"event": "error", "type": type(error).__name__, "error": str(error), "exit_code": code}
-        print(json.dumps(event), flush=True)
-    print("\n".join([sentence, *getattr(error, "__notes__", ())]), file=sys.stderr, flush=True)
+    if options.get("as_json"):
+        emit({"event": "error", "type": type(error).__name__, "error": str(error), "exit_code": code})
+    warn("\n".join([sentence, *getattr(error, "__notes__", ())]))
+    return typer.Exit(code)
 
 
 def _unforeseen(error: Exception) -> str:
@@ -138,33 +134,32 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     """
     import asyncio  # Here and not above: `etude --help` need not wait for it.
 
-    results = asyncio.run(_until_terminated(work))
-    if not results:
-        raise Terminated
-    return results[0]
-
-
-async def _until_terminated(work: Coroutine[Any, Any, T]) -> list[T]:
-    """The result in a list; an empty list when SIGTERM came first."""
-    import asyncio
-
-    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     asked_to_end = False
 
-    def end() -> None:
-        nonlocal asked_to_end
-        asked_to_end = True
-        task.cancel()
+    async def main() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
-    # Only the main thread of a system with signals can do this; elsewhere the default holds.
-    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-        loop.add_signal_handler(signal.SIGTERM, end)
-    try:
-        return [await task]
-    except asyncio.CancelledError:
-        if not asked_to_end:
-            raise
-        return []
-    finally:
+        def end() -> None:
+            nonlocal asked_to_end
+            asked_to_end = True
+            if task is not None:
+                task.cancel()
+
+        # Only the main thread of a system with signals can do this; elsewhere the default holds.
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.remove_signal_handler(signal.SIGTERM)
+            loop.add_signal_handler(signal.SIGTERM, end)
+        return await work
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        if asked_to_end:
+            raise Terminated from None
+        raise
+
+
+def refuse(reason: str, **options: object) -> None:
+    """Raise RequestError for the first of these options that is given."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise RequestError(f"--{name} has no meaning with {reason}")

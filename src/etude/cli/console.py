@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shlex
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _GAP = "  "
 _INDENT = "    "
-
-AND = "&&"
-"""Between two commands, in the words of a hint."""
 
 
 def say(text: str = "") -> None:
@@ -46,28 +40,14 @@ def emit(data: Any) -> None:
     print(json.dumps(finite(data), ensure_ascii=False, allow_nan=False, default=str), flush=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """A command to type next."""
-
-    name: str
-    """The function in `etude.cli.hints` that made it."""
-    words: tuple[str, ...]
-
-    @property
-    def command(self) -> str:
-        """As one types it in a shell."""
-        return " ".join(word if word == AND else shlex.quote(word) for word in self.words)
-
-    @property
-    def line(self) -> str:
-        """As it is printed."""
-        return f"next: {self.command}"
+def next_line(command: str) -> str:
+    """What to type next, as it is printed."""
+    return f"next: {command}"
 
 
-def next_step(hint: Hint) -> None:
+def next_step(command: str) -> None:
     """The last line: what to type next."""
-    print(f"\n{hint.line}", flush=True)
+    say(f"\n{next_line(command)}")
 
 
 def table(
@@ -110,12 +90,18 @@ def path_shown(path: Path) -> str:
     return f"./{shown}" if shown.startswith("-") else shown
 
 
+def unused(folder: Path, separator: str = "_") -> Path:
+    """The folder, or the same with a number after its name, that does not exist yet."""
+    count, free = 1, folder
+    while free.exists():
+        count += 1
+        free = folder.with_name(f"{folder.name}{separator}{count}")
+    return free
+
+
 def line_width() -> int | None:
     """Columns of a line, by COLUMNS or the terminal. None in a pipe or a file: lines have no end there."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def table_lines(
@@ -130,20 +116,17 @@ def table_lines(
     Cells that are None stay empty, and numbers stand at the right. Where there is no room for those of the
     columns `sentences`, they stand below their rows, wrapped between words. All others are kept whole.
     """
-    texts = [["" if cell is None else _text(cell) for cell in row] for row in rows]
+    texts = [[_text(cell) for cell in row] for row in rows]
     below: list[list[str]] = [[] for _ in rows]
     widths = _widths(columns, texts)
     if width is not None and _total(widths) > width:
         _move_sentences(columns, texts, below, width, sentences)
         widths = _widths(columns, texts)
         if _total(widths) > width:
-            return [
-                line
-                for row, sentence in zip(texts, below, strict=True)
-                for line in (*_stacked(columns, row, width), *sentence)
-            ]
+            stacked = [_stacked(columns, row, width) for row in texts]
+            return [line for row, more in zip(stacked, below, strict=True) for line in (*row, *more)]
     numeric = [
-        all(isinstance(row[column], int | float | None) for row in rows) for column, _ in enumerate(columns)
+        all(isinstance(row[column], int | float | None) for row in rows) for column in range(len(columns))
     ]
     lines = [_row(columns, widths, numeric), "─" * _total(widths)]
     for row, sentence in zip(texts, below, strict=True):
@@ -185,9 +168,7 @@ def said_once(reasons: Sequence[str | None]) -> list[str | None]:
 
 
 def _widths(columns: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
-    return [
-        max(map(cell_width, (name, *(row[column] for row in texts)))) for column, name in enumerate(columns)
-    ]
+    return [max(map(cell_width, cells)) for cells in zip(columns, *texts, strict=True)]
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -221,25 +202,23 @@ def _row(texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -
     return _GAP.join(cells).rstrip()
 
 
-def _stacked(columns: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
+def _stacked(columns: Sequence[str], row: Sequence[str], width: int) -> list[str]:
     """A row as its first cell, and the others with their names below it, as many to a line as fit."""
-    yield f"{columns[0]} {row[0]}" if row[0].isdecimal() else row[0]
-    line = ""
+    lines = [f"{columns[0]} {row[0]}" if row[0].isdecimal() else row[0], ""]
     for name, text in zip(columns[1:], row[1:], strict=True):
-        if text:
-            pair = f"{name} {text}"
-            if line and cell_width(line + _GAP + pair) > width:
-                yield line
-                line = ""
-            if cell_width(_GAP + pair) > width:
-                yield from (_GAP + name, _INDENT + text)
-            else:
-                line = f"{line or ''}{_GAP}{pair}"
-    if line:
-        yield line
+        pair = f"{_GAP}{name} {text}"
+        if not text:
+            continue
+        if cell_width(pair) > width:
+            lines += [_GAP + name, _INDENT + text, ""]
+        elif lines[-1] and cell_width(lines[-1] + pair) > width:
+            lines.append(pair)
+        else:
+            lines[-1] += pair
+    return [line for line in lines if line]
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,19 +14,10 @@ from etude.cli.command import AsJson, reported, run_async, then
 from etude.cli.console import emit, path_shown, say, table, warn
 
 if TYPE_CHECKING:
-    from etude.inference.openai_compatible import OpenAiEngine
-    from etude.scenarios.buggify import Buggified, BuggifySettings
-    from etude.scenarios.datasets import ProgramsConfig
+    from etude.core.interfaces import Engine
+    from etude.scenarios.buggify import Buggified
 
 app = typer.Typer(help="Make data sets.", no_args_is_help=True, rich_markup_mode=None)
-
-
-class Difficulty(StrEnum):
-    """How hard APPS says that a problem is."""
-
-    INTRODUCTORY = "introductory"
-    INTERVIEW = "interview"
-    COMPETITION = "competition"
 
 
 @app.callback()
@@ -52,7 +43,10 @@ def buggify(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first problems only.")] = None,
     split: Annotated[str | None, typer.Option(help="Problems of this split: train or test.")] = None,
-    difficulty: Annotated[Difficulty | None, typer.Option(help="Problems of this difficulty.")] = None,
+    difficulty: Annotated[
+        Literal["introductory", "interview", "competition"] | None,
+        typer.Option(help="Problems of this difficulty."),
+    ] = None,
     share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of a problem's right programs to make wrong.")
     ] = 1.0,
@@ -70,39 +64,32 @@ def buggify(
     """
     from etude.inference.openai_compatible import OpenAiEngine
     from etude.inference.openai_config import OpenAiLlmConfig
-    from etude.scenarios.buggify import BuggifySettings, programs_config, work_folder
+    from etude.scenarios.buggify import BuggifySettings, buggify_file, programs_config, work_folder
 
     settings = BuggifySettings(model, share, per_problem, attempts, temperature, seed=seed)
-    config = programs_config(source, split=split, difficulty=None if difficulty is None else difficulty.value)
+    config = programs_config(source, split=split, difficulty=difficulty)
     engine = OpenAiEngine(
         OpenAiLlmConfig(model_name=model, base_url=base_url, logprobs=False, request_timeout=300)
     )
-    kept = f"what was paid for is kept in {path_shown(work_folder(out))}"
-    with then(hints.again, kept=kept):
-        result = run_async(_buggify(config, out, engine, settings, limit, concurrency))
+
+    work = buggify_file(
+        config, out, engine, settings, limit=limit, max_concurrency=concurrency, on_progress=_show_progress
+    )
+    with then(hints.again, kept=f"what was paid for is kept in {path_shown(work_folder(out))}"):
+        result = run_async(_then_close(work, engine))
     _show(result, out, as_json)
 
 
-async def _buggify(
-    config: ProgramsConfig,
-    out: Path,
-    engine: OpenAiEngine,
-    settings: BuggifySettings,
-    limit: int | None,
-    concurrency: int,
-) -> Buggified:
-    from etude.scenarios.buggify import buggify_file
-
-    def tell(done: int, of: int, made: int) -> None:
-        if done == of or done * 20 // of > (done - 1) * 20 // of:
-            warn(f"{done} of {of} problems, {made} with a wrong program")
-
+async def _then_close(work: Awaitable[Buggified], engine: Engine) -> Buggified:
     try:
-        return await buggify_file(
-            config, out, engine, settings, limit=limit, max_concurrency=concurrency, on_progress=tell
-        )
+        return await work
     finally:
         await engine.close()
+
+
+def _show_progress(done: int, of: int, made: int) -> None:
+    if done == of or done * 20 // of > (done - 1) * 20 // of:
+        warn(f"{done} of {of} problems, {made} with a wrong program")
 
 
 def _show(result: Buggified, out: Path, as_json: bool) -> None:

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import functools
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from etude.cli import hints
 from etude.cli.command import AsJson, run_async, then
-from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.cli.console import emit, next_step, path_shown, say, table, unused
 from etude.core.stats import shown_mean
 
 if TYPE_CHECKING:
     from etude.demo.report import DemoReport
 
 
-class Task(StrEnum):
-    """The task to learn."""
-
-    CALCULATOR = "calculator"
-    TICTACTOE = "tictactoe"
-    SORT = "sort"
-
-
-class Method(StrEnum):
-    """The algorithm to learn it with."""
-
-    GRPO = "grpo"
-    DPO = "dpo"
-    EXPERT_ITERATION = "expert_iteration"
+Task = Literal["calculator", "tictactoe", "sort"]
+Method = Literal["grpo", "dpo", "expert_iteration"]
 
 
 def demo(
-    task: Annotated[Task, typer.Option(help="What is learnt.")] = Task.CALCULATOR,
-    method: Annotated[Method, typer.Option(help="How it is learnt.")] = Method.GRPO,
+    task: Annotated[Task, typer.Option(help="What is learnt.")] = "calculator",
+    method: Annotated[Method, typer.Option(help="How it is learnt.")] = "grpo",
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for everything; by default demo-TASK here.")
@@ -52,35 +39,36 @@ def demo(
     on a busy machine 199 s.
     """
     from etude.demo.demo import run_demo
-    from etude.demo.tasks import TASKS, new_folder
+    from etude.demo.tasks import TASKS
     from etude.report.live import progress_for
+    from etude.report.progress import progress_for
 
-    folder = (out or new_folder(task, Path())).absolute()
+    folder = (out or unused(Path(f"demo-{task}"), "-")).absolute()
     if not as_json:
         say(f"A tiny model, made from scratch on this machine, {TASKS[task].introduction}.")
         say(f"Everything is written to {path_shown(folder)}.\n")
-    anew = functools.partial(hints.demo_again, task.value, method.value, seed, out)
-    with then(anew), progress_for(json=as_json) as progress:
+    with then(lambda: hints.demo_again(task, method, seed, out)), progress_for(json=as_json) as progress:
         report = run_async(run_demo(task, method, seed, folder, progress))
     if as_json:
-        emit({"event": "demo", "task": task, "method": method, "seed": seed, **report.as_json()})
+        emit({"event": "demo", "task": task, "method": method, "seed": seed, **asdict(report)})
     else:
         _show(report)
 
 
 def _show(report: DemoReport) -> None:
     rows = []
-    for name, before in report.before.scores().items():
-        after, greedy = report.after.scores()[name], report.greedy.scores()[name]
-        rows.append((_label(name, report), *map(_interval, (before, after, greedy)), after["n"]))
+    for name, before in report.before["scores"].items():
+        after, greedy = report.after["scores"][name], report.greedy["scores"][name]
+        label = f"{name} (reward)" if name == report.before["reward"] else name
+        rows.append((label, *map(_interval, (before, after, greedy)), after["n"]))
     for variant in report.variants:
-        for name, before in variant.before.scores().items():
-            after = variant.after.scores()[name]
+        for name, before in variant.before["scores"].items():
+            after = variant.after["scores"][name]
             rows.append((f"{name}, {variant.name}", _interval(before), _interval(after), "", after["n"]))
     say()
     title = "mean and 95 % interval over held-out episodes, at temperature 1"
     table(("", "before", "after", "after, greedy", "episodes"), rows, title=title)
-    for shown in report.shown:
+    for shown in report.episodes:
         say(f"example {shown.example}")
         for when, lines in (("before", shown.before), ("after", shown.after)):
             say(f"  {when}")
@@ -92,10 +80,6 @@ def _show(report: DemoReport) -> None:
     say(f"agent, config   {path_shown(report.folder)}")
     say(f"took            {report.seconds:.0f} s")
     next_step(hints.new_project())
-
-
-def _label(name: str, report: DemoReport) -> str:
-    return f"{name} (reward)" if name == report.before.reward else name
 
 
 def _interval(scores: dict[str, Any]) -> str:

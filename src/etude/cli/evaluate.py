@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, run_async, then
+from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, refuse, run_async, then
 from etude.cli.console import emit, next_step, path_shown, say, table, warn
-from etude.cli.figures import show_causes, show_retries
+from etude.cli.figures import show_troubles
 from etude.cli.train import run_configuration
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def evaluate(
     from etude.verbs import request_of
 
     if rescore is not None:
-        _refuse_with_rescore(model=model, dataset=dataset, name=name, greedy=greedy or None)
+        refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
         run = find_run(rescore, output_dir)
         settings = load_config(config or run / CONFIG, override or ())
         _rescore(run, settings, phase, as_json=as_json, per_example=per_example)
@@ -71,7 +71,8 @@ def evaluate(
         raise RequestError("--phase goes with --rescore RUN")
     overrides = [*(override or ())]
     if dataset is not None:
-        overrides += [*run_configuration(dataset=dataset), _NO_VALIDATION]
+        no_validation = "finetuning.run_configuration.validation_dataset=null"
+        overrides += [*run_configuration(dataset=dataset), no_validation]
     settings, request, version = request_of(
         config, overrides, model, output_dir, repeat=repeat, greedy=greedy
     )
@@ -81,9 +82,6 @@ def evaluate(
         evaluate_in(settings, folder, request, as_json=as_json, per_example=per_example)
 
 
-_NO_VALIDATION = "finetuning.run_configuration.validation_dataset=null"
-
-
 def evaluate_in(
     settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool, per_example: bool
 ) -> None:
@@ -91,7 +89,8 @@ def evaluate_in(
     from etude.loop.evaluation import evaluate
     from etude.report.live import progress_for
 
-    with then(lambda: hints.resume(run.path)), progress_for(stream=_beside(as_json)) as progress:
+    shown = progress_for(stream=sys.stderr if as_json else None)
+    with then(lambda: hints.resume(run.path)), shown as progress:
         evaluation = run_async(evaluate(settings, run, request, progress=progress))
     _show(evaluation, {"run": str(run.path)}, as_json=as_json, per_example=per_example)
     if not as_json:
@@ -105,11 +104,9 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, p
     from etude.report.live import progress_for
     from etude.store.run_folder import RunFolder
 
-    with (
-        RunFolder.open(run) as folder,
-        then(hints.again),
-        progress_for(stream=_beside(as_json)) as progress,
-    ):
+    # With --json, progress goes beside the object, not into it.
+    shown = progress_for(stream=sys.stderr if as_json else None)
+    with RunFolder.open(run) as folder, then(hints.again), shown as progress:
         scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))
     _show(evaluation, {"run": str(run), "phase": scored}, as_json=as_json, per_example=per_example)
     if not as_json:
@@ -120,48 +117,34 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool, per_e
     """The scores as a table, or as a JSON object."""
     from etude.loop.evaluation import item_rows
     from etude.report.figure_lines import shown_bounds
-    from etude.store.summary import cut_off_in
 
     if as_json:
         emit({**facts, **evaluation.as_json(), "items": item_rows(evaluation.output)})
         return
     if per_example:
         _show_examples(evaluation)
-    rows = [
-        (
-            name + (" (reward)" if name == evaluation.reward else ""),
-            scores["mean"],
-            shown_bounds(scores["low"], scores["high"]),
-            scores["n"],
-            scores["scored"],
-            scores["unscored"],
-        )
-        for name, scores in evaluation.scores().items()
-    ]
+    rows = []
+    for name, scores in evaluation.scores().items():
+        label = f"{name} (reward)" if name == evaluation.reward else name
+        bounds = shown_bounds(scores["low"], scores["high"])
+        rows.append((label, scores["mean"], bounds, scores["n"], scores["scored"], scores["unscored"]))
     how = "greedy" if evaluation.greedy else "sampled"
     title = f"{evaluation.model}, {how}, {evaluation.repeat} × {evaluation.examples} examples"
     table(("evaluator", "mean", "95 % interval", "examples", "scored", "unscored"), rows, title=title)
-    cut_off = cut_off_in(evaluation.output.calls)
-    if cut_off is not None:
-        say(f"warning         {cut_off}")
-    show_retries(evaluation.output.calls.get("retries", 0))
-    show_causes(Path(facts["run"]), [cause.model_dump() for cause in evaluation.output.causes])
+    causes = [cause.model_dump() for cause in evaluation.output.causes]
+    show_troubles(Path(facts["run"]), evaluation.output.calls, causes)
 
 
 def _show_examples(evaluation: Evaluation) -> None:
     from etude.loop.evaluation import item_rows
 
     names = list(evaluation.scores())
-    rows = [
-        (
-            row["id"] if evaluation.repeat == 1 else f"{row['id']} #{row['generation']}",
-            *(row["scores"][name] for name in names),
-            _short(row["output"]),
-            _short(row["expected"]),
-            _short("; ".join(dict.fromkeys(row["errors"].values())) or None),
-        )
-        for row in item_rows(evaluation.output)
-    ]
+    rows = []
+    for row in item_rows(evaluation.output):
+        label = row["id"] if evaluation.repeat == 1 else f"{row['id']} #{row['generation']}"
+        failure = "; ".join(dict.fromkeys(row["errors"].values())) or None
+        texts = map(_short, (row["output"], row["expected"], failure))
+        rows.append((label, *(row["scores"][name] for name in names), *texts))
     columns = ("example", *names, "output", "expected", "failure")
     table(columns, rows, sentences=("output", "expected", "failure"))
 
@@ -171,16 +154,3 @@ def _short(value: Any) -> str | None:
         return None
     text = "".join(letter if letter.isprintable() else "·" for letter in " ".join(str(value).split()))
     return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
-
-
-def _beside(as_json: bool) -> Any:
-    """Where progress goes: beside the JSON object, not into it."""
-    return sys.stderr if as_json else None
-
-
-def _refuse_with_rescore(**given: Any) -> None:
-    from etude.core.errors import RequestError
-
-    for name, value in given.items():
-        if value is not None:
-            raise RequestError(f"--{name} has no meaning with --rescore, which runs no agent")

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, run_async
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, refuse, run_async
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
     from etude.export.rows import Written
 
 
-class Format(StrEnum):
-    """How trajectories are written."""
-
-    ROWS = "rows"
-    OPENAI = "openai"
-
-
-class Method(StrEnum):
-    """The training method that trajectories are made for."""
-
-    GRPO = "grpo"
-    DPO = "dpo"
-    SUPERVISED = "supervised"
+Format = Literal["rows", "openai"]
+Method = Literal["grpo", "dpo", "supervised"]
 
 
 def export(
@@ -49,7 +38,7 @@ def export(
     ] = None,
     format: Annotated[
         Format, typer.Option(help="Of trajectories: all fields, or OpenAI fine-tuning rows.")
-    ] = Format.ROWS,
+    ] = "rows",
     method: Annotated[
         Method | None, typer.Option(help="Build trajectories for this method; by default the run's own.")
     ] = None,
@@ -64,7 +53,7 @@ def export(
     if trajectories is not None:
         _export_trajectories(path, trajectories, format, method, as_json)
         return
-    if format is not Format.ROWS or method is not None:
+    if format != "rows" or method is not None:
         raise RequestError("--format and --method go with --trajectories FILE")
     _export_model(path, version, out, lora, as_json)
 
@@ -81,16 +70,8 @@ def _export_model(run: Path, version: str, out: Path | None, lora: bool, as_json
     files = export_model(wanted, folder, lora_only=lora)
     warning = collapse_in(histories_of(run)[wanted.target])
     if as_json:
-        emit(
-            {
-                "folder": str(folder),
-                "version": wanted.number,
-                "choice": wanted.choice or None,
-                "lora_only": lora,
-                "files": files,
-                "warning": warning,
-            }
-        )
+        facts = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
+        emit({**facts, "lora_only": lora, "files": files, "warning": warning})
         return
     say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
     if warning is not None:
@@ -108,8 +89,8 @@ def _export_trajectories(run: Path, file: Path, format: Format, method: Method |
     from etude.core.errors import RequestError
 
     suffix = file.suffix.lower()
-    if suffix not in (".jsonl", ".parquet") or (format is Format.OPENAI and suffix != ".jsonl"):
-        allowed = "FILE.jsonl" if format is Format.OPENAI else "FILE.jsonl or FILE.parquet"
+    if suffix not in (".jsonl", ".parquet") or (format == "openai" and suffix != ".jsonl"):
+        allowed = "FILE.jsonl" if format == "openai" else "FILE.jsonl or FILE.parquet"
         raise RequestError(f"--trajectories {file}: write {allowed}")
     written = run_async(_write(run, file, format, method))
     if as_json:
@@ -127,31 +108,12 @@ async def _write(run: Path, file: Path, format: Format, method: Method | None) -
     from etude.store.run_folder import RunFolder
 
     with RunFolder.read(run) as folder:
-        phases = trajectories_of(folder, None if method is None else method.value)
-        if format is Format.OPENAI:
+        phases = trajectories_of(folder, method)
+        if format == "openai":
             require_openai_method(folder.path, method)
         elif file.suffix.lower() == ".parquet":
             return await write_parquet(file, folder, phases)
         return await write_jsonl(file, folder, phases, openai=format is Format.OPENAI)
-
-
-class TranscriptFormat(StrEnum):
-    """How transcripts are written."""
-
-    YAML = "yaml"
-    JSON = "json"
-
-
-def _printed(format: TranscriptFormat, as_json: bool) -> Literal["yaml", "json"]:
-    return "json" if as_json else format.value
-
-
-def _refuse_with_episode(**given: object) -> None:
-    from etude.core.errors import RequestError
-
-    for name, value in given.items():
-        if value is not None:
-            raise RequestError(f"--{name} has no meaning with --episode, which prints one episode")
 
 
 def transcripts(
@@ -160,7 +122,7 @@ def transcripts(
         str | None, typer.Option(help="The episodes: eval, validation/5, train/1; by default the latest.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; by default in the run.")] = None,
-    format: Annotated[TranscriptFormat, typer.Option(help="Of the files.")] = TranscriptFormat.YAML,
+    format: Annotated[Literal["yaml", "json"], typer.Option(help="Of the files.")] = "yaml",
     limit: Annotated[int | None, typer.Option(min=1, help="Write the first episodes only.")] = None,
     episode: Annotated[
         str | None,
@@ -177,21 +139,15 @@ def transcripts(
 
     path = find_run(run, output_dir)
     if episode is not None:
-        _refuse_with_episode(phase=phase, out=out, limit=limit)
+        refuse("--episode, which prints one episode", phase=phase, out=out, limit=limit)
         with RunFolder.read(path) as folder:
-            print(episode_transcript(folder, episode, format=_printed(format, as_json), raw=raw), end="")
+            shown = episode_transcript(folder, episode, format="json" if as_json else format, raw=raw)
+        print(shown, end="")
         return
     with RunFolder.read(path) as folder:
-        written = write_transcripts(folder, phase, folder=out, format=format.value, limit=limit, raw=raw)
+        written = write_transcripts(folder, phase, folder=out, format=format, limit=limit, raw=raw)
     if as_json:
-        emit(
-            {
-                "folder": str(written.folder),
-                "phase": written.phase,
-                "files": written.files,
-                "failed": written.failed,
-            }
-        )
+        emit(asdict(written))
         return
     say(f"wrote           {len(written.files)} transcripts of {written.phase}")
     if written.failed:

@@ -19,12 +19,26 @@ _OF_VALIDATION = (("before", "before"), ("after", "after"))
 _OF_EPOCHS = (("in the first epoch", "first_epoch"), ("in the last epoch", "last_epoch"))
 
 
-def show_figures(summary: Mapping[str, Any]) -> None:
-    """A line for each figure and version of one model's summary."""
+def show_outcome(summary: Mapping[str, Any], epochs: str, run: Path) -> None:
+    """The figures and versions of each model, how many epochs, the warnings, and where the plot is."""
     from etude.report.figure_lines import figure_lines
+    from etude.report.files import PLOT
 
-    for label, text in figure_lines(summary):
-        say_wrapped(f"{label:<15} {text}")
+    for target, own in by_target(summary).items():
+        if target is not None:
+            say(f"target          {target}")
+        for label, text in figure_lines(own):
+            say_wrapped(f"{label:<15} {text}")
+    say(f"epochs          {epochs}")
+    for text in summary["warnings"]:
+        say_wrapped(f"warning         {text}")
+    if (run / PLOT).exists():
+        say(f"plot            {path_shown(run / PLOT)}")
+
+
+def by_target(summary: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, Any]]:
+    """The summary of each model that is trained; by None where there is one."""
+    return summary.get("targets") or {None: summary}
 
 
 def show_evaluators(history: History) -> None:
@@ -45,18 +59,20 @@ def show_evaluators(history: History) -> None:
         table(("evaluator", "measured on", "mean", "95 % interval", "n"), rows)
 
 
-def show_retries(count: int) -> None:
-    """How often model calls were tried again; nothing where none was."""
-    if count:
-        say_wrapped(
-            f"retries         {count} attempts at model calls gave no usable answer, and were made again"
-        )
+def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, Any]]) -> None:
+    """Answers that were cut off, calls that were made again, and why episodes and scores failed, with the
+    command that shows one of them.
 
+    `calls` are those of an evaluation run's output.
+    """
+    from etude.store.summary import cut_off_in, show_command, shown_cause
 
-def show_causes(run: Path, causes: list[dict[str, Any]]) -> None:
-    """Why episodes and scores failed, how often, and the command that shows one of them."""
-    from etude.store.summary import show_command, shown_cause
-
+    cut_off, retries = cut_off_in(calls), calls.get("retries", 0)
+    if cut_off is not None:
+        say_wrapped(f"warning         {cut_off}")
+    if retries:
+        text = f"{retries} attempts at model calls gave no usable answer, and were made again"
+        say_wrapped(f"retries         {text}")
     for cause in causes[:_CAUSES]:
         say_wrapped(f"failed          {shown_cause(cause)}")
         say(f"                {show_command(path_shown(run), cause)}")
@@ -79,7 +95,7 @@ def _columns(facts: RunFacts) -> dict[str, str]:
             scores = {"reward": scores[result["reward"]], **scores}
         return {name: shown_score(score) for name, score in scores.items()}
     column = {}
-    for target, summary in (facts.summary.get("targets") or {None: facts.summary}).items():
+    for target, summary in by_target(facts.summary).items():
         whose = "" if target is None else f"{target} "
         is_validated = summary["before"] or summary["after"]
         for when, key in _OF_VALIDATION if is_validated else _OF_EPOCHS:

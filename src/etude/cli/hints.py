@@ -5,143 +5,105 @@ A test puts a project into the state of each, and types it.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ParamSpec
 
-from etude.cli.console import AND, Hint, path_shown, typed_words
-
-P = ParamSpec("P")
-
-HINTS: dict[str, Callable[..., Hint]] = {}
-"""Every hint that there is, by the name of its function."""
+from etude.cli.console import path_shown, typed_words, unused
 
 
-def _hint(words: Callable[P, Sequence[str]]) -> Callable[P, Hint]:
-    """Declares the words of a command as a hint."""
-
-    @functools.wraps(words)
-    def made(*args: P.args, **kwargs: P.kwargs) -> Hint:
-        return Hint(words.__name__, tuple(words(*args, **kwargs)))
-
-    HINTS[words.__name__] = made
-    return made
+def _etude(*words: str | Path) -> str:
+    """A command as one types it in a shell, with its paths as they are seen from here."""
+    return shlex.join(["etude", *(path_shown(word) if isinstance(word, Path) else word for word in words)])
 
 
-@_hint
-def try_demo() -> Sequence[str]:
+def try_demo() -> str:
     """Where there is nothing yet, and everything is installed."""
-    return ["etude", "demo"]
+    return _etude("demo")
 
 
-@_hint
-def demo_again(task: str, method: str, seed: int, out: Path | None) -> Sequence[str]:
+def demo_again(task: str, method: str, seed: int, out: Path | None) -> str:
     """A demo was stopped: it begins anew, in another folder."""
-    folder = [] if out is None else ["--out", path_shown(_free(out))]
-    return ["etude", "demo", "--task", task, "--method", method, "--seed", str(seed), *folder]
+    folder = [] if out is None else ["--out", path_shown(unused(out))]
+    return _etude("demo", "--task", task, "--method", method, "--seed", str(seed), *folder)
 
 
-@_hint
-def new_project(model: str | None = None) -> Sequence[str]:
+def new_project(model: str | None = None) -> str:
     """A project of one's own, with a model where one was spoken of."""
-    folder = path_shown(_free(Path("my_agent")))
-    return ["etude", "init", folder, *([] if model is None else ["--model", model])]
+    return _etude("init", unused(Path("my_agent")), *([] if model is None else ["--model", model]))
 
 
-@_hint
-def check_project(folder: Path) -> Sequence[str]:
+def check_project(folder: Path) -> str:
     """A project was written."""
-    return ["cd", path_shown(folder), AND, "etude", "check", "config.yml"]
+    return f"cd {shlex.quote(path_shown(folder))} && {_etude('check', 'config.yml')}"
 
 
-@_hint
-def check_installation(output_dir: Path) -> Sequence[str]:
+def check_installation(output_dir: Path) -> str:
     """Nothing there can be read."""
-    return ["etude", "doctor", "--output-dir", path_shown(output_dir)]
+    return _etude("doctor", "--output-dir", output_dir)
 
 
-@_hint
-def train(config: Path, overrides: Sequence[str] = ()) -> Sequence[str]:
+def train(config: Path, overrides: Sequence[str] = ()) -> str:
     """A config is ready."""
-    return ["etude", "train", path_shown(config), *_options(overrides)]
+    return _etude("train", config, *_options(overrides))
 
 
-@_hint
-def evaluate(config: Path, overrides: Sequence[str] = ()) -> Sequence[str]:
+def evaluate(config: Path, overrides: Sequence[str] = ()) -> str:
     """A config is ready, and trains nothing."""
-    return ["etude", "evaluate", path_shown(config), *_options(overrides)]
+    return _etude("evaluate", config, *_options(overrides))
 
 
-@_hint
-def resume(run: Path) -> Sequence[str]:
+def resume(run: Path) -> str:
     """A run was stopped, or failed half-way."""
-    return ["etude", "resume", path_shown(run)]
+    return _etude("resume", run)
 
 
-@_hint
-def show(run: Path) -> Sequence[str]:
+def show(run: Path) -> str:
     """There is something to see of a run."""
-    return ["etude", "runs", "show", path_shown(run)]
+    return _etude("runs", "show", run)
 
 
-@_hint
-def jobs(run: Path) -> Sequence[str]:
+def jobs(run: Path) -> str:
     """A backend trained, and made no version that has a name here."""
-    return ["etude", "jobs", path_shown(run)]
+    return _etude("jobs", run)
 
 
-@_hint
-def read_episodes(run: Path, phase: str) -> Sequence[str]:
+def read_episodes(run: Path, phase: str) -> str:
     """Nothing could be trained on: the episodes show why."""
-    return ["etude", "transcripts", path_shown(run), "--phase", phase]
+    return _etude("transcripts", run, "--phase", phase)
 
 
-@_hint
-def export(run: Path, target: str | None = None) -> Sequence[str]:
+def export(run: Path, target: str | None = None) -> str:
     """The trained weights are in the run folder."""
-    return ["etude", "export", path_shown(run), *([] if target is None else ["--version", target])]
+    return _etude("export", run, *([] if target is None else ["--version", target]))
 
 
-@_hint
-def evaluate_version(run: Path, version: str | None = None) -> Sequence[str]:
+def evaluate_version(run: Path, version: str | None = None) -> str:
     """A trained model can be asked for by the name of its run."""
     model = path_shown(run) if version is None else f"{path_shown(run)}:{version}"
-    return ["etude", "evaluate", path_shown(run / "config.yml"), "--model", model]
+    return _etude("evaluate", run / "config.yml", "--model", model)
 
 
-@_hint
-def evaluate_exported(run: Path, folder: Path) -> Sequence[str]:
+def evaluate_exported(run: Path, folder: Path) -> str:
     """A model was exported."""
-    return ["etude", "evaluate", path_shown(run / "config.yml"), "--model", path_shown(folder)]
+    return _etude("evaluate", run / "config.yml", "--model", folder)
 
 
-@_hint
-def rescore(run: Path) -> Sequence[str]:
+def rescore(run: Path) -> str:
     """Episodes were scored: other evaluators can score them too."""
-    return ["etude", "evaluate", "--rescore", path_shown(run)]
+    return _etude("evaluate", "--rescore", run)
 
 
-@_hint
-def again() -> Sequence[str]:
+def again() -> str:
     """A command that goes on where it was stopped when it is typed again."""
-    return ["etude", *typed_words()]
-
-
-def _free(folder: Path) -> Path:
-    """The folder, or one with a number after its name, that is not there yet."""
-    count, free = 1, folder
-    while free.exists():
-        count += 1
-        free = folder.with_name(f"{folder.name}_{count}")
-    return free
+    return _etude(*typed_words())
 
 
 def _options(overrides: Sequence[str]) -> list[str]:
     return [word for override in overrides for word in ("-o", override)]
 
 
-def after_run(run: Path) -> Hint:
+def after_run(run: Path) -> str:
     """The next command for a stored run in any state. Raises StoreError when it cannot be read."""
     from etude.store.facts import facts_of
 
@@ -153,7 +115,7 @@ def after_run(run: Path) -> Hint:
     return rescore(run) if facts.kind == "evaluate" else after_training(run)
 
 
-def after_stop(run: Path) -> Hint:
+def after_stop(run: Path) -> str:
     """The next command after a stop or a failure: go on, unless the run had come to its end by then."""
     from etude.core.errors import EtudeError
     from etude.store.facts import SUMMARY
@@ -164,7 +126,7 @@ def after_stop(run: Path) -> Hint:
         return resume(run)
 
 
-def after_training(run: Path) -> Hint:
+def after_training(run: Path) -> str:
     """The next command for a run that is over: its model is in its folder, or at a backend, or there is none.
 
     Raises StoreError when the run cannot be read.
@@ -186,7 +148,7 @@ def after_training(run: Path) -> Hint:
     return jobs(run)
 
 
-def _after_nothing(run: Path) -> Hint:
+def _after_nothing(run: Path) -> str:
     """A run that trained on nothing does not get further by going on."""
     from etude.store.episodes import phases_of
     from etude.store.run_folder import RunFolder
@@ -196,7 +158,7 @@ def _after_nothing(run: Path) -> Hint:
     return read_episodes(run, phases[0]) if phases else show(run)
 
 
-def at_the_start() -> Hint:
+def at_the_start() -> str:
     """The next command where there are no runs yet."""
     from etude.config.document import dig, read_document
     from etude.core.errors import EtudeError, MissingExtraError

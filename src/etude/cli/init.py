@@ -59,13 +59,8 @@ def import_nat(
     imported = import_nat(config, workflow=workflow, model=model)
     written = write_project(imported, config, folder)
     if as_json:
-        emit(
-            {
-                "folder": str(folder.absolute()),
-                "files": [path.name for path in written],
-                "notes": [note.model_dump(mode="json") for note in imported.notes],
-            }
-        )
+        notes = [note.model_dump(mode="json") for note in imported.notes]
+        emit({"folder": str(folder.absolute()), "files": [path.name for path in written], "notes": notes})
         return
     for path in written:
         say(f"wrote {path_shown(path)}")
@@ -76,6 +71,6 @@ def import_nat(
         say(f"  {where}: {note.message}")
     missing = missing_variables(folder / "config.yml")
     if missing:
-        say(f"\nput {', '.join(missing)} into the environment first: {hints.check_project(folder).command}")
+        say(f"\nput {', '.join(missing)} into the environment first: {hints.check_project(folder)}")
     else:
         next_step(hints.check_project(folder))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, Run, reported
 from etude.cli.console import emit, next_step, path_shown, said_once, say, say_wrapped, table
-from etude.cli.figures import show_causes, show_evaluators, show_figures, show_retries, side_by_side
+from etude.cli.figures import by_target, show_evaluators, show_outcome, show_troubles, side_by_side
 from etude.core.stats import Estimate, shown_mean
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         next_step(hints.at_the_start())
         return
     rows = [
-        (each.name, each.kind, _state(each), _epochs(each), *_ends(each), _when(each.changed))
+        (
+            *(each.name, each.kind, _state(each), _epochs(each), *_ends(each)),
+            f"{datetime.fromtimestamp(each.changed):%Y-%m-%d %H:%M}",
+        )
         for each in facts
     ]
     table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
@@ -87,29 +90,26 @@ def compare(
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
     by_evaluators = [paired_differences(paths[0], path) for path in paths[1:]]
     if as_json:
-        emit(
-            {
-                "runs": [run_facts.as_json() for run_facts in facts],
-                "settings": settings,
-                "differences": [difference and asdict(difference) for difference in differences],
-                "evaluator_differences": [
-                    {name: asdict(difference) for name, difference in estimates.items()}
-                    for estimates in by_evaluators
-                ],
-            }
-        )
+        by_name = [{name: asdict(each) for name, each in own.items()} for own in by_evaluators]
+        rewards = [difference and asdict(difference) for difference in differences]
+        both = {"differences": rewards, "evaluator_differences": by_name}
+        emit({"runs": [run_facts.as_json() for run_facts in facts], "settings": settings, **both})
         return
     rows: list[tuple[Any, ...]] = [("state", *map(_state, facts)), ("epochs", *map(_epochs, facts))]
     rows += side_by_side(facts)
-    rows += [(key, *(_setting(value) for value in values)) for key, values in settings.items()]
+    rows += [
+        (key, *("–" if value is None else str(value) for value in values)) for key, values in settings.items()
+    ]
     table(("", *(run_facts.name for run_facts in facts)), rows)
+    first = facts[0].name
     for run_facts, difference, by_evaluator in zip(facts[1:], differences, by_evaluators, strict=True):
+        against = f"{run_facts.name} against {first}"
         if difference is None:
-            say_wrapped(f"{run_facts.name}: measured on no examples that {facts[0].name} was measured on")
+            say_wrapped(f"{run_facts.name}: measured on no examples that {first} was measured on")
         else:
-            say_wrapped(f"{run_facts.name} against {facts[0].name}: {_difference(difference)}")
+            say_wrapped(f"{against}: {_difference(difference)}")
         for name, estimates in by_evaluator.items():
-            say_wrapped(f"{run_facts.name} against {facts[0].name}, {name}: {_difference(estimates)}")
+            say_wrapped(f"{against}, {name}: {_difference(estimates)}")
     next_step(hints.show(paths[-1]))
 
 
@@ -119,35 +119,35 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     from etude.store.log import INTERRUPTED, jobs_of
 
     path = find_run(run, output_dir)
-    jobs_found = jobs_of(path)
+    submitted = jobs_of(path)
     if as_json:
-        emit([job.model_dump(mode="json") for job in jobs_found])
+        emit([job.model_dump(mode="json") for job in submitted])
         return
-    if not jobs_found:
+    if not submitted:
         say(f"run {path.name} has submitted no training job yet")
-    else:
-        rows = [
-            (
-                job.epoch,
-                job.name if job.target is None else f"{job.name} ({job.target})",
-                job.backend,
-                job.status,
-                job.trajectories,
-                None if job.seconds is None else f"{job.seconds:.1f}",
-                None if job.version is None else f"v{job.version}",
-                job.message,
-            )
-            for job in jobs_found
-        ]
-        columns = ("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message")
-        table(columns, rows, sentences=("message",))
-    stopped = bool(jobs_found) and jobs_found[-1].status == INTERRUPTED
-    next_step(hints.after_run(path) if stopped or not jobs_found else hints.show(path))
+        next_step(hints.after_run(path))
+        return
+    rows = [
+        (
+            job.epoch,
+            job.name if job.target is None else f"{job.name} ({job.target})",
+            job.backend,
+            job.status,
+            job.trajectories,
+            None if job.seconds is None else f"{job.seconds:.1f}",
+            None if job.version is None else f"v{job.version}",
+            job.message,
+        )
+        for job in submitted
+    ]
+    columns = ("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message")
+    table(columns, rows, sentences=("message",))
+    stopped = submitted[-1].status == INTERRUPTED
+    next_step(hints.after_run(path) if stopped else hints.show(path))
 
 
 def _show_facts(facts: RunFacts) -> None:
     from etude.report.figure_lines import shown_score
-    from etude.store.summary import cut_off_in
 
     say(f"run             {path_shown(facts.path)}")
     say(f"state           {_state(facts)}")
@@ -155,31 +155,14 @@ def _show_facts(facts: RunFacts) -> None:
     for label, value in (("model", facts.model),) if facts.kind == "evaluate" else trained:
         if value is not None:
             say(f"{label:<15} {value}")
-    if facts.kind == "evaluate":
-        for name, scores in ((facts.result or {}).get("scores") or {}).items():
-            examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
-            say(f"{name:<15} {shown_score(scores)}{examples}")
-        calls = (facts.result or {}).get("model_calls") or {}
-        cut_off = cut_off_in(calls)
-        if cut_off is not None:
-            say_wrapped(f"warning         {cut_off}")
-        show_retries(calls.get("retries", 0))
-        show_causes(facts.path, (facts.result or {}).get("causes") or [])
+    if facts.kind == "train":
+        show_outcome(facts.summary, str(_epochs(facts)), facts.path)
         return
-    say(f"epochs          {_epochs(facts)}")
-    for name, summary in (facts.summary.get("targets") or {None: facts.summary}).items():
-        _show_summary(name, summary)
-    plot = facts.path / "reward_plot.png"
-    if plot.exists():
-        say(f"plot            {path_shown(plot)}")
-
-
-def _show_summary(target: str | None, summary: Mapping[str, Any]) -> None:
-    if target is not None:
-        say(f"target          {target}")
-    show_figures(summary)
-    for text in summary["warnings"]:
-        say_wrapped(f"warning         {text}")
+    result = facts.result or {}
+    for name, scores in (result.get("scores") or {}).items():
+        examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
+        say(f"{name:<15} {shown_score(scores)}{examples}")
+    show_troubles(facts.path, result.get("model_calls") or {}, result.get("causes") or [])
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
@@ -209,8 +192,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
     entries: list[Entry] = [*history.validations, *history.epochs]
     retries = sum((entry.metrics.get("calls") or {}).get("retries", 0) for entry in entries)
-    show_retries(retries)
-    show_causes(run, causes_in(entries))
+    show_troubles(run, {"retries": retries}, causes_in(entries))
 
 
 def _state(facts: RunFacts) -> str:
@@ -228,7 +210,7 @@ def _epochs(facts: RunFacts) -> str | None:
     return f"{facts.epochs_done}/{facts.num_epochs or '?'}"
 
 
-def _ends(facts: RunFacts) -> tuple[str | None, str | None]:
+def _ends(facts: RunFacts) -> list[str | None]:
     """The first and the last reward: of validations, or else of epochs, which say that they are.
 
     Of an evaluation only the last.
@@ -236,24 +218,23 @@ def _ends(facts: RunFacts) -> tuple[str | None, str | None]:
     if facts.kind == "evaluate":
         result = facts.result or {}
         scores = (result.get("scores") or {}).get(result.get("reward")) or {}
-        return None, _interval(scores.get("mean"), scores.get("low"), scores.get("high"))
-    targets = facts.summary.get("targets")
-    if not targets:
-        return _end(facts.summary, "before", "first_epoch"), _end(facts.summary, "after", "last_epoch")
-    before, after = (
-        ", ".join(f"{name} {_end(summary, *keys, short=True) or '–'}" for name, summary in targets.items())
-        for keys in (("before", "first_epoch"), ("after", "last_epoch"))
-    )
-    return before, after
+        return [None, _interval(scores.get("mean"), scores.get("low"), scores.get("high"))]
+    if not facts.summary.get("targets"):
+        return _ends_of(facts.summary)
+    ends = {name: _ends_of(summary, short=True) for name, summary in by_target(facts.summary).items()}
+    return [", ".join(f"{name} {own[when] or '–'}" for name, own in ends.items()) for when in (0, 1)]
 
 
-def _end(summary: Mapping[str, Any], key: str, epoch_key: str, *, short: bool = False) -> str | None:
-    """The figure of a validation, or else of an epoch's episodes, as text."""
+def _ends_of(summary: Mapping[str, Any], *, short: bool = False) -> list[str | None]:
+    """Those of one model; `short` leaves the intervals out."""
     is_validated = summary.get("before") or summary.get("after")
-    figure = (summary.get(key) if is_validated else summary.get(epoch_key)) or {}
-    low, high = (None, None) if short else (figure.get("reward_low"), figure.get("reward_high"))
-    shown = _interval(figure.get("avg_reward"), low, high)
-    return shown if shown is None or is_validated else f"{shown} in epoch {figure['epoch']}"
+    ends = []
+    for key in ("before", "after") if is_validated else ("first_epoch", "last_epoch"):
+        figure = summary.get(key) or {}
+        low, high = (None, None) if short else (figure.get("reward_low"), figure.get("reward_high"))
+        shown = _interval(figure.get("avg_reward"), low, high)
+        ends.append(shown if shown is None or is_validated else f"{shown} in epoch {figure['epoch']}")
+    return ends
 
 
 def _interval(mean: float | None, low: float | None, high: float | None) -> str | None:
@@ -263,11 +244,3 @@ def _interval(mean: float | None, low: float | None, high: float | None) -> str 
 def _difference(difference: Estimate) -> str:
     shown = shown_mean(difference.mean, difference.low, difference.high, sign="+")
     return f"{shown} on {difference.n} common examples"
-
-
-def _setting(value: Any) -> str:
-    return "–" if value is None else str(value)
-
-
-def _when(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -9,8 +9,8 @@ import typer
 
 from etude.cli import hints
 from etude.cli.command import AsJson, ConfigFile, Overrides, run_async, then
-from etude.cli.console import next_step, path_shown, say, say_wrapped
-from etude.cli.figures import show_figures
+from etude.cli.console import next_step, path_shown, say
+from etude.cli.figures import show_outcome
 
 if TYPE_CHECKING:
     from etude.config.schema import Config
@@ -72,22 +72,8 @@ def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
     with then(lambda: hints.after_stop(run.path)), progress_for(json=as_json) as progress:
         summary = run_async(train_run(settings, run, progress=progress)).summary
     if not as_json:
-        _tell(summary, run)
+        skipped = f", {summary['epochs_skipped']} skipped" if summary["epochs_skipped"] else ""
+        say()
+        show_outcome(summary, f"{summary['epochs_trained']} trained{skipped}", run.path)
+        say(f"run             {path_shown(run.path)}")
         next_step(hints.after_training(run.path))
-
-
-def _tell(summary: dict[str, Any], run: RunFolder) -> None:
-    from etude.report.files import PLOT
-
-    say()
-    for target, own in (summary.get("targets") or {None: summary}).items():
-        if target is not None:
-            say(f"target          {target}")
-        show_figures(own)
-    trained, skipped = summary["epochs_trained"], summary["epochs_skipped"]
-    say(f"epochs          {trained} trained" + (f", {skipped} skipped" if skipped else ""))
-    for text in summary["warnings"]:
-        say_wrapped(f"warning         {text}")
-    if (run.path / PLOT).exists():
-        say(f"plot            {path_shown(run.path / PLOT)}")
-    say(f"run             {path_shown(run.path)}")

@@ -17,7 +17,7 @@ from etude.config.schema import Config
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.demo.report import DemoReport, Variant, shown_episodes
-from etude.demo.tasks import TASKS, Task, copy_example
+from etude.demo.tasks import TASKS, copy_example
 from etude.export.model import export_model
 from etude.inference.local import require_local_extra
 from etude.loop.evaluation import Evaluation, engine_of, measure
@@ -57,18 +57,21 @@ async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Pr
             quiet = replace(runtime, progress=Progress())
             before, after = [await _measure(quiet, str(trained), phase) for phase in phases]
             greedy = await _measure(runtime, str(trained), GREEDY, greedy=True)
-        shown = shown_episodes(run.journal, phases, before, after, seed)
-    variants = [variant async for variant in _variants(task, folder, method, seed, trained, progress)]
+        episodes = shown_episodes(run.journal, phases, before, after, seed)
+    variants = []
+    for title, overrides in task.variants.items():
+        changed = demo_config(folder, method, seed, overrides)
+        variants.append(Variant(title, *await _measure_variant(title, changed, trained, progress)))
     model = folder / "model"
     await asyncio.to_thread(export_model, trained, model)
     return DemoReport(
         folder=folder,
         run=run.path,
-        before=before,
-        after=after,
-        greedy=greedy,
+        before=before.as_json(),
+        after=after.as_json(),
+        greedy=greedy.as_json(),
         variants=variants,
-        shown=shown,
+        episodes=episodes,
         plot=run.path / PLOT,
         model=model,
         seconds=time.monotonic() - started,
@@ -78,15 +81,9 @@ async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Pr
 def demo_config(folder: Path, method: str, seed: int, overrides: Iterable[tuple[str, str]] = ()) -> Config:
     """The example's config for a method, with its runs beside it."""
     output_dir = json.dumps(str(folder / "runs"), ensure_ascii=False)
-    return load_config(
-        folder / "config.yml",
-        [
-            ("finetuning.trajectory_builder", method),
-            ("finetuning.seed", str(seed)),
-            ("finetuning.output_dir", output_dir),
-            *overrides,
-        ],
-    )
+    own = [("trajectory_builder", method), ("seed", str(seed)), ("output_dir", output_dir)]
+    changes = [(f"finetuning.{key}", value) for key, value in own]
+    return load_config(folder / "config.yml", [*changes, *overrides])
 
 
 async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
@@ -108,18 +105,16 @@ def _phases(run: RunFolder) -> tuple[str, str]:
     return f"validation/{validations[0].epoch}", f"validation/{validations[-1].epoch}"
 
 
-async def _variants(
-    task: Task, folder: Path, method: str, seed: int, trained: RunVersion, progress: Progress
-) -> AsyncIterator[Variant]:
-    base = RunVersion(trained.run, None)
-    for name, overrides in task.variants.items():
-        config = demo_config(folder, method, seed, overrides)
-        with new_run(config, name.replace(" ", "-")) as run:
-            measured = []
-            for version, phase in ((base, "before"), (trained, "after")):
-                async with _runtime_of(config, run, version, progress) as runtime:
-                    measured.append(await _measure(runtime, str(version), phase))
-        yield Variant(name, *measured)
+async def _measure_variant(
+    name: str, config: Config, trained: RunVersion, progress: Progress
+) -> list[dict[str, Any]]:
+    """The evaluations of the base model and the trained one in other circumstances."""
+    evaluations = []
+    with new_run(config, name.replace(" ", "-")) as run:
+        for version, phase in ((RunVersion(trained.run, None), "before"), (trained, "after")):
+            async with _runtime_of(config, run, version, progress) as runtime:
+                evaluations.append((await _measure(runtime, str(version), phase)).as_json())
+    return evaluations
 
 
 async def _measure(runtime: Runtime, model: str, phase: str, *, greedy: bool = False) -> Evaluation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,48 +32,30 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The agent in other circumstances than those it was trained in."""
+    """The agent in other circumstances than those it was trained in, before training and after."""
 
     name: str
-    before: Evaluation
-    after: Evaluation
+    before: dict[str, Any]
+    after: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """The outcome of a demo."""
+    """The outcome of a demo. Evaluations are as `Evaluation.as_json` has them."""
 
     folder: Path
     run: Path
     """The run folder of the training."""
-    before: Evaluation
-    after: Evaluation
-    greedy: Evaluation
+    before: dict[str, Any]
+    after: dict[str, Any]
+    greedy: dict[str, Any]
     """After training, at temperature 0."""
     variants: list[Variant]
-    shown: list[Shown]
+    episodes: list[Shown]
     plot: Path
     model: Path
     """The trained model, as a folder that `transformers` loads."""
     seconds: float
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as JSON."""
-        return {
-            "folder": str(self.folder),
-            "run": str(self.run),
-            "before": self.before.as_json(),
-            "after": self.after.as_json(),
-            "greedy": self.greedy.as_json(),
-            "variants": [
-                {"name": item.name, "before": item.before.as_json(), "after": item.after.as_json()}
-                for item in self.variants
-            ],
-            "episodes": [asdict(item) for item in self.shown],
-            "plot": str(self.plot),
-            "model": str(self.model),
-            "seconds": self.seconds,
-        }
 
 
 def shown_episodes(
@@ -84,20 +66,14 @@ def shown_episodes(
     names = [name for name in earlier if name in later]
     generator(seed, "shown").shuffle(names)
     names.sort(key=lambda name: (earlier[name] or 0.0) - (later[name] or 0.0))
-    episodes = [
-        _told(journal, phase, names[:_SHOWN], scores)
-        for phase, scores in zip(phases, (earlier, later), strict=True)
-    ]
-    return [Shown(name, first, second) for name, first, second in zip(names, *episodes, strict=False)]
 
+    def in_words(phase: str, name: str, score: float | None) -> list[str]:
+        record = read_episode(journal, f"{phase}/{name}/0")
+        return [] if record is None else episode_in_words(record, score)
 
-def _told(
-    journal: Journal, phase: str, names: Sequence[str], scores: dict[str, float | None]
-) -> list[list[str]]:
-    records = [read_episode(journal, f"{phase}/{name}/0") for name in names]
     return [
-        [] if record is None else episode_in_words(record, scores[name])
-        for name, record in zip(names, records, strict=True)
+        Shown(name, in_words(phases[0], name, earlier[name]), in_words(phases[1], name, later[name]))
+        for name in names[:_SHOWN]
     ]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.core.errors import RequestError, StoreError
+from etude.core.errors import RequestError
+from etude.store.files import write_new_files
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -60,19 +60,5 @@ def copy_example(task: str, folder: Path) -> None:
         raise RequestError(f"there is no example '{task}' in {source.parent}; install etude again")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder} is there already and not empty; name another folder with --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in sorted(source.iterdir()):
-            if file.is_file():
-                shutil.copyfile(file, folder / file.name)
-    except OSError as error:
-        raise StoreError(f"{folder} cannot be written: {error.strerror}") from error
-
-
-def new_folder(task: str, parent: Path) -> Path:
-    """A folder for the task that is not there yet."""
-    count, folder = 1, parent / f"demo-{task}"
-    while folder.exists():
-        count += 1
-        folder = parent / f"demo-{task}-{count}"
-    return folder
+    files = sorted(file for file in source.iterdir() if file.is_file())
+    write_new_files(folder, {file.name: file.read_text(encoding="utf-8") for file in files})

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.core.data_model import finite
-from etude.core.errors import MissingExtraError
 from etude.algorithms.samples import branches_of
 from etude.backends.openai_rows import dpo_row, supervised_row
+from etude.core.data_model import finite
 from etude.core.edge import parted
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import MissingExtraError, RequestError

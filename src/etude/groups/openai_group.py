@@ -9,27 +9,12 @@ from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
-from etude.core.errors import CapabilityError, RequestError, TrainingError
-from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
-from etude.core.keys import content_hash
-from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
-from etude.groups.agents import GroupAgent
-from etude.groups.data import Rollouts, Steps, collection, dpo_data, grpo_data, supervised_data
-from etude.groups.line import FOR_GROUPS, LineRules, ModelLine, require_completed, version_of
-from etude.groups.lineage import LineageEntry
-from etude.groups.shared import (
-    NOTHING,
-    STATUSES,
-    JobResult,
-    JobStatus,
-    SharedModelGroup,
-)
-from etude.groups.state import HostedState, SharedModelGroupState, by_own_names, read_state
-from etude.jobs.content import data_hash
-from etude.protocols.protocol import Protocol
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.trajectory import TrajectoryCollection
-from etude.groups.shared import JobResult, SharedModelGroup
+from etude.groups.shared import (
+    JobResult,
+    SharedModelGroup,
+)
 from etude.groups.state import SharedModelGroupState
 
 if TYPE_CHECKING:

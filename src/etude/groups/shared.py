@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.errors import RequestError
-from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.skipped import Skipped
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection

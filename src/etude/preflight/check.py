@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.capabilities import (
     EVERY_KIND,
     Capabilities,
@@ -22,12 +21,11 @@ from etude.backends.capabilities import (
 )
 from etude.backends.local_config import LocalAdapterConfig
 from etude.backends.openai_config import JobsConfig, OpenAiAdapterConfig
-from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Completion
-from etude.core.errors import CapabilityError, EngineError, EtudeError
+from etude.core.errors import CapabilityError, EngineError
 from etude.core.example import Example
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
@@ -38,7 +36,6 @@ from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.machine import ModelSize, together
 from etude.protocols.workflow import ProtocolWorkflow
-from etude.rollout.workflow import Workflow
 from etude.store.run_folder import RunFolder
 
 _FEW = 50
@@ -96,49 +93,36 @@ async def check_config(config: Config) -> CheckReport:
     Nothing raises: what is wrong is among the findings.
     """
     report = CheckReport()
+    findings, finetuning = report.findings, config.finetuning
     # A run folder for the duration: components may ask for theirs when they are built.
     with (
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
         RunFolder.create(Path(folder), "check") as run,
     ):
-        examples, held_out, size = await _look(config, run, report)
+        async with _DryBuilder(config, run) as builder:
+            await _check_workflow(builder, findings)
+            examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
+            held_out = await _held_out(builder, examples, findings)
+            await _check_evaluators(builder, findings)
+            size = await _check_models(config, examples, findings)
+            for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
+                own = builder if name is None else TargetBuilder(builder, name)
+                what = f"training {name}" if name else "training"
+                await _check_training(own, what, block, findings)
+                report.trains |= _check_hosted(own.config, what, block, len(examples), findings)
+    if not finetuning.enabled:
+        findings.warn(
+            "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
+        )
     if report.is_ready:
         report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size)
     return report
 
 
-async def _look(
-    config: Config, run: RunFolder, report: CheckReport
-) -> tuple[list[Example], list[Example], ModelSize | None]:
-    """Examples, held-out examples, and the size of the local model that is trained."""
-    findings = report.findings
-    async with _DryBuilder(config, run) as builder:
-        await _check_workflow(builder, findings)
-        examples = await _examples(builder, config.finetuning.run_configuration.dataset, "examples", findings)
-        held_out = await _held_out(builder, examples, findings)
-        await _check_evaluators(builder, findings)
-        size = await _check_models(config, examples, findings)
-        if config.finetuning.enabled:
-            for name, block in blocks_of(config.finetuning).items():
-                own = builder if name is None else TargetBuilder(builder, name)
-                what = f"training {name}" if name else "training"
-                await _check_training(own, what, block, findings)
-                if _check_hosted(own.config, what, block, len(examples), findings):
-                    report.trains = True
-        else:
-            findings.warn(
-                "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
-            )
-    return examples, held_out, size
-
-
 async def _check_workflow(builder: Builder, findings: Findings) -> None:
-    try:
-        workflow: Workflow = await builder.get_workflow()
+    with findings.of_errors("workflow"):
+        workflow = await builder.get_workflow()
         workflow.check(complete=True)
-    except EtudeError as error:
-        findings.fail("workflow", error)
-    else:
         kind = "async" if workflow.is_async else "in a thread"
         findings.ok("workflow", f"{workflow.name} ({workflow.where}), {kind}")
         if isinstance(workflow.fn, ProtocolWorkflow):
@@ -147,15 +131,14 @@ async def _check_workflow(builder: Builder, findings: Findings) -> None:
 
 
 async def _examples(builder: Builder, source: Any, what: str, findings: Findings) -> list[Example]:
-    try:
+    examples: list[Example] = []
+    with findings.of_errors(what):
         dataset = await builder.get_dataset(source)
         examples = await asyncio.to_thread(dataset.examples)
-    except EtudeError as error:
-        findings.fail(what, error)
-        return []
-    columns = sorted({name for example in examples[:100] for name in example.inputs})
-    expected = sum(example.expected is not None for example in examples)
-    findings.ok(what, f"{len(examples)}, inputs: {', '.join(columns) or 'none'}; {expected} with an answer")
+        columns = sorted({name for example in examples[:100] for name in example.inputs})
+        expected = sum(example.expected is not None for example in examples)
+        inputs = ", ".join(columns) or "none"
+        findings.ok(what, f"{len(examples)}, inputs: {inputs}; {expected} with an answer")
     return examples
 
 
@@ -170,24 +153,16 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
         )
         return []
     held_out = await _examples(builder, source, what, findings)
-    seen = {_content(example) for example in examples}
+    count, seen = len(held_out), {_content(example) for example in examples}
     common = sum(_content(example) in seen for example in held_out)
     if common:
-        findings.warn(
-            what, f"{common} of {len(held_out)} examples are also trained on: they are not held out"
-        )
-    if 0 < len(held_out) < _FEW:
-        findings.warn(
-            what,
-            f"only {len(held_out)} examples: a reward of 0.5 is known to ±{_precision(len(held_out)):.2f}",
-        )
+        findings.warn(what, f"{common} of {count} examples are also trained on: they are not held out")
+    if 0 < count < _FEW:
+        # Half of the 95 % interval where half of so many examples go well.
+        even = estimate([float(index % 2) for index in range(count)])
+        precision = (even.high - even.low) / 2
+        findings.warn(what, f"only {count} examples: a reward of 0.5 is known to ±{precision:.2f}")
     return held_out
-
-
-def _precision(count: int) -> float:
-    """Half of the 95 % interval where half of so many examples go well."""
-    even = estimate([float(index % 2) for index in range(count)])
-    return (even.high - even.low) / 2
 
 
 def _content(example: Example) -> str:
@@ -202,37 +177,32 @@ async def _check_evaluators(builder: Builder, findings: Findings) -> None:
         )
     reward = config.finetuning.reward_function
     for name, settings in config.eval.evaluators.items():
-        try:
+        with findings.of_errors(f"evaluator {name}"):
             await builder.get_evaluator(name)
-        except EtudeError as error:
-            findings.fail(f"evaluator {name}", error)
-        else:
-            is_reward = reward is not None and reward.name == name
-            findings.ok(
-                f"evaluator {name}", f"_type: {settings.type_name}" + (", the reward" if is_reward else "")
-            )
+            is_reward = ", the reward" if reward is not None and reward.name == name else ""
+            findings.ok(f"evaluator {name}", f"_type: {settings.type_name}{is_reward}")
 
 
 async def _check_models(config: Config, examples: Sequence[Example], findings: Findings) -> ModelSize | None:
     """Look at all models; the size of those that are trained here, taken together."""
     sizes: dict[str, ModelSize] = {}
+    blocks = blocks_of(config.finetuning).values()
     if not config.llms:
         findings.fail("models", "there are none; add one: `llms: {policy: {_type: local, model: …}}`")
     for name, llm in config.llms.items():
         what = f"model {name}"
-        if isinstance(llm, LocalLlmConfig):
-            try:
-                require_local_extra()
-                from etude.preflight.local_model import check_local_model
-
-                sizes[name] = await asyncio.to_thread(
-                    check_local_model, what, llm, _adapter_of(config, name), examples, findings
-                )
-            except EtudeError as error:
-                findings.fail(what, error)
-        else:
+        if not isinstance(llm, LocalLlmConfig):
             _check_remote(what, llm, findings)
-    trained = [block.target_model for block in blocks_of(config.finetuning).values()]
+            continue
+        with findings.of_errors(what):
+            require_local_extra()
+            from etude.preflight.local_model import check_local_model
+
+            own = [block for block in blocks if block.enabled and block.target_model == name]
+            adapters = [_adapter_of(config, block) for block in own]
+            adapter = next((each for each in adapters if isinstance(each, LocalAdapterConfig)), None)
+            sizes[name] = await asyncio.to_thread(check_local_model, what, llm, adapter, examples, findings)
+    trained = [block.target_model for block in blocks]
     return together([size for name, size in sizes.items() if name in trained])
 
 
@@ -249,47 +219,35 @@ def _check_remote(what: str, llm: Any, findings: Findings) -> None:
         findings.ok(what, f"{llm.model_name} at {where}, {request}; whether it answers is not tried")
 
 
-def _adapter_of(config: Config, model: str) -> LocalAdapterConfig | None:
-    """The local adapter that is to train a model; None when nothing trains it in this process."""
-    for block in blocks_of(config.finetuning).values():
-        adapter = config.trainer_adapters.get(block.trainer_adapter or "")
-        if block.enabled and block.target_model == model and isinstance(adapter, LocalAdapterConfig):
-            return adapter
-    return None
+def _adapter_of(config: Config, block: FinetuneConfig) -> Any:
+    return config.trainer_adapters.get(block.trainer_adapter or "")
 
 
 async def _check_training(builder: Builder, what: str, block: FinetuneConfig, findings: Findings) -> None:
     """Build what trains, and compare what is asked for with what the adapter can do."""
-    try:
-        trajectory_builder: TrajectoryBuilder = await builder.get_trajectory_builder(
-            str(block.trajectory_builder)
-        )
+    with findings.of_errors(what):
+        trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
-        capabilities, kind = await _capabilities(builder, block)
-        made_by = trajectory_builder.trajectory_builder_config.type_name
-        check_method(f"'{kind}'", capabilities, trajectory_builder.method, f"'{made_by}'")
-        check_options(f"'{kind}'", capabilities, trajectory_builder.trajectory_builder_config)
-        check_ages(f"'{kind}'", capabilities, block)
+        capabilities = await _capabilities(builder, block)
+        kind, target = _adapter_of(builder.config, block).type_name, str(block.target_model)
+        backend, settings = f"'{kind}'", trajectories.trajectory_builder_config
+        check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
+        check_options(backend, capabilities, settings)
+        check_ages(backend, capabilities, block)
         if block.fine_tune_from_scratch:
-            check_from_base(f"'{kind}'", capabilities)
-        target = str(block.target_model)
-        check_tokens(
-            f"'{kind}'", capabilities, trajectory_builder.methods, builder.config.llms[target], target
-        )
+            check_from_base(backend, capabilities)
+        check_tokens(backend, capabilities, trajectories.methods, builder.config.llms[target], target)
         # A copy: whatever it writes there, the config stays as it was loaded.
-        await trajectory_builder.initialize(block.model_copy(deep=True))
-        await trajectory_builder.cleanup()
-    except EtudeError as error:
-        findings.fail(what, error)
-    else:
-        findings.ok(what, f"{made_by} data ({trajectory_builder.method}), trained by {kind}")
+        await trajectories.initialize(block.model_copy(deep=True))
+        await trajectories.cleanup()
+        findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
 
 
 def _check_hosted(
     config: Config, what: str, block: FinetuneConfig, examples: int, findings: Findings
 ) -> bool:
     """Warn of what a hosted backend does differently; whether it would train on anything."""
-    adapter = config.trainer_adapters.get(block.trainer_adapter or "")
+    adapter = _adapter_of(config, block)
     if not isinstance(adapter, JobsConfig):
         return True
     graded = isinstance(adapter, OpenAiAdapterConfig) and adapter.reinforcement is not None
@@ -313,17 +271,17 @@ def _check_hosted(
     return enough
 
 
-async def _capabilities(builder: Builder, block: FinetuneConfig) -> tuple[Capabilities, str]:
-    config, name, target = builder.config, str(block.trainer_adapter), str(block.target_model)
-    adapter_config = config.trainer_adapters[name]
-    if not isinstance(adapter_config, LocalAdapterConfig):
-        adapter: TrainerAdapter = await builder.get_trainer_adapter(name)
-        return adapter.capabilities(), adapter_config.type_name
+async def _capabilities(builder: Builder, block: FinetuneConfig) -> Capabilities:
+    name, target = str(block.trainer_adapter), str(block.target_model)
+    if not isinstance(_adapter_of(builder.config, block), LocalAdapterConfig):
+        capabilities: Capabilities = (await builder.get_trainer_adapter(name)).capabilities()
+        return capabilities
     # Building it would load the model.
     require_local_extra()
-    if not isinstance(config.llms[target], LocalLlmConfig):
+    llm = builder.config.llms[target]
+    if not isinstance(llm, LocalLlmConfig):
         raise CapabilityError(
             f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is `_type: "
-            f"{config.llms[target].type_name}`; make it local, or choose an adapter for its backend"
+            f"{llm.type_name}`; make it local, or choose an adapter for its backend"
         )
-    return LOCAL_CAPABILITIES, adapter_config.type_name
+    return LOCAL_CAPABILITIES

@@ -13,7 +13,14 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from etude.preflight.finding import Findings
-from etude.preflight.machine import available_memory, free_disk, shown_bytes, total_memory, usable_cores
+from etude.preflight.machine import (
+    available_memory,
+    existing_folder,
+    free_disk,
+    shown_bytes,
+    total_memory,
+    usable_cores,
+)
 
 EXTRAS = {
     "local": "models that run and train in this process",
@@ -30,7 +37,11 @@ def examine(folder: Path) -> Findings:
     findings = Findings()
     findings.ok("etude", f"{importlib.metadata.version('etude')} in {Path(__file__).parents[1]}")
     findings.ok("python", f"{platform.python_version()} at {sys.executable}, {platform.platform()}")
-    _packages(findings)
+    problems = list(conflicts("etude"))
+    for problem in problems:
+        findings.fail("packages", problem)
+    if not problems:
+        findings.ok("packages", "all versions fit together")
     for extra, use in EXTRAS.items():
         _extra(extra, use, findings)
     _backends(findings)
@@ -42,29 +53,18 @@ def examine(folder: Path) -> Findings:
     return findings
 
 
-def _packages(findings: Findings) -> None:
-    """Whether the installed versions are those that Etude and its dependencies require."""
-    problems = list(conflicts("etude"))
-    for problem in problems:
-        findings.fail("packages", problem)
-    if not problems:
-        findings.ok("packages", "all versions fit together")
-
-
 def conflicts(name: str) -> Iterator[str]:
     """Each requirement of a package, or of what it needs, that is missing or of a wrong version."""
     waiting, seen = [name], {name}
     while waiting:
         package = waiting.pop()
-        for requirement in _requirements(package, extra=""):
+        for requirement in _requirements(package):
             version = installed(requirement.name)
             if version is None:
                 yield f"{package} needs {requirement}, and it is not installed: pip install '{requirement}'"
             elif not requirement.specifier.contains(version, prereleases=True):
-                yield (
-                    f"{package} needs {requirement.name}{requirement.specifier}, and {version} is installed: "
-                    f"pip install '{requirement.name}{requirement.specifier}'"
-                )
+                wanted = f"{requirement.name}{requirement.specifier}"
+                yield f"{package} needs {wanted}, and {version} is installed: pip install '{wanted}'"
             if version is not None and requirement.name not in seen:
                 seen.add(requirement.name)
                 waiting.append(requirement.name)
@@ -73,7 +73,7 @@ def conflicts(name: str) -> Iterator[str]:
 def _extra(extra: str, use: str, findings: Findings) -> None:
     what = f"extra '{extra}'"
     missing, wrong = [], []
-    for requirement in _requirements("etude", extra=extra):
+    for requirement in _requirements("etude", extra):
         version = installed(requirement.name)
         if version is None:
             missing.append(requirement.name)
@@ -99,19 +99,16 @@ def _backends(findings: Findings) -> None:
     )
 
 
-def _requirements(package: str, extra: str) -> list[Requirement]:
+def _requirements(package: str, extra: str = "") -> list[Requirement]:
     """The requirements of a package on this machine; of an extra, only those that it adds."""
-    requirements = []
-    for text in importlib.metadata.requires(package) or ():
-        requirement = Requirement(text)
-        marker = requirement.marker
-        always = marker is None or marker.evaluate({"extra": ""})
-        wanted = (
-            always if not extra else not always and marker is not None and marker.evaluate({"extra": extra})
-        )
-        if wanted:
-            requirements.append(requirement)
-    return requirements
+
+    def is_needed(requirement: Requirement, extra: str) -> bool:
+        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+    requirements = map(Requirement, importlib.metadata.requires(package) or ())
+    if not extra:
+        return [each for each in requirements if is_needed(each, "")]
+    return [each for each in requirements if is_needed(each, extra) and not is_needed(each, "")]
 
 
 def installed(package: str) -> str | None:
@@ -144,11 +141,10 @@ def _machine(folder: Path, findings: Findings) -> None:
     total, free = total_memory(), available_memory()
     if total is not None and free is not None:
         findings.ok("memory", f"{shown_bytes(free)} free of {shown_bytes(total)}")
-    disk = free_disk(folder)
+    disk, existing = free_disk(folder), existing_folder(folder)
     if disk < _LITTLE_DISK:
         findings.warn("disk", f"only {shown_bytes(disk)} free in {folder.absolute()}")
     else:
         findings.ok("disk", f"{shown_bytes(disk)} free in {folder.absolute()}")
-    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not os.access(nearest, os.W_OK):
-        findings.fail("disk", f"{nearest} may not be written: run folders need to be made there")
+    if not os.access(existing, os.W_OK):
+        findings.fail("disk", f"{existing} may not be written: run folders need to be made there")

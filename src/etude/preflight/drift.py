@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from etude.core.call import Call, ChatRequest, Completion
@@ -11,7 +11,7 @@ from etude.core.message import Message, Tool
 from etude.models.template import ChatTemplate
 from etude.preflight.finding import Findings
 
-_TOOL: Tool = {
+TOOL: Tool = {
     "type": "function",
     "function": {
         "name": "add",
@@ -46,40 +46,28 @@ def _result(of: str) -> Message:
     return {"role": "tool", "tool_call_id": of, "name": "add", "content": "3"}
 
 
-_TOOL_TURN = (_ASK, _calls("call00000"), _result("call00000"))
+_IDS = ("call00000", "call00001")
+_TOOL_TURN = (_ASK, _calls(_IDS[0]), _result(_IDS[0]))
+_THOUGHT_CALL: Message = {**_calls(_IDS[0]), "content": "<think>\nI add.\n</think>\n\n"}
 
 SHAPES = (
     Shape("a single turn", (_SYSTEM, _ASK, _SAID)),
     Shape("several turns", (_SYSTEM, _ASK, _SAID, _MORE, _SAID, _ASK)),
     Shape("several turns without a system message", (_ASK, _SAID, _MORE, _SAID, _ASK)),
-    Shape("a tool call and its result", (*_TOOL_TURN, _SAID, _MORE), (_TOOL,)),
-    Shape("tool calls over several turns", (*_TOOL_TURN, _SAID, *_TOOL_TURN, _SAID, _MORE), (_TOOL,)),
-    Shape(
-        "two tool calls at once",
-        (_ASK, _calls("call00000", "call00001"), _result("call00000"), _result("call00001"), _SAID, _MORE),
-        (_TOOL,),
-    ),
+    Shape("a tool call and its result", (*_TOOL_TURN, _SAID, _MORE), (TOOL,)),
+    Shape("tool calls over several turns", (*_TOOL_TURN, _SAID, *_TOOL_TURN, _SAID, _MORE), (TOOL,)),
+    Shape("two tool calls at once", (_ASK, _calls(*_IDS), *map(_result, _IDS), _SAID, _MORE), (TOOL,)),
     Shape("another system message later on", (_SYSTEM, _ASK, _SAID, _AT_LENGTH, _MORE)),
     Shape("thinking before an answer", (_ASK, _THOUGHT, _MORE, _THOUGHT, _ASK)),
-    Shape(
-        "thinking before a tool call",
-        (
-            _ASK,
-            {**_calls("call00000"), "content": "<think>\nI add.\n</think>\n\n"},
-            _result("call00000"),
-            _SAID,
-            _MORE,
-        ),
-        (_TOOL,),
-    ),
+    Shape("thinking before a tool call", (_ASK, _THOUGHT_CALL, _TOOL_TURN[-1], _SAID, _MORE), (TOOL,)),
 )
 """The conversations that workflows are made of."""
 
 
-def audit(template: ChatTemplate, shapes: Sequence[Shape] = SHAPES) -> Findings:
+def audit(template: ChatTemplate) -> Findings:
     """For each shape whether every prompt extends the tokens before it, and if not, what is at fault."""
     findings = Findings()
-    for shape in shapes:
+    for shape in SHAPES:
         try:
             faults = dict.fromkeys(_faults(template, shape))
         except EngineError as error:
@@ -88,30 +76,28 @@ def audit(template: ChatTemplate, shapes: Sequence[Shape] = SHAPES) -> Findings:
         if faults:
             findings.warn(shape.name, f"starts a new branch: {'; '.join(faults)}")
         else:
-            findings.ok(shape.name, "extends" if len(_answers(shape)) > 1 or _goes_on(shape) else "renders")
+            findings.ok(shape.name, "extends" if len(_prompts(shape)) > 1 else "renders")
     return findings
 
 
 def _faults(template: ChatTemplate, shape: Shape) -> Iterator[str]:
     """Plays the conversation call by call; the fault of every prompt that drifts. Raises EngineError."""
     earlier: list[Call] = []
-    for at in [*_answers(shape), *([len(shape.messages)] if _goes_on(shape) else [])]:
-        request = ChatRequest(shape.messages[:at], shape.tools, earlier=tuple(earlier))
+    for length in _prompts(shape):
+        request = ChatRequest(shape.messages[:length], shape.tools, earlier=tuple(earlier))
         prompt = template.prompt(request)
         if prompt.fault is not None:
             yield str(prompt.fault)
-        if at < len(shape.messages):
+        if length < len(shape.messages):
             # What was sampled does not matter: that it is gone on from does.
             sampled = Completion(
-                shape.messages[at], prompt_ids=prompt.ids, completion_ids=template.completion_ids("!")
+                shape.messages[length], prompt_ids=prompt.ids, completion_ids=template.completion_ids("!")
             )
             earlier.append(Call(len(earlier), "<workflow>", "audited", request, sampled))
 
 
-def _answers(shape: Shape) -> list[int]:
-    return [at for at, message in enumerate(shape.messages) if message["role"] == "assistant"]
-
-
-def _goes_on(shape: Shape) -> bool:
-    """Whether an answer is still to come."""
-    return bool(shape.messages[-1]["role"] != "assistant")
+def _prompts(shape: Shape) -> list[int]:
+    """How many messages there are before each answer, one that is still to come included."""
+    roles = [message["role"] for message in shape.messages]
+    answers = [index for index, role in enumerate(roles) if role == "assistant"]
+    return answers if roles[-1] == "assistant" else [*answers, len(roles)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,7 @@ from etude.core.errors import EtudeError
 from etude.core.example import Example
 from etude.core.history import History
 from etude.inference.local import LocalLlmConfig
-from etude.preflight.machine import ModelSize, Work, free_disk, seconds_for, shown_bytes
+from etude.preflight.machine import ModelSize, free_disk, seconds_for, shown_bytes
 from etude.store.episodes import iter_episodes
 from etude.store.facts import list_runs
 from etude.store.log import EpochLog
@@ -47,31 +47,22 @@ class Estimate:
     training_usd: float | None = None
     """Price of hosted training, at most; None when there is none, or it is not known."""
 
-    def as_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class _Earlier:
-    """Averages over the episodes of an earlier run."""
-
-    name: str
-    calls: float
-    prompt_tokens: float
-    completion_tokens: float
-    seconds_per_episode: float | None
-    """Wall time of its epochs, by their episodes; None when it finished no epoch."""
-
 
 @dataclass(frozen=True, slots=True)
 class _PerEpisode:
-    """Averages over episodes."""
+    """Averages over the episodes of an earlier run, or what is assumed of them."""
 
     calls: float
     prompt_tokens: float
     completion_tokens: float
-    assumption: str
+    assumptions: tuple[str, ...]
+    seconds: float | None = None
+    """Wall time of the earlier run's epochs, by their episodes; None when it finished no epoch."""
+
+    @property
+    def tokens(self) -> float:
+        """Those of prompts and those that are sampled."""
+        return self.prompt_tokens + self.completion_tokens
 
 
 def estimate_run(
@@ -79,29 +70,29 @@ def estimate_run(
 ) -> Estimate:
     """Of the training that a config describes; `size` is that of its local model, if it has one."""
     training, validation = episode_counts(config, len(examples), len(held_out))
-    episodes, earlier = training + validation, _earlier_run(config)
-    each = _per_episode(config, size, earlier)
-    assumptions = [each.assumption]
-    seconds = None
-    if earlier is not None and earlier.seconds_per_episode is not None:
-        seconds = episodes * earlier.seconds_per_episode
-        assumptions.append(f"as fast as run {earlier.name}, training included")
+    episodes, most = training + validation, config.eval.general.max_concurrency
+    each = _earlier_run(config) or _assumed(config, size)
+    assumptions, seconds = [*each.assumptions], None
+    if each.seconds is not None:
+        seconds = episodes * each.seconds
     elif size is not None:
-        seconds, how = _local_seconds(config, size, each, episodes, training)
-        assumptions.append(how)
+        llm = config.llms.get(_first_block(config).target_model or "")
+        batch = min(most, llm.max_batch) if isinstance(llm, LocalLlmConfig) else most
+        seconds = seconds_for(
+            size,
+            prompt=episodes * each.prompt_tokens,
+            sampled=episodes * each.completion_tokens,
+            trained=training * each.tokens if config.finetuning.enabled else 0.0,
+            batch=max(1, min(batch, episodes)),
+        )
+        assumptions.append(f"this machine's {size.device} as measured now, {batch} episodes at a time")
     elif config.llms:
-        seconds = episodes * each.calls * _SECONDS_PER_REMOTE_CALL / config.eval.general.max_concurrency
+        seconds = episodes * each.calls * _SECONDS_PER_REMOTE_CALL / most
         assumptions.append(
-            f"{_SECONDS_PER_REMOTE_CALL:g} s per call, {config.eval.general.max_concurrency} at a time; "
-            "training itself not counted"
+            f"{_SECONDS_PER_REMOTE_CALL:g} s per call, {most} at a time; training itself not counted"
         )
     disk, warnings = _disk(config, size)
-    usd, priced = _training_cost(
-        config,
-        blocks_of(config.finetuning).values(),
-        training,
-        each.prompt_tokens + each.completion_tokens,
-    )
+    usd, priced = _training_cost(config, training * each.tokens)
     return Estimate(
         training_episodes=training,
         validation_episodes=validation,
@@ -126,8 +117,7 @@ def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, i
     """Episodes for training and for validation, over all epochs, when none stops early."""
     finetuning = config.finetuning
     # Several targets share the episodes of an epoch.
-    block = next(iter(blocks_of(finetuning).values()))
-    builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
+    builder: Any = config.trajectory_builders.get(_first_block(config).trajectory_builder or "")
     each = getattr(builder, "examples_per_epoch", None) or examples
     training = finetuning.num_epochs * min(each, examples) * getattr(builder, "num_generations", 1)
     interval = finetuning.run_configuration.validation_interval
@@ -135,50 +125,21 @@ def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, i
     return training, validations * held_out
 
 
-def _first_target(config: Config) -> str:
-    return next(iter(blocks_of(config.finetuning).values())).target_model or ""
+def _first_block(config: Config) -> FinetuneConfig:
+    return next(iter(blocks_of(config.finetuning).values()))
 
 
-def _per_episode(config: Config, size: ModelSize | None, earlier: _Earlier | None) -> _PerEpisode:
-    if earlier is not None:
-        return _PerEpisode(
-            earlier.calls,
-            earlier.prompt_tokens,
-            earlier.completion_tokens,
-            f"calls and tokens per episode as in run {earlier.name} ({earlier.calls:.1f} calls)",
-        )
-    llm: Any = config.llms.get(_first_target(config))
-    limit = getattr(llm, "max_tokens", None)
-    completion = limit / 2 if limit else _DEFAULT_COMPLETION
-    prompt = size.prompt_tokens if size is not None and size.prompt_tokens else _DEFAULT_PROMPT
-    source = "its example" if size is not None and size.prompt_tokens else "assumed"
-    half = "half of max_tokens" if limit else "assumed"
-    return _PerEpisode(
-        1.0,
-        prompt,
-        completion,
+def _assumed(config: Config, size: ModelSize | None) -> _PerEpisode:
+    limit = getattr(config.llms.get(_first_block(config).target_model or ""), "max_tokens", None)
+    completion, half = (limit / 2, "half of max_tokens") if limit else (_DEFAULT_COMPLETION, "assumed")
+    prompt, source = _DEFAULT_PROMPT, "assumed"
+    if size is not None and size.prompt_tokens:
+        prompt, source = size.prompt_tokens, "its example"
+    assumption = (
         f"1 call per episode with {prompt:.0f} prompt tokens ({source}) and {completion:.0f} sampled tokens "
-        f"({half}); an agent with several turns takes a multiple. After a first run its own numbers are used",
+        f"({half}); an agent with several turns takes a multiple. After a first run its own numbers are used"
     )
-
-
-def _local_seconds(
-    config: Config, size: ModelSize, each: _PerEpisode, episodes: int, training: int
-) -> tuple[float, str]:
-    llm = config.llms.get(_first_target(config))
-    batch = config.eval.general.max_concurrency
-    if isinstance(llm, LocalLlmConfig):
-        batch = min(batch, llm.max_batch)
-    tokens = each.prompt_tokens + each.completion_tokens
-    work = Work(
-        prompt_tokens=episodes * each.prompt_tokens,
-        sampled_tokens=episodes * each.completion_tokens,
-        trained_tokens=training * tokens if config.finetuning.enabled else 0.0,
-        batch=max(1, min(batch, episodes)),
-    )
-    return seconds_for(
-        size, work
-    ), f"this machine's {size.device} as measured now, {batch} episodes at a time"
+    return _PerEpisode(1.0, prompt, completion, (assumption,))
 
 
 def _disk(config: Config, size: ModelSize | None) -> tuple[int | None, tuple[str, ...]]:
@@ -198,38 +159,34 @@ def _disk(config: Config, size: ModelSize | None) -> tuple[int | None, tuple[str
     )
 
 
-def _training_cost(
-    config: Config, blocks: Iterable[FinetuneConfig], episodes: int, tokens_per_episode: float
-) -> tuple[float | None, tuple[str, ...]]:
+def _training_cost(config: Config, tokens: float) -> tuple[float | None, tuple[str, ...]]:
     """USD for the jobs of a run at OpenAI, and how that was come by.
 
-    None when nothing is trained there, or a price is not known. All of `episodes` are taken to be
-    trained on, so it is the most that it should be.
+    None when nothing is trained there, or a price is not known. All of the episodes' `tokens` are taken to
+    be trained on, so it is the most that it should be.
     """
     total, assumptions = 0.0, []
-    for block in blocks:
+    for block in blocks_of(config.finetuning).values():
         adapter = config.trainer_adapters.get(block.trainer_adapter or "")
-        llm: Any = config.llms.get(block.target_model or "")
         if not block.enabled or not isinstance(adapter, OpenAiAdapterConfig):
             continue
         passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
-        model = str(getattr(llm, "model_name", ""))
+        model = str(getattr(config.llms.get(block.target_model or ""), "model_name", ""))
         usd = None
         if adapter.reinforcement is None:
-            usd = usd_for(episodes * tokens_per_episode * passes, adapter.usd_per_million_tokens, model)
+            usd = usd_for(tokens * passes, adapter.usd_per_million_tokens, model)
         if usd is None:
             return None, (f"what OpenAI charges for training {model} is not known here",)
         total += usd
         assumptions.append(
             f"every episode is trained on {passes} times in {model}, at "
-            f"${usd / max(1e-12, episodes * tokens_per_episode * passes) * 1e6:g} for a million tokens; "
-            "sampling not counted"
+            f"${usd / max(1e-12, tokens * passes) * 1e6:g} for a million tokens; sampling not counted"
         )
     return (total, tuple(assumptions)) if assumptions else (None, ())
 
 
-def _earlier_run(config: Config) -> _Earlier | None:
-    """The latest run in the config's output folder with the same agent and model, when there is one."""
+def _earlier_run(config: Config) -> _PerEpisode | None:
+    """Averages of the latest run in the output folder with the same agent and model; None without one."""
     for run in list_runs(config.finetuning.output_dir):
         try:
             if (run / CONFIG).is_file() and _is_alike(stored_data(run), config):
@@ -255,19 +212,23 @@ def _is_alike(data: dict[str, Any], config: Config) -> bool:
     return bool(data.get("workflow") == now)
 
 
-def _averages(run: RunFolder) -> _Earlier | None:
+def _averages(run: RunFolder) -> _PerEpisode | None:
     episodes = list(islice(iter_episodes(run.journal, "train/"), _EPISODES))
     episodes = [episode for episode in episodes if episode.failure is None]
     if not episodes:
         return None
     done = [call.completion for episode in episodes for call in episode.calls if call.completion is not None]
     count = len(episodes)
-    return _Earlier(
-        name=run.name,
-        calls=len(done) / count,
+    calls, seconds = len(done) / count, _seconds(EpochLog(run.journal).history(run.name))
+    assumptions = [f"calls and tokens per episode as in run {run.name} ({calls:.1f} calls)"]
+    if seconds is not None:
+        assumptions.append(f"as fast as run {run.name}, training included")
+    return _PerEpisode(
+        calls=calls,
         prompt_tokens=sum(completion.usage.prompt_tokens for completion in done) / count,
         completion_tokens=sum(completion.usage.completion_tokens for completion in done) / count,
-        seconds_per_episode=_seconds(EpochLog(run.journal).history(run.name)),
+        assumptions=tuple(assumptions),
+        seconds=seconds,
     )
 
 

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from etude.core.errors import EtudeError
 
 Status = Literal["ok", "warning", "error"]
 
 
-class Finding(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Finding:
     """One thing that was looked at."""
-
-    model_config = ConfigDict(frozen=True)
 
     what: str
     status: Status
     detail: str
 
 
-class Findings(BaseModel):
+@dataclass
+class Findings:
     """All of them, in the order in which they were looked at."""
 
-    items: list[Finding] = Field(default_factory=list)
+    items: list[Finding] = field(default_factory=list)
 
     def ok(self, what: str, detail: str) -> None:
         """Nothing is wrong with it."""
-        self.items.append(Finding(what=what, status="ok", detail=detail))
+        self.items.append(Finding(what, "ok", detail))
 
     def warn(self, what: str, detail: str) -> None:
         """It works, and may not be what was meant."""
-        self.items.append(Finding(what=what, status="warning", detail=detail))
+        self.items.append(Finding(what, "warning", detail))
 
     def fail(self, what: str, error: EtudeError | str) -> None:
         """It does not work."""
-        self.items.append(Finding(what=what, status="error", detail=str(error)))
+        self.items.append(Finding(what, "error", str(error)))
+
+    @contextmanager
+    def of_errors(self, what: str) -> Iterator[None]:
+        """An EtudeError within does not raise, and is a finding about `what`."""
+        try:
+            yield
+        except EtudeError as error:
+            self.fail(what, error)
 
     def of(self, status: Status) -> list[Finding]:
         """Those of one status."""
@@ -44,4 +53,4 @@ class Findings(BaseModel):
 
     def as_json(self) -> list[dict[str, Any]]:
         """As JSON."""
-        return [finding.model_dump(mode="json") for finding in self.items]
+        return [asdict(finding) for finding in self.items]

@@ -17,19 +17,12 @@ from etude.inference.local import LocalLlmConfig
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import locate, not_loaded
+from etude.preflight.drift import TOOL
 from etude.preflight.finding import Findings
 from etude.preflight.machine import ModelSize, available_memory, shown_bytes
 
 _SAMPLE = 64
 _LARGE_FOR_CPU = 1_000_000_000
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks something up.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
-    },
-}
 
 
 def check_local_model(
@@ -115,7 +108,7 @@ def _check_template(what: str, policy: Policy, findings: Findings) -> None:
         return
     plain = policy.template.prompt(ChatRequest((question,))).ids
     try:
-        shown = policy.template.prompt(ChatRequest((question,), tools=(_TOOL,))).ids != plain
+        shown = policy.template.prompt(ChatRequest((question,), tools=(TOOL,))).ids != plain
     except EtudeError:
         shown = False
     if not shown:

@@ -74,31 +74,17 @@ def shown_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The amount of work in a run."""
+def seconds_for(size: ModelSize, *, prompt: float, sampled: float, trained: float, batch: int) -> float:
+    """Seconds of wall time for so many tokens, with `batch` sequences sampled at once.
 
-    prompt_tokens: float
-    sampled_tokens: float
-    trained_tokens: float
-    batch: int
-    """Sequences that are sampled at once."""
-
-
-def seconds_for(size: ModelSize, work: Work) -> float:
-    """Seconds of wall time: 2 operations per parameter and token to run, 6 to train."""
+    2 operations per parameter and token to run, 6 to train.
+    """
     speed = _operations_per_second(size.device) * _EFFICIENCY
-    steps = work.sampled_tokens / work.batch
-    step = size.layers * _STEP_SECONDS_PER_LAYER[size.device]
-    step += max(
-        2 * size.parameters * work.batch / speed,
+    step = size.layers * _STEP_SECONDS_PER_LAYER[size.device] + max(
+        2 * size.parameters * batch / speed,
         size.parameters * size.bytes_per_parameter / _BYTES_PER_SECOND[size.device],
     )
-    return (
-        steps * step
-        + 2 * size.parameters * work.prompt_tokens / speed
-        + 6 * size.parameters * work.trained_tokens / speed
-    )
+    return sampled / batch * step + (2 * prompt + 6 * trained) * size.parameters / speed
 
 
 def _operations_per_second(device: str) -> float:
@@ -124,7 +110,7 @@ def available_memory(device: str = "cpu") -> int | None:
         import torch
 
         return int(torch.cuda.mem_get_info()[0])
-    limits = [limit for limit in (_meminfo("MemAvailable"), _cgroup_room()) if limit is not None]
+    limits = [limit for limit in (_unused_memory(), _cgroup_room()) if limit is not None]
     return min(limits, default=None)
 
 
@@ -136,10 +122,14 @@ def total_memory() -> int | None:
         return None
 
 
+def existing_folder(path: Path) -> Path:
+    """`path`, or the nearest of the folders around it that exists."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+
+
 def free_disk(path: Path) -> int:
     """Free bytes where `path` is, or would be."""
-    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(existing_folder(path)).free
 
 
 def usable_cores() -> int:
@@ -149,12 +139,12 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _meminfo(name: str) -> int | None:
+def _unused_memory() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    line = next((line for line in lines if line.startswith(f"{name}:")), None)
+    line = next((line for line in lines if line.startswith("MemAvailable:")), None)
     return None if line is None else int(line.split()[1]) * 1024
 
 
