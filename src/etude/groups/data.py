@@ -154,8 +154,7 @@ def _preference(agent: str, place: int, chosen: Step, rejected: Step) -> Traject
     )
     for step in (chosen, rejected):
         if is_play(step.episode):
-            calls = [step.recorded]
-            names = agents_of(tree_of(step.episode), calls, _EVERY, None)
+            names = agents_of(tree_of(step.episode), [step.recorded])
             if names != [agent]:
                 raise RequestError(f"step {place} of '{agent}' is a turn of '{', '.join(names)}'")
     if not same_prompt(better, worse):

@@ -159,8 +159,3 @@ class JobTraining:
 def flat(rows: Iterable[Row]) -> Iterable[Unit]:
     """The units of all rows."""
     return (unit for row in rows for unit in row)
-
-
-def trained_tokens(units: Iterable[Unit]) -> int:
-    """Tokens that are trained on."""
-    return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)

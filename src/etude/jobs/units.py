@@ -9,7 +9,7 @@ from etude.core.call import ChatRequest
 from etude.core.edge import Encoder
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.message import Message, OpenAIMessage, Tool
-from etude.core.sample import Pair, Sample, Unit
+from etude.core.sample import Pair, Sample, SampleOrPair
 from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.training import Row
@@ -19,7 +19,7 @@ from etude.models.template import ChatTemplate
 
 def units_of_collection(
     collection: TrajectoryCollection, algorithm: Algorithm, template: ChatTemplate
-) -> list[list[Unit]]:
+) -> list[list[SampleOrPair]]:
     """The collection's samples or pairs, by group. Raises TrainingError for what cannot be trained on."""
 
     def prompt(messages: list[OpenAIMessage] | str) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def units_of_rows(
 
     Raises TrainingError with the number of a row that does not fit the model.
     """
-    groups: list[list[Unit]] = []
+    groups: list[list[SampleOrPair]] = []
     for number, row in enumerate(rows, start=1):
         try:
             groups.append([*row.group()] if isinstance(row, GrpoRow) else [_unit_of(row, policy)])
@@ -48,7 +48,7 @@ def units_of_rows(
     return [tuple(next(units) for _ in group) for group in groups]
 
 
-def _unit_of(row: SupervisedRow | DpoRow, policy: Policy) -> Unit:
+def _unit_of(row: SupervisedRow | DpoRow, policy: Policy) -> SampleOrPair:
     if isinstance(row, SupervisedRow):
         return _transcript(policy, row.messages, row.tools or ())
     # The assistant's messages in the prompt are context of both answers.

@@ -16,12 +16,11 @@ from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
 from etude.core.training_rows import ROW_OF
-from etude.jobs.training import JobData, JobListener, JobTraining, flat, trained_tokens
+from etude.jobs.training import JobData, JobListener, JobTraining, flat
 from etude.jobs.training import Row as UnitRow
 from etude.jobs.units import units_of_rows
-from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.plan import Step
-from etude.learner.schedule import Schedule
+from etude.learner.learner import Learner, LearnerOptions, trained_tokens
+from etude.learner.plan import Schedule, Step
 from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
 from etude.server.database import Row
@@ -75,7 +74,7 @@ def train_job(
     """
     values: Mapping[str, Any] = job["hyperparameters"]
     algorithm = job_algorithm(job["method"], values)
-    policy = _load_policy(job, stores, hardware, keep_base=algorithm.needs_reference)
+    policy = _load_policy(job, stores, hardware, keep_base="reference" in algorithm.needs())
     before = policy.digest()
 
     def rows_of(file: str | None) -> Sequence[UnitRow]:
@@ -93,7 +92,7 @@ def train_job(
         seed=job["seed"],
         key=("epoch",),
     )
-    learner = Learner(policy, _learner_options(values), job["seed"], team)
+    learner = Learner(policy, _learner_options(values), team)
     reporter = _Reporter(job, stores)
     checkpoints = JobFolder(stores.data_dir, job["id"]).checkpoints
     training = JobTraining(learner, data, reporter, checkpoints, checkpoint_steps)
