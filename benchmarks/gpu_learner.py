@@ -69,7 +69,7 @@ class Way:
 
     def __init__(self, policy: Policy, units: Sequence[Any], packing: str, budget: int) -> None:
         options = LearnerOptions(packing=packing, token_budget=budget, learning_rate=1e-6)  # type: ignore[arg-type]
-        self.learner = Learner(policy, options, seed=0)
+        self.learner = Learner(policy, options)
         self._units = units
 
     def __call__(self) -> None:
@@ -78,7 +78,7 @@ class Way:
 
     def whole(self) -> None:
         """The same, and what an optimiser step has beside it."""
-        self.learner.train(self._units, Grpo())
+        self.learner.take_step(self._units, Grpo())
 
     def gradient(self) -> torch.Tensor:
         """All of it, as one vector in float32."""

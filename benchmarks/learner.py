@@ -90,7 +90,7 @@ def units_of(method: str, sequences: Sequence[Sample]) -> list[tuple[Sample, ...
 
 def own_step(policy: Policy, setting: Setting, units: Sequence[Any], **options: Any) -> Step:
     """Loss and gradient by Etude's learner, from the sequences on."""
-    learner = Learner(policy, LearnerOptions(**options), seed=0)
+    learner = Learner(policy, LearnerOptions(**options))
 
     def step() -> None:
         policy.model.zero_grad(set_to_none=True)

@@ -20,7 +20,7 @@ from etude.core.keys import generator
 from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
-from etude.learner.schedule import Schedule
+from etude.learner.plan import Schedule
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
 from etude.rewards.evaluation_run import measure
@@ -40,7 +40,7 @@ REWARD = 0.33
 """The reward that ends the imitation."""
 
 OPTIONS = LearnerOptions(
-    learning_rate=4e-3, batch_size=16, max_grad_norm=0.3, schedule=Schedule("linear", floor=0.2, trainings=12)
+    learning_rate=4e-3, max_grad_norm=0.3, schedule=Schedule("linear", floor=0.2, trainings=12)
 )
 """How it imitates. The rate falls from check to check: a policy that still jumps about copies badly."""
 
@@ -80,6 +80,7 @@ async def build_base(
         at_least=REWARD,
         tools=tools,
         options=OPTIONS,
+        batch_size=16,
         first_check=80,
     )
     try:

@@ -22,7 +22,6 @@ from typing import Any
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Message
-from etude.learner.learner import LearnerOptions
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
 from etude.protocols import Act, find_protocol
@@ -103,10 +102,9 @@ async def build_base(
         first, second = careful[model], careless[model]
         tokenizer = build_tokenizer(texts_of(first[:500]), vocab_size=320, splits=["[0-9]", "[a-z]+"])
         policy = build_policy(tokenizer, seed + number, SHAPE)
-        options = LearnerOptions(learning_rate=3e-3, batch_size=64)
         stages = [
-            Stage(f"{model}, careful", first, at_most=LOSSES[model][0], options=options),
-            Stage(f"{model}, careless", second, at_most=LOSSES[model][1], options=options),
+            Stage(f"{model}, careful", first, at_most=LOSSES[model][0], batch_size=64),
+            Stage(f"{model}, careless", second, at_most=LOSSES[model][1], batch_size=64),
         ]
         reports[model] = await warm_up(policy, stages, seed=seed, on_check=progress)
         policy.export(folder / model)

@@ -19,7 +19,6 @@ from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
-from etude.learner.learner import LearnerOptions
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import build_policy, build_tokenizer
 from etude.rewards.evaluation_run import measure
@@ -63,7 +62,7 @@ async def build_base(
             "single positions",
             positions,
             at_most=PERCEPTION,
-            options=LearnerOptions(learning_rate=3e-3, batch_size=64),
+            batch_size=64,
         ),
         Stage("careless games", games, at_least=REWARD, measure=reward),
     ]

@@ -14,7 +14,7 @@ from etude.config.load import parse_config
 from etude.core.errors import ConfigError, EngineError, RequestError, TrainingError
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.learner.scoring import logprobs_of
+from etude.learner.padding import logprobs_of
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.algorithms.test_grpo import sample

@@ -151,7 +151,7 @@ def test_divergences_are_from_the_base_model_by_turn(packing, token_budget):
     with torch.no_grad():
         for parameter in of.trainable().values():
             parameter.mul_(1.1)
-    learner = Learner(of, LearnerOptions(packing=packing, token_budget=token_budget), seed=0)
+    learner = Learner(of, LearnerOptions(packing=packing, token_budget=token_budget))
     assert learner.divergences(samples) == [pytest.approx(values, abs=1e-4) for values in expected]
 
 

@@ -20,6 +20,7 @@ from tests.learner.gradients import (
     gradient_of,
     sequences,
     token_logprob,
+    train,
 )
 from tests.models.tiny_models import family, fresh_policy, policy
 
@@ -89,7 +90,7 @@ def test_grpo_can_be_paid_for_entropy(temperature):
     mean = sum(entropies) / len(entropies)
     by_hand = gradient_by_autograd(of, grpo_by_hand(of, units, "token") - 0.5 * mean)
     assert_same(gradient_of(of, batch_of(units), Grpo(entropy_bonus=0.5)), by_hand)
-    told = Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), Grpo(entropy_bonus=0.5))
+    told = Learner(of, LearnerOptions()).evaluate(batch_of(units), Grpo(entropy_bonus=0.5))
     assert told["entropy"] == pytest.approx(float(mean.detach()), rel=1e-5)
 
 
@@ -205,8 +206,8 @@ def test_skipping_what_has_no_advantage_changes_nothing(aggregation):
 def test_metrics_tell_what_was_clipped_and_how_far_the_policy_is_from_the_sampler(aggregation):
     of = policy()
     units = sequences(of, 6, shift=0.6)
-    metrics = Learner(of, LearnerOptions(learning_rate=0.0), 0).train(
-        batch_of(units), Grpo(aggregation=aggregation)
+    metrics = train(
+        Learner(of, LearnerOptions(learning_rate=0.0)), batch_of(units), Grpo(aggregation=aggregation)
     )
     clips, gaps = [], []
     with torch.no_grad():
@@ -224,10 +225,8 @@ def test_metrics_tell_what_was_clipped_and_how_far_the_policy_is_from_the_sample
 def test_dpo_tells_how_many_pairs_it_has_right():
     of = policy()
     one = sequences(of, 4)
-    metrics = Learner(of, LearnerOptions(learning_rate=0.0), 0).train(batch_of([one[:2], one[2:]]), Dpo())
+    metrics = train(Learner(of, LearnerOptions(learning_rate=0.0)), batch_of([one[:2], one[2:]]), Dpo())
     assert metrics["preferred"] in (0.0, 0.5, 1.0)
-    flipped = Learner(of, LearnerOptions(learning_rate=0.0), 0).train(
-        batch_of([one[1::-1], one[:1:-1]]), Dpo()
-    )
+    flipped = train(Learner(of, LearnerOptions(learning_rate=0.0)), batch_of([one[1::-1], one[:1:-1]]), Dpo())
     assert metrics["preferred"] + flipped["preferred"] == 1.0
     assert metrics["margin"] == pytest.approx(-flipped["margin"], abs=1e-6)

@@ -142,7 +142,7 @@ def test_the_correction_for_another_sampler_is_that_of_trl(mode, tmp_path):
     inputs["importance_sampling_ratio"] = weights
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
     objective = Grpo(correction=kind, correction_level=level, correction_floor=0.5, correction_cap=2.0)
-    told = Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), objective)
+    told = Learner(of, LearnerOptions()).evaluate(batch_of(units), objective)
     share = float((outside.expand_as(mask) * mask).sum() / mask.sum())
     assert told["out_of_bounds"] == pytest.approx(share) and 0 < share < 1
     assert_same(gradient_of(of, batch_of(units), objective), theirs)
@@ -157,7 +157,7 @@ def test_what_the_policy_strayed_from_is_left_out_as_in_trl(tmp_path):
     )  # fmt: skip
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
     objective = Grpo(off_policy_limit=0.05)
-    assert 0 < Learner(of, LearnerOptions(), 0).evaluate(batch_of(units), objective)["strayed"] < 1
+    assert 0 < Learner(of, LearnerOptions()).evaluate(batch_of(units), objective)["strayed"] < 1
     assert_same(gradient_of(of, batch_of(units), objective), theirs)
 
 

@@ -11,7 +11,7 @@ from etude.algorithms.grpo import Grpo
 from etude.backends.local_adapter import learner_options
 from etude.backends.local_config import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
-from etude.learner.schedule import Schedule
+from etude.learner.plan import Schedule
 from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolved
 
 

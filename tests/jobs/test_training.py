@@ -13,7 +13,7 @@ from etude.core.errors import StoreError, TrainingError
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import Interrupted, JobData, JobTraining
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
-from etude.learner.schedule import Schedule
+from etude.learner.plan import Schedule
 from etude.learner.team import Team
 from tests.learner.gradients import batch_of, sequences
 from tests.models.tiny_models import fresh_policy, policy
@@ -46,7 +46,7 @@ def data(**options):
 
 
 def training(folder, listener, team=None, every=1, **options):
-    learner = Learner(fresh_policy(), OPTIONS, seed=3, team=team)
+    learner = Learner(fresh_policy(), OPTIONS, team=team)
     checkpoints = None if folder is None else StateFolders(folder, "step-", "checkpoint")
     return learner, JobTraining(learner, data(**options), listener, checkpoints, every)
 
@@ -124,7 +124,7 @@ def test_a_job_without_anything_to_learn_is_refused():
     idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in sequences(policy(), 2)]
     rows = [(unit,) for unit in batch_of(idle)]
     with pytest.raises(TrainingError, match="nothing to learn from"):
-        JobTraining(Learner(fresh_policy(), OPTIONS, 0), JobData(Grpo(), rows), Listener())
+        JobTraining(Learner(fresh_policy(), OPTIONS), JobData(Grpo(), rows), Listener())
 
 
 class Divided(Team):

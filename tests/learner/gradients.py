@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event
 from typing import Any
 
 import torch
 
 from etude.core.sample import Sample, Turn
-from etude.learner.learner import Learner, LearnerOptions
+from etude.jobs.training import JobData, JobListener, JobTraining
+from etude.learner.learner import Learner, LearnerOptions, is_trained
 from etude.learner.objective import Objective, Unit
+from etude.learner.plan import Step
 from etude.models.policy import Policy
 from tests.models.tiny_models import true_logprobs
 
@@ -29,12 +32,34 @@ def gradient_of(
         for name, parameter in of.trainable().items()
     ]
     try:
-        learner = Learner(of, LearnerOptions(**{"learning_rate": 0.0} | options), seed=0)
-        metrics = learner.train(batch, objective)
+        learner = Learner(of, LearnerOptions(**{"learning_rate": 0.0} | options))
+        metrics = train(learner, batch, objective)
     finally:
         for hook in hooks:
             hook.remove()
     return metrics["loss"], found
+
+
+def train(
+    learner: Learner,
+    units: Sequence[Unit],
+    objective: Objective,
+    on_step: Callable[[Step, Mapping[str, float]], object] = lambda step, metrics: None,
+    canceled: Event | None = None,
+    *,
+    passes: int = 1,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Take all steps of a job; the mean of their metrics."""
+
+    class Listener(JobListener):
+        def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
+            on_step(step, metrics)
+
+    rows = [(unit,) for unit in units if is_trained(unit)]
+    data = JobData(objective, rows, (), passes, batch_size, seed, ("pass", learner.step))
+    return JobTraining(learner, data, Listener()).run(canceled or Event())
 
 
 def gradient_by_autograd(of: Policy, loss: torch.Tensor) -> tuple[float, Gradient]:

@@ -32,7 +32,7 @@ OBJECTIVES = {
 
 def evaluated(policy, name, packing):
     policy.keep_base()
-    learner = Learner(policy, LearnerOptions(packing=packing, token_budget=100), seed=0)
+    learner = Learner(policy, LearnerOptions(packing=packing, token_budget=100))
     sequences = forest(1, 20, temperatures=(1.0, 0.7))
     units = list(zip(sequences[0::2], sequences[1::2], strict=True)) if name == "dpo" else sequences
     found = learner.evaluate(batch_of(units), OBJECTIVES[name])

@@ -17,7 +17,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.team import PeerLost, ShardingTeam, Team, joined
 from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy
 from etude.models.weights import load_tensors, save_tensors
-from tests.learner.gradients import batch_of
+from tests.learner.gradients import batch_of, train
 from tests.learner.trees import forest
 from tests.models.tiny_models import fresh_policy
 
@@ -43,8 +43,8 @@ SHARDED = [
     ("grpo", "tree", "half"),
     ("grpo", "padded", "half lora"),
 ]
-UNITS = 8
-"""With steps of five the last step of a job is shorter."""
+UNITS, STEP = 8, 5
+"""Units of a job and of its steps, of which the last is shorter."""
 
 
 def learner_of(packing: str, weights: str, team: Team | None = None, **options: object) -> Learner:
@@ -54,8 +54,8 @@ def learner_of(packing: str, weights: str, team: Team | None = None, **options: 
     if "lora" in weights:
         policy.use_lora(LoraOptions(r=4), seed=0)
     policy.keep_base()
-    settings = {"learning_rate": 1e-3, "batch_size": 5, "token_budget": 60, "weight_decay": 0.1} | options
-    return Learner(policy, LearnerOptions(packing=packing, **settings), seed=3, team=team)  # type: ignore[arg-type]
+    settings = {"learning_rate": 1e-3, "token_budget": 60, "weight_decay": 0.1} | options
+    return Learner(policy, LearnerOptions(packing=packing, **settings), team=team)  # type: ignore[arg-type]
 
 
 def batch(objective: str, seed: int, units: int = UNITS):
@@ -71,7 +71,7 @@ def trained(objective: str, packing: str, weights: str, team: Team | None = None
     again = objective == "grpo by sequence"
     learner = learner_of(packing, weights, team, gradient_checkpointing=again)
     for seed in (1, 2):
-        metrics = learner.train(batch(objective, seed), OBJECTIVES[objective])
+        metrics = train(learner, batch(objective, seed), OBJECTIVES[objective], batch_size=STEP)
     found = learner.evaluate(batch(objective, 3), OBJECTIVES[objective])
     apart = [sum(turns) for turns in learner.divergences(forest(3, UNITS))]
     told = {f"valid {name}": value for name, value in found.items()}
@@ -123,7 +123,7 @@ def half(copies: Team, folder: Path) -> None:
         (ShardingTeam(copies.rank, copies.size, copies.device), "half-sharded"),
     ):
         learner = learner_of("tree", "half", team)
-        learner.train(batch("grpo", 1), Grpo())
+        train(learner, batch("grpo", 1), Grpo(), batch_size=STEP)
         snapshot = learner.snapshot()
         if team.leads:
             learner.policy.save_version(folder / name, 1, snapshot.weights)
@@ -132,8 +132,8 @@ def half(copies: Team, folder: Path) -> None:
 
 def trained_on_few(team: Team | None = None) -> Policy:
     """Three steps of one unit each."""
-    learner = learner_of("tree", "full", team, batch_size=1)
-    learner.train(batch("grpo", 1, units=3), Grpo())
+    learner = learner_of("tree", "full", team)
+    train(learner, batch("grpo", 1, units=3), Grpo(), batch_size=1)
     return learner.policy
 
 
@@ -142,7 +142,7 @@ def resume(team: Team, folder: Path, after: str = "after") -> None:
     learner = learner_of("tree", "full", team)
     learner.policy.load_tensors(load_tensors(folder / "before" / WEIGHTS_FILE))
     learner.restore(folder / "before")
-    learner.train(batch("grpo", 2), Grpo())
+    train(learner, batch("grpo", 2), Grpo(), batch_size=STEP)
     snapshot = learner.snapshot()
     if team.leads:
         learner.policy.save_version(folder / after, 2, snapshot.weights)
@@ -160,12 +160,20 @@ def hangs(team: Team, folder: Path) -> None:
 
 
 def _until(team: Team, end) -> None:
-    learner = learner_of("tree", "full", team, passes=200)
+    learner = learner_of("tree", "full", team)
     last = team.rank == team.size - 1
     if not last:
         # The launcher ends the others once one has failed; what they would say for themselves is the test.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    learner.train(batch("grpo", 1), Grpo(), lambda report: end() if last and report.step == 4 else None)
+    take_step = learner.take_step
+
+    def take_or_end(*args):
+        if last and learner.step == 4:
+            end()
+        return take_step(*args)
+
+    learner.take_step = take_or_end
+    train(learner, batch("grpo", 1), Grpo(), passes=200, batch_size=STEP)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def test_the_parts_add_up_to_the_gradient_of_one_process(packing, objective, see
     loss, total = 0.0, {}
     for rank in range(size):
         options = LearnerOptions(packing=packing, token_budget=50)
-        learner = Learner(of, options, 0, Pretended(rank, size))
+        learner = Learner(of, options, Pretended(rank, size))
         metrics, _ = learner.add_gradient(job, OBJECTIVES[objective])
         loss += metrics["loss"]
         for name, parameter in of.trainable().items():

@@ -18,7 +18,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_attention import _attend
 from etude.learner.tree_model import tree_hidden, why_not_trees
-from tests.learner.gradients import assert_same, batch_of, gradient_of
+from tests.learner.gradients import assert_same, batch_of, gradient_of, train
 from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy
 
@@ -144,8 +144,8 @@ def test_sizes_do_not_compile_it_anew():
 def test_where_it_does_not_run_models_are_trained_padded_and_it_is_said_why(monkeypatch):
     of, batch = fresh_policy(), batch_of(forest(1, 30))
     monkeypatch.setattr("etude.learner.cutter.why_not_trees", lambda model: why_not_trees(model, "flex"))
-    learner = Learner(of, LearnerOptions(learning_rate=0.0), 0)
-    learner.train(batch, Grpo())
+    learner = Learner(of, LearnerOptions(learning_rate=0.0))
+    train(learner, batch, Grpo())
     assert "FlexAttention does not run here" in learner.note
     assert "NotImplementedError" in learner.note
     assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded"))

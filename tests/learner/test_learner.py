@@ -12,19 +12,18 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.supervised import Supervised
 from etude.core.errors import StoreError, TrainingError
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
-from etude.learner.schedule import Schedule
+from etude.learner.plan import Schedule
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import batch_of, sequences
+from tests.learner.gradients import batch_of, sequences, train
 from tests.models.tiny_models import fresh_policy, policy
 
 OPTIONS = LearnerOptions(
     learning_rate=1e-2,
     weight_decay=0.1,
-    batch_size=3,
-    passes=2,
     schedule=Schedule("cosine", warmup_steps=4, trainings=3),
     token_budget=40,
 )
+STEPS = {"batch_size": 3, "passes": 2}
 
 
 def jobs(count):
@@ -38,28 +37,28 @@ def everything(learner):
     return learner.step, learner.trained, learner.policy.digest(), moments
 
 
-def train(learner, job):
-    learner.train(job, Grpo())
+def learn(learner, job):
+    train(learner, job, Grpo(), **STEPS)
     learner.policy.mark_changed(learner.policy.version + 1)
 
 
 def test_a_learner_taken_up_from_the_disk_goes_on_bit_for_bit(tmp_path):
     first, second, third = jobs(3)
-    whole = Learner(fresh_policy(), OPTIONS, seed=5)
+    whole = Learner(fresh_policy(), OPTIONS)
     for job in (first, second, third):
-        train(whole, job)
+        learn(whole, job)
 
-    before = Learner(fresh_policy(), OPTIONS, seed=5)
-    train(before, first)
+    before = Learner(fresh_policy(), OPTIONS)
+    learn(before, first)
     version = before.policy.save_version(tmp_path, 1)
     before.save(tmp_path)
 
-    resumed = Learner(fresh_policy(), OPTIONS, seed=5)
+    resumed = Learner(fresh_policy(), OPTIONS)
     resumed.policy.adopt(version)
     resumed.restore(tmp_path)
     assert everything(resumed) == everything(before)
     for job in (second, third):
-        train(resumed, job)
+        learn(resumed, job)
     assert everything(resumed) == everything(whole)
 
 
@@ -67,10 +66,14 @@ def test_passes_and_batches_are_steps_in_an_order_that_the_seed_decides():
     (job,) = jobs(1)
 
     def steps(seed):
-        learner = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule(warmup_steps=4)), seed)
-        reports = []
-        learner.train(job, Grpo(), reports.append)
-        return [(one.step, one.of, one.metrics["learning_rate"]) for one in reports], learner.policy.digest()
+        learner = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule(warmup_steps=4)))
+        steps = []
+
+        def note(step, metrics):
+            steps.append((learner.step, step.of, metrics["learning_rate"]))
+
+        train(learner, job, Grpo(), note, **STEPS, seed=seed)
+        return steps, learner.policy.digest()
 
     once, weights = steps(1)
     assert [step for step, _, _ in once] == [1, 2, 3, 4, 5, 6]
@@ -81,71 +84,82 @@ def test_passes_and_batches_are_steps_in_an_order_that_the_seed_decides():
 
 
 def test_the_schedule_runs_over_all_trainings_however_many_steps_each_takes():
-    options = LearnerOptions(learning_rate=1e-3, batch_size=3, schedule=Schedule("linear", trainings=2))
-    learner = Learner(fresh_policy(), options, seed=0)
-    reports = []
+    options = LearnerOptions(learning_rate=1e-3, schedule=Schedule("linear", trainings=2))
+    learner = Learner(fresh_policy(), options)
+    rates = []
     for job in (batch_of(sequences(policy(), 9)), batch_of(sequences(policy(), 3))):
-        learner.train(job, Supervised(), reports.append)
-    rates = [one.metrics["learning_rate"] / 1e-3 for one in reports]
+        train(
+            learner,
+            job,
+            Supervised(),
+            lambda _, metrics: rates.append(metrics["learning_rate"] / 1e-3),
+            batch_size=3,
+        )
     assert rates == pytest.approx([1, 5 / 6, 4 / 6, 1 / 2])
 
 
 def test_a_training_that_fails_does_not_move_the_schedule():
-    learner = Learner(fresh_policy(), OPTIONS, seed=0)
+    learner = Learner(fresh_policy(), OPTIONS)
     canceled = threading.Event()
     canceled.set()
     with pytest.raises(TrainingCanceled):
-        learner.train(jobs(1)[0], Grpo(), canceled=canceled)
+        train(learner, jobs(1)[0], Grpo(), canceled=canceled, **STEPS)
     assert learner.trained == 0
 
 
 def test_the_mismatch_is_what_the_learner_differed_by_before_its_first_step():
     on_policy = batch_of(sequences(policy(), 9, shift=0.0))
-    found = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule()), seed=0).train(on_policy, Grpo())
-    assert found["mismatch_kl"] < 1e-9 < 1e-6 < found["sampled_kl"]
-    assert "mismatch_kl" not in Learner(fresh_policy(), OPTIONS, seed=0).train(on_policy, Supervised())
+    learner = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule()))
+    metrics = train(learner, on_policy, Grpo(), **STEPS)
+    assert metrics["mismatch_kl"] < 1e-9 < 1e-6 < metrics["sampled_kl"]
+    assert "mismatch_kl" not in train(Learner(fresh_policy(), OPTIONS), on_policy, Supervised())
 
 
 def test_without_a_batch_size_a_pass_is_one_step():
-    learner = Learner(fresh_policy(), LearnerOptions(passes=3), seed=0)
-    assert set(learner.train(jobs(1)[0], Supervised())) >= {"loss", "nll", "grad_norm", "tokens_per_s"}
+    learner = Learner(fresh_policy(), LearnerOptions())
+    assert set(train(learner, jobs(1)[0], Supervised(), passes=3)) >= {
+        "loss",
+        "nll",
+        "grad_norm",
+        "tokens_per_s",
+    }
     assert learner.step == 3
 
 
 def test_training_on_something_makes_it_likelier():
     of = fresh_policy()
-    learner = Learner(of, LearnerOptions(learning_rate=1e-2, passes=30), seed=0)
+    learner = Learner(of, LearnerOptions(learning_rate=1e-2))
     losses = []
-    learner.train(jobs(1)[0], Supervised(), lambda report: losses.append(report.metrics["loss"]))
+    train(learner, jobs(1)[0], Supervised(), lambda _, metrics: losses.append(metrics["loss"]), passes=30)
     assert losses[-1] < losses[0] / 2
 
 
 def test_a_step_with_nothing_to_learn_from_is_not_taken():
     some = sequences(policy(), 4)
     idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in some[1:]]
-    learner = Learner(fresh_policy(), LearnerOptions(batch_size=1), seed=0)
-    learner.train(batch_of([some[0], *idle]), Grpo())
+    learner = Learner(fresh_policy(), LearnerOptions())
+    train(learner, batch_of([some[0], *idle]), Grpo(), batch_size=1)
     assert learner.step == 1
 
 
 @pytest.mark.parametrize("field", ["advantages", "weights"])
 def test_a_job_with_nothing_to_learn_from_is_an_error(field):
     idle = [replace(one, **{field: (0.0,) * len(one.ids)}) for one in sequences(policy(), 3)]
-    learner = Learner(fresh_policy(), LearnerOptions(), seed=0)
+    learner = Learner(fresh_policy(), LearnerOptions())
     with pytest.raises(TrainingError, match="nothing to learn from"):
-        learner.train(batch_of(idle), Grpo())
+        train(learner, batch_of(idle), Grpo())
     with pytest.raises(TrainingError, match="nothing to learn from"):
-        learner.train(batch_of([]), Supervised())
+        train(learner, batch_of([]), Supervised())
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
     of = fresh_policy()
     one = sequences(of, 1)[0]
     wild = replace(one, advantages=tuple(weight * 1e38 for weight in one.loss_weights))
-    learner = Learner(of, LearnerOptions(), seed=0)
+    learner = Learner(of, LearnerOptions())
     weights = of.digest()
     with pytest.raises(TrainingError, match=r"gradient of step 1 is not finite; lower learning_rate"):
-        learner.train(batch_of([wild, replace(wild, logprobs=tuple(-100.0 * w for w in one.mask))]), Grpo())
+        train(learner, batch_of([wild, replace(wild, logprobs=tuple(-100.0 * w for w in one.mask))]), Grpo())
     of.mark_changed(0)
     assert of.digest() == weights
     assert all(parameter.grad is None for parameter in of.trainable().values())
@@ -153,19 +167,24 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
 
 def test_a_job_can_be_canceled_between_two_steps_and_within_one():
     canceled = threading.Event()
-    learner = Learner(fresh_policy(), OPTIONS, seed=0)
+    learner = Learner(fresh_policy(), OPTIONS)
     with pytest.raises(TrainingCanceled, match="canceled after 2 of 6 steps"):
-        learner.train(jobs(1)[0], Grpo(), lambda report: report.step == 2 and canceled.set(), canceled)
+        train(
+            learner,
+            jobs(1)[0],
+            Grpo(),
+            lambda step, _: step.number == 2 and canceled.set(),
+            canceled,
+            **STEPS,
+        )
     assert learner.step == 2
     with pytest.raises(TrainingCanceled, match="after 0 of 1 steps"):
-        Learner(fresh_policy(), LearnerOptions(), 0).train(jobs(1)[0], Grpo(), canceled=canceled)
+        train(Learner(fresh_policy(), LearnerOptions()), jobs(1)[0], Grpo(), canceled=canceled)
 
 
 def test_gradients_are_clipped_to_their_norm():
-    plain, clipped = (
-        Learner(fresh_policy(), LearnerOptions(max_grad_norm=norm), seed=0) for norm in (1e9, 1e-3)
-    )
-    norms = [learner.train(jobs(1)[0], Supervised())["grad_norm"] for learner in (plain, clipped)]
+    plain, clipped = (Learner(fresh_policy(), LearnerOptions(max_grad_norm=norm)) for norm in (1e9, 1e-3))
+    norms = [train(learner, jobs(1)[0], Supervised())["grad_norm"] for learner in (plain, clipped)]
     assert norms[0] == pytest.approx(norms[1])
     moments = [
         torch.cat([state["exp_avg"].flatten() for state in learner.optimiser.adam.state.values()]).norm()
@@ -178,24 +197,24 @@ def test_gradients_are_clipped_to_their_norm():
 def test_reset_forgets_all_steps():
     of = fresh_policy()
     of.keep_base()
-    learner = Learner(of, OPTIONS, seed=0)
-    train(learner, jobs(1)[0])
+    learner = Learner(of, OPTIONS)
+    learn(learner, jobs(1)[0])
     learner.reset()
     of.load_tensors(of.base_tensors())
     of.mark_changed(0)
-    assert everything(learner) == everything(Learner(fresh_policy(), OPTIONS, seed=0))
+    assert everything(learner) == everything(Learner(fresh_policy(), OPTIONS))
 
 
 def test_a_state_that_is_missing_damaged_or_anothers_is_an_error(tmp_path):
-    learner = Learner(fresh_policy(), OPTIONS, seed=0)
+    learner = Learner(fresh_policy(), OPTIONS)
     with pytest.raises(StoreError, match=r"cannot read .*learner.json"):
         learner.restore(tmp_path)
-    train(learner, jobs(1)[0])
+    learn(learner, jobs(1)[0])
     learner.save(tmp_path)
     other = fresh_policy()
     other.use_lora(LoraOptions(r=2), seed=0)
     with pytest.raises(StoreError, match="belongs to other weights"):
-        Learner(other, OPTIONS, seed=0).restore(tmp_path)
+        Learner(other, OPTIONS).restore(tmp_path)
     (tmp_path / "optimiser.safetensors").write_bytes(b"broken")
     with pytest.raises(StoreError, match="cannot read weights"):
         learner.restore(tmp_path)
@@ -209,8 +228,8 @@ def test_only_lora_weights_are_trained():
     of.use_lora(LoraOptions(r=4), seed=0)
     frozen = {name: value.clone() for name, value in of.model.named_parameters() if not value.requires_grad}
     lora = of.copy_tensors()
-    learner = Learner(of, LearnerOptions(learning_rate=1e-2, passes=2), seed=0)
-    learner.train(jobs(1)[0], Grpo())
+    learner = Learner(of, LearnerOptions(learning_rate=1e-2))
+    train(learner, jobs(1)[0], Grpo(), passes=2)
     assert all("lora_" in name for name in lora)
     for name, value in of.model.named_parameters():
         if name in frozen:

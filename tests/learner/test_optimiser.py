@@ -10,15 +10,14 @@ import torch
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.supervised import Supervised
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.schedule import Schedule
+from etude.learner.plan import Schedule
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import batch_of
+from tests.learner.gradients import batch_of, train
 from tests.learner.trees import forest
 from tests.models.tiny_models import fresh_policy
 
-OPTIONS = LearnerOptions(
-    learning_rate=1e-5, weight_decay=0.1, batch_size=10, passes=2, schedule=Schedule("cosine", trainings=3)
-)
+OPTIONS = LearnerOptions(learning_rate=1e-5, weight_decay=0.1, schedule=Schedule("cosine", trainings=3))
+STEPS = {"batch_size": 10, "passes": 2}
 RESOLUTION = 2.0**-8
 """Of a bfloat16 number: half of the way to the next one, at most."""
 
@@ -40,9 +39,9 @@ def test_steps_far_below_the_resolution_move_the_model_as_in_float32():
     half, full = half_policy(), half_policy()
     full.model.float()
     start = full.copy_tensors()
-    options = LearnerOptions(learning_rate=1e-5, passes=120)
-    learners = [Learner(of, options, seed=0) for of in (half, full)]
-    losses = [learner.train(job(units=6), Supervised())["loss"] for learner in learners]
+    options = LearnerOptions(learning_rate=1e-5)
+    learners = [Learner(of, options) for of in (half, full)]
+    losses = [train(learner, job(units=6), Supervised(), passes=120)["loss"] for learner in learners]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
     masters, wanted = learners[0].optimiser.masters, full.trainable()
     ways = [
@@ -63,20 +62,20 @@ def test_steps_far_below_the_resolution_move_the_model_as_in_float32():
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, lora):
-    def train(learner, seed):
-        learner.train(job(seed), Grpo(beta=0.1))
+    def learn(learner, seed):
+        train(learner, job(seed), Grpo(beta=0.1), **STEPS)
         learner.policy.mark_changed(learner.policy.version + 1)
 
-    whole, before, after = (Learner(half_policy(lora), OPTIONS, seed=5) for _ in range(3))
-    train(whole, 1)
-    train(before, 1)
+    whole, before, after = (Learner(half_policy(lora), OPTIONS) for _ in range(3))
+    learn(whole, 1)
+    learn(before, 1)
     version = before.policy.save_version(tmp_path, 1)
     before.save(tmp_path)
     after.policy.adopt(version)
     after.restore(tmp_path)
     for seed in (2, 3):
-        train(whole, seed)
-        train(after, seed)
+        learn(whole, seed)
+        learn(after, seed)
     assert after.policy.digest() == whole.policy.digest()
     mine, theirs = (learner.optimiser.tensors() for learner in (after, whole))
     assert mine.keys() == theirs.keys()
@@ -87,7 +86,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, lora):
 @pytest.mark.parametrize("packing", ["tree", "padded"])
 def test_gradients_of_many_passes_are_summed_up_in_float32(packing):
     of, parts = half_policy(), defaultdict(list)
-    learner = Learner(of, LearnerOptions(packing=packing, token_budget=60), seed=0)
+    learner = Learner(of, LearnerOptions(packing=packing, token_budget=60))
     for name, weight in of.trainable().items():
         weight.register_post_accumulate_grad_hook(lambda weight, name=name: parts[name].append(weight.grad))
     learner.add_gradient(job(units=40), Grpo())
@@ -100,18 +99,18 @@ def test_gradients_of_many_passes_are_summed_up_in_float32(packing):
 
 def test_lora_weights_on_a_bfloat16_model_are_their_own_masters():
     of = half_policy(lora=True)
-    learner = Learner(of, OPTIONS, seed=0)
+    learner = Learner(of, OPTIONS)
     assert all(weight.dtype == torch.float32 for weight in of.trainable().values())
     assert all(learner.optimiser.masters[name] is weight for name, weight in of.trainable().items())
-    learner.train(job(), Supervised())
+    train(learner, job(), Supervised(), **STEPS)
     assert {value.dtype for name, value in of.model.named_parameters() if "lora_" not in name} == {
         torch.bfloat16
     }
 
 
 def test_in_float32_there_is_nothing_beside_the_weights():
-    learner = Learner(fresh_policy(), OPTIONS, seed=0)
-    learner.train(job(), Supervised())
+    learner = Learner(fresh_policy(), OPTIONS)
+    train(learner, job(), Supervised(), **STEPS)
     assert learner.optimiser.copies() == {}
     assert {name.rpartition("/")[2] for name in learner.optimiser.tensors()} == {
         "step",
@@ -122,35 +121,35 @@ def test_in_float32_there_is_nothing_beside_the_weights():
 
 def test_weights_that_others_load_are_trained_from():
     of = half_policy()
-    learner = Learner(of, OPTIONS, seed=0)
-    learner.train(job(), Supervised())
+    learner = Learner(of, OPTIONS)
+    train(learner, job(), Supervised(), **STEPS)
     learner.reset()
     of.load_tensors(of.base_tensors())
-    learner.train(job(1), Supervised())
-    fresh = Learner(half_policy(), OPTIONS, seed=0)
-    fresh.train(job(1), Supervised())
+    train(learner, job(1), Supervised(), **STEPS)
+    fresh = Learner(half_policy(), OPTIONS)
+    train(fresh, job(1), Supervised(), **STEPS)
     assert all(
         torch.equal(mine, fresh.optimiser.masters[name]) for name, mine in learner.optimiser.masters.items()
     )
 
 
 def test_a_training_in_one_precision_is_gone_on_with_in_another(tmp_path):
-    full, half = Learner(fresh_policy(), OPTIONS, seed=0), Learner(half_policy(), OPTIONS, seed=0)
+    full, half = Learner(fresh_policy(), OPTIONS), Learner(half_policy(), OPTIONS)
     for learner, other, name in ((full, half, "full"), (half, full, "half")):
         learner.reset()
-        learner.train(job(), Supervised())
+        train(learner, job(), Supervised(), **STEPS)
         version = learner.policy.save_version(tmp_path / name, 1)
         learner.save(tmp_path / name)
         other.policy.adopt(version)
         other.restore(tmp_path / name)
         assert other.step == learner.step
         assert {value.dtype for value in other.optimiser.tensors().values()} == {torch.float32}
-        other.train(job(1), Supervised())
+        train(other, job(1), Supervised(), **STEPS)
 
 
 def test_what_training_holds_is_eighteen_bytes_a_weight():
     of = half_policy()
-    learner = Learner(of, OPTIONS, seed=0)
+    learner = Learner(of, OPTIONS)
     count = sum(weight.numel() for weight in of.trainable().values())
     learner.add_gradient(job(), Supervised())
     masters = learner.optimiser.masters.values()

@@ -15,7 +15,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep
 from etude.learner.tree_model import why_not_trees
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import assert_same, batch_of, gradient_of
+from tests.learner.gradients import assert_same, batch_of, gradient_of, train
 from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy, policy
 
@@ -129,8 +129,8 @@ def test_lora_weights_have_the_gradient_of_padding():
 
 def test_steps_repeat_bit_for_bit():
     def digest():
-        learner = Learner(fresh_policy(), LearnerOptions(learning_rate=1e-2, passes=2), seed=0)
-        learner.train(batch_of(forest(4, 40)), Grpo())
+        learner = Learner(fresh_policy(), LearnerOptions(learning_rate=1e-2))
+        train(learner, batch_of(forest(4, 40)), Grpo(), passes=2)
         return learner.policy.digest()
 
     assert digest() == digest()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.learner.schedule import Schedule
+from etude.learner.plan import Schedule
 
 
 def theirs(name: str, steps: int) -> list[float]:

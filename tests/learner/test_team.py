@@ -13,7 +13,8 @@ from etude.algorithms.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.team import Team, launch_command
 from etude.models.weights import load_tensors
-from tests.learner.team_process import CASES, SHARDED, batch, learner_of, trained, trained_on_few
+from tests.learner.gradients import train
+from tests.learner.team_process import CASES, SHARDED, STEP, batch, learner_of, trained, trained_on_few
 
 SOURCE = Path(__file__).parents[2]
 TOLERANCE = 5e-4
@@ -41,7 +42,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes made of everything."""
     folder = tmp_path_factory.mktemp("team")
     before = learner_of("tree", "full")
-    before.train(batch("grpo", 1), Grpo())
+    train(before, batch("grpo", 1), Grpo(), batch_size=STEP)
     before.policy.save_version(folder / "before", 1)
     before.save(folder / "before")
     done = launched("equal,few,resume,sharded,half", folder)
@@ -93,9 +94,9 @@ def test_a_process_with_nothing_to_compute_takes_part(two, name):
 @pytest.mark.parametrize("name", ["after", "sharded"])
 def test_two_go_on_from_what_one_left_and_one_from_what_two_left(two, name):
     one = learner_of("tree", "full")
-    one.train(batch("grpo", 1), Grpo())
+    train(one, batch("grpo", 1), Grpo(), batch_size=STEP)
     start = one.policy.copy_tensors()
-    one.train(batch("grpo", 2), Grpo())
+    train(one, batch("grpo", 2), Grpo(), batch_size=STEP)
     after = load_tensors(two / name / "trained.safetensors")
     assert_near(after, one.policy.copy_tensors(), start)
     again = learner_of("tree", "full")
@@ -103,7 +104,7 @@ def test_two_go_on_from_what_one_left_and_one_from_what_two_left(two, name):
     again.restore(two / name)
     assert again.step == one.step
     for learner in (one, again):
-        learner.train(batch("grpo", 3), Grpo())
+        train(learner, batch("grpo", 3), Grpo(), batch_size=STEP)
     assert_near(again.policy.copy_tensors(), one.policy.copy_tensors(), after)
 
 
@@ -118,10 +119,10 @@ def test_what_is_finer_than_bfloat16_is_in_the_checkpoint(two, name):
     assert any(not torch.equal(masters[weight], value) for weight, value in one.policy.trainable().items())
     found = {weight: value.detach() for weight, value in masters.items()}
     again = learner_of("tree", "half")
-    again.train(batch("grpo", 1), Grpo())
+    train(again, batch("grpo", 1), Grpo(), batch_size=STEP)
     wanted = {weight: value.detach() for weight, value in again.optimiser.masters.items()}
     assert_near(found, wanted, again.policy.base_tensors(), HALF_TOLERANCE)
-    one.train(batch("grpo", 2), Grpo())
+    train(one, batch("grpo", 2), Grpo(), batch_size=STEP)
 
 
 def test_a_killed_process_ends_the_others(tmp_path):
@@ -145,4 +146,4 @@ def test_a_process_alone_is_a_team(two):
     weights = torch.nn.Parameter(torch.ones(2))
     team.sum_gradients([weights])
     assert weights.grad is None
-    assert Learner(learner_of("tree", "full").policy, LearnerOptions(), 0).team.size == 1
+    assert Learner(learner_of("tree", "full").policy, LearnerOptions()).team.size == 1

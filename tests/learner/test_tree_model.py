@@ -7,7 +7,7 @@ import pytest
 from etude.algorithms.grpo import Grpo
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.tree_model import why_not_trees
-from tests.learner.gradients import assert_same, batch_of, gradient_of
+from tests.learner.gradients import assert_same, batch_of, gradient_of, train
 from tests.learner.trees import forest
 from tests.models.tiny_models import family, fresh_policy
 
@@ -38,9 +38,9 @@ def test_others_are_told_by_name_and_padded(name):
 
 def test_a_model_that_does_not_take_trees_is_trained_padded_and_says_so():
     of, batch = family("FalconConfig", alibi=True), batch_of(forest(1, 30))
-    learner = Learner(of, LearnerOptions(learning_rate=0.0), 0)
+    learner = Learner(of, LearnerOptions(learning_rate=0.0))
     assert learner.note is None
-    learner.train(batch, Grpo())
+    train(learner, batch, Grpo())
     assert "computed for each of them: this model does not use" in learner.note
     assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded"))
 

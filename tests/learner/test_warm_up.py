@@ -28,8 +28,8 @@ class Counted(list):
 
 
 def stage(talks, **changes):
-    options = LearnerOptions(learning_rate=1e-3, batch_size=2)
-    return Stage("talking", talks, **{"options": options, "check_interval": 2, **changes})
+    options = LearnerOptions(learning_rate=1e-3)
+    return Stage("talking", talks, **{"options": options, "batch_size": 2, "check_interval": 2, **changes})
 
 
 def run(policy, one):

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
-from etude.algorithms.collecting import Collecting, CollectingBuilder
+from etude.algorithms.collecting import Collecting, CollectingBuilder, Need
+from etude.algorithms.samples import with_turns
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.registry import register_trajectory_builder
 from etude.core.edge import Encoder, units_of
 from etude.core.errors import EtudeError, RequestError, TrainingError
-from etude.core.sample import Kind, Sample, Unit
-from etude.core.trajectory import Method, TrajectoryCollection
+from etude.core.sample import Kind, Sample, SampleOrPair
+from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +32,6 @@ if TYPE_CHECKING:
 
 Divergences = Callable[[Sequence[Sample]], list[list[float]]]
 """For each turn of each sample Σ log π_sampled - log π_reference over its tokens: `Learner.divergences`."""
-
-
-Need = Literal["logprobs", "reference", "entropy", "divergence"]
-"""The sampler's logprobs; those of the model that training began with, or their sum over each turn before
-advantages are made; the entropies that tokens were chosen from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +70,9 @@ class Algorithm(Collecting):
         if cls.type_name:
             register_trajectory_builder(config_type=cls)(_build)
 
-    def at(self, epoch: int) -> Algorithm:
-        """The algorithm whose loss learns from an epoch's data: itself, unless it goes through stages."""
-        return self
-
     def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
-        """Its own name, and the options that are marked as the gradient's, as JSON."""
-        algorithm = self.at(epoch)
-        return algorithm.type_name, algorithm.gradient()
+        """Its own name, and the options of its gradient."""
+        return self.type_name, self.gradient()
 
     def gradient(self) -> dict[str, Any]:
         """The options of the gradient, as JSON."""
@@ -89,21 +81,6 @@ class Algorithm(Collecting):
     def needs(self) -> set[Need]:
         """The data that its samples must have, and a learner must compute for its loss and advantages."""
         return set() if self.kind == "imitation" else {"logprobs"}
-
-    @property
-    def needs_logprobs(self) -> bool:
-        """Whether samples must have the logprobs that they were sampled with."""
-        return "logprobs" in self.needs()
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the loss wants `batch.reference_BT`: logprobs under the model that training began with."""
-        return "reference" in self.needs()
-
-    @property
-    def needs_entropy(self) -> bool:
-        """Whether the loss wants `batch.entropy_BT`."""
-        return "entropy" in self.needs()
 
     @property
     def skips_idle(self) -> bool:
@@ -125,7 +102,7 @@ class Algorithm(Collecting):
         return assigned
 
     def units(
-        self, groups: Sequence[Sequence[Unit]], divergences: Divergences | None = None
+        self, groups: Sequence[Sequence[SampleOrPair]], divergences: Divergences | None = None
     ) -> tuple[list[tuple[Sample, ...]], dict[str, float]]:
         """All units of a job as the learner takes them, and metrics of what was measured on the way.
 
@@ -222,24 +199,23 @@ def algorithm_of(name: Method, options: Mapping[str, Any] | None = None) -> Algo
 def loss_of(algorithm: Algorithm, known: Collection[Method]) -> type[Algorithm] | None:
     """The one of the `known` algorithms that has the same loss; None where none has."""
     own = type(algorithm)
-    bases = [base for base in own.__mro__ if issubclass(base, Algorithm) and base.type_name in known]
-    same = (all(getattr(own, part) is getattr(base, part) for part in base.loss_parts) for base in bases)
-    return next((base for base, is_same in zip(bases, same, strict=True) if is_same), None)
+    bases = (base for base in own.__mro__ if issubclass(base, Algorithm) and base.type_name in known)
+    for base in bases:
+        if all(getattr(own, part) is getattr(base, part) for part in base.loss_parts):
+            return base
+    return None
 
 
 def groups_of(
     collection: TrajectoryCollection, algorithm: Algorithm, encoder: Encoder | None = None
-) -> list[list[Unit]]:
+) -> list[list[SampleOrPair]]:
     """The samples or pairs of a collection. Raises TrainingError for what the algorithm cannot learn from."""
-    needs = algorithm.needs_logprobs
-    return [
-        [
-            unit
-            for trajectory in group
-            for unit in units_of(trajectory, algorithm.kind, encoder, needs_logprobs=needs)
-        ]
-        for group in collection.trajectories
-    ]
+    logprobs = "logprobs" in algorithm.needs()
+
+    def units(trajectory: Trajectory) -> list[SampleOrPair]:
+        return units_of(trajectory, algorithm.kind, encoder, needs_logprobs=logprobs)
+
+    return [[*chain.from_iterable(map(units, group))] for group in collection.trajectories]
 
 
 def kind_of(name: Method) -> Kind:
@@ -277,16 +253,7 @@ def _measured(
     groups: Sequence[Sequence[Sample]], divergences: Divergences
 ) -> tuple[list[list[Sample]], dict[str, float]]:
     """The samples with the divergence of each turn, and the mean of a sample's."""
-    by_turn = iter(divergences([sample for group in groups for sample in group]))
-    total, made = 0.0, []
-    for group in groups:
-        rows = []
-        for sample in group:
-            values = next(by_turn)
-            total += sum(values)
-            turns = [
-                replace(turn, divergence=value) for turn, value in zip(sample.turns, values, strict=True)
-            ]
-            rows.append(replace(sample, turns=tuple(turns)))
-        made.append(rows)
-    return made, {"kl_in_reward": total / max(sum(map(len, groups)), 1)}
+    by_sample = divergences([sample for group in groups for sample in group])
+    values = iter(by_sample)
+    measured = [[with_turns(sample, "divergence", next(values)) for sample in group] for group in groups]
+    return measured, {"kl_in_reward": sum(map(sum, by_sample)) / max(len(by_sample), 1)}

@@ -6,11 +6,12 @@ import asyncio
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import AliasChoices, Field
 
@@ -34,7 +35,7 @@ from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.keys import content_hash, generator
-from etude.core.sample import Unit
+from etude.core.sample import SampleOrPair
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.protocols.growing import branching
 from etude.rewards.collections import phase_name, worked_on
@@ -44,6 +45,11 @@ from etude.rewards.scorer import read_score
 if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.runtime import Runtime
+
+
+Need = Literal["logprobs", "reference", "entropy", "divergence"]
+"""The sampler's logprobs; those of the model that training began with, or their sum over each turn before
+advantages are made; the entropies that tokens were chosen from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +100,9 @@ class Collecting(TrajectoryBuilderConfig):
         """All algorithms whose losses learn from its data, in one epoch or another."""
         return (self.method_at(0)[0],)
 
-    @property
-    def needs_logprobs(self) -> bool:
-        """Whether its samples must have the logprobs that they were sampled with."""
-        return True
+    @abstractmethod
+    def needs(self) -> set[Need]:
+        """The data that its samples must have, and a learner must compute for its loss and advantages."""
 
     def check(self) -> None:
         """Raise RequestError for options under which nothing could ever be learned."""
@@ -126,12 +131,16 @@ class Collecting(TrajectoryBuilderConfig):
         """The group itself or, where `credit` says so, a group for each agent."""
         return [group] if self.credit == "episode" else [*by_agent(group)]
 
-    def samples(self, group: Group, tally: Tally) -> Sequence[Unit]:
+    def samples(self, group: Group, tally: Tally) -> Sequence[SampleOrPair]:
         """The samples, or pairs, of a group of episodes: here every branch of every episode.
 
         What is left out goes into `tally.left_out`.
         """
         return [sample for scored in group for sample in scored.samples(self.discount)]
+
+
+Played: TypeAlias = tuple[str, EpisodeRecord | None, EvalOutputItem | None]
+"""The id of an example, an episode that was played on it, and its score."""
 
 
 class CollectingBuilder(TrajectoryBuilder):
@@ -155,7 +164,9 @@ class CollectingBuilder(TrajectoryBuilder):
     def label_of(self, epoch: int) -> str:
         """A part of the episodes' names, equal for all targets that collect alike in an epoch."""
         widths = self.algorithm.widths(epoch)
-        return "" if widths is None else f"k{_label(widths)}"
+        if widths is None:
+            return ""
+        return f"k{widths if isinstance(widths, int) else content_hash(widths)[:8]}"
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Take the `finetuning` block. Raises RequestError when no evaluator is named as the reward, and for
@@ -220,7 +231,7 @@ class CollectingBuilder(TrajectoryBuilder):
         """In how many examples there is nothing to compare; 0 where nobody asks for others in their place."""
         if not self.algorithm.replace_flat_groups:
             return 0
-        rewards: dict[str, set[float | None]] = {item.id: set() for item in self._rewards_in(output)}
+        rewards: dict[str, set[float | None]] = defaultdict(set)
         for item in self._rewards_in(output):
             rewards[item.id].add(await self.reward_of(item, {"epoch": epoch}))
         return sum(len(values - {None}) < 2 for values in rewards.values())
@@ -235,11 +246,14 @@ class CollectingBuilder(TrajectoryBuilder):
             self.evaluation_runs.pop(run_id, None)
         tally, epoch = Tally(), self.epoch_of(meta)
         about = {"run_id": run_id, **(meta or {})}
-        episodes: list[Group] = [*await self._scored_groups(output, tally, about)]
+        scores = {(item.id, item.generation): item for item in self._rewards_in(output)}
+        items = output.eval_input.eval_input_items
+        played = ((item.id, item.episode, scores.get((item.id, item.generation))) for item in items)
+        episodes = await self._scored_groups(played, tally, about)
         tally.reward_groups = reward_groups(map(rewards_of, episodes))
         tally.replacements = self._replacements.pop(epoch, 0)
         for earlier in self.algorithm.earlier_epochs(epoch):
-            episodes += await self.stored_groups(earlier, about)
+            episodes += await self._scored_groups(self._stored(earlier), Tally(), {**about, "epoch": earlier})
         groups = self.algorithm.groups(episodes, Collected(epoch, self.run_config.seed, tally))
         groups = await self.algorithm.completed(groups, self._runtime)
         self._facts = {run_id: tally.facts()}
@@ -277,30 +291,26 @@ class CollectingBuilder(TrajectoryBuilder):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _scored_groups(
-        self, output: EvaluationRunOutput, tally: Tally, meta: dict[str, Any]
-    ) -> list[list[ScoredEpisode]]:
-        scores = {(item.id, item.generation): item for item in self._rewards_in(output)}
-        groups: dict[str, list[ScoredEpisode]] = {}
-        for item in output.eval_input.eval_input_items:
+        self, played: Iterable[Played], tally: Tally, meta: dict[str, Any]
+    ) -> list[Group]:
+        groups: dict[str, list[ScoredEpisode]] = defaultdict(list)
+        for example, episode, score in played:
             tally.episodes += 1
-            score = scores.get((item.id, item.generation))
             reward = None if score is None else await self.reward_of(score, meta)
-            if item.episode is None or score is None or reward is None:
+            if episode is None or score is None or reward is None:
                 tally.unscored += 1
-                continue
-            scored = self.scored(item.episode, reward, score.reasoning, tally)
-            if scored is not None:
-                groups.setdefault(item.id, []).append(scored)
+            elif scored := self.scored(episode, reward, score.reasoning, tally):
+                groups[example].append(scored)
         return list(groups.values())
 
     def scored(
         self, episode: EpisodeRecord, reward: float, reasoning: Any, tally: Tally
     ) -> ScoredEpisode | None:
         """An episode with its reward and its branches; None when no call of it is targeted."""
-        tally.rewards.append(reward)
         used = without_retries(episode)
-        tally.retried += len(episode.calls) - len(used.calls)
         branches = tuple(branches_of(used, self.run_config.target_functions, self.target_model))
+        tally.rewards.append(reward)
+        tally.retried += len(episode.calls) - len(used.calls)
         tally.branches += len(branches)
         tally.drifted += sum(branch.drifted for branch in branches)
         tally.drift.update(branch.fault for branch in branches if branch.drifted)
@@ -309,25 +319,13 @@ class CollectingBuilder(TrajectoryBuilder):
             return None
         return ScoredEpisode(episode, reward, branches, reasoning)
 
-    async def stored_groups(self, epoch: int, meta: dict[str, Any]) -> list[list[ScoredEpisode]]:
-        """The scored episodes of an earlier epoch, by example, from the journal. Nothing is run."""
-        journal, phase, unseen = (
-            self.runtime.run.journal,
-            phase_name("train", epoch, self.label_of(epoch)),
-            Tally(),
-        )
+    def _stored(self, epoch: int) -> Iterator[Played]:
+        """The episodes of an earlier epoch and their scores, from the journal."""
+        journal, phase = self.runtime.run.journal, phase_name("train", epoch, self.label_of(epoch))
         examples = {example.id: example for example in self.runtime.examples}
-        groups: dict[str, list[ScoredEpisode]] = {}
         for stored in iter_collections(journal, phase):
-            score = read_score(journal, stored, self._reward_name())
-            reward = None if score is None else await self.reward_of(score, {**meta, "epoch": epoch})
-            if score is None or reward is None:
-                continue
-            episode = replace(stored, example=examples.get(stored.example.id, stored.example))
-            scored = self.scored(episode, reward, score.reasoning, unseen)
-            if scored is not None:
-                groups.setdefault(episode.example.id, []).append(scored)
-        return list(groups.values())
+            score, name = read_score(journal, stored, self._reward_name()), stored.example.id
+            yield name, replace(stored, example=examples.get(name, stored.example)), score
 
     async def reward_of(self, item: EvalOutputItem, meta: dict[str, Any]) -> float | None:
         """The reward of a scored item; None when there is none."""
@@ -340,9 +338,8 @@ class CollectingBuilder(TrajectoryBuilder):
         self.runtime.progress.episode_finished(episode)
         if self.token_ids_required:
             # Checked while the first episodes come in, so that a wrong engine does not cost an epoch.
-            logprobs = self.algorithm.needs_logprobs
             for branch in branches_of(episode, self.run_config.target_functions, self.target_model):
-                require_tokens(episode, branch, logprobs=logprobs)
+                require_tokens(episode, branch, logprobs="logprobs" in self.algorithm.needs())
 
     def _score_made(self, evaluator: str, item: EvalOutputItem) -> None:
         if evaluator == self._reward_name():
@@ -354,9 +351,9 @@ class CollectingBuilder(TrajectoryBuilder):
         try:
             return output.results_of(self._reward_name())
         except KeyError as error:
-            there = ", ".join(name for name, _ in output.evaluation_results) or "none"
+            names = ", ".join(name for name, _ in output.evaluation_results) or "none"
             raise RequestError(
-                f"the reward function {error} is not among the evaluators that ran ({there}); "
+                f"the reward function {error} is not among the evaluators that ran ({names}); "
                 "name one of them under 'finetuning.reward_function.name'"
             ) from None
 
@@ -372,8 +369,3 @@ class CollectingBuilder(TrajectoryBuilder):
                 "no reward function: name an evaluator under 'finetuning.reward_function.name'"
             )
         return self.run_config.reward_function.name
-
-
-def _label(widths: Any) -> str:
-    """Widths as a part of a phase's name."""
-    return str(widths) if isinstance(widths, int) else content_hash(widths)[:8]

@@ -72,7 +72,7 @@ class Distillation(Grpo, name="distillation"):
         if not sample.ids:
             raise TrainingError(f"episode {sample.episode}: a teacher needs token ids, and there are none")
         if (policy := getattr(engine, "policy", None)) is not None:
-            from etude.learner.scoring import logprobs_of
+            from etude.learner.padding import logprobs_of
 
             return (await asyncio.to_thread(logprobs_of, policy, [sample]))[0]
         if not hasattr(engine, "score"):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.algorithm import Algorithm, Need, OfGradient
-from etude.algorithms.collecting import Collected
+from etude.algorithms.algorithm import Algorithm, OfGradient
+from etude.algorithms.collecting import Collected, Need
 from etude.algorithms.episodes import (
     Group,
     ScoredEpisode,
@@ -18,8 +18,6 @@ from etude.algorithms.episodes import (
     by_agent,
     choices_of,
     is_play,
-    pair_rewards,
-    rewards_of,
 )
 from etude.algorithms.protocol_checks import require_branching
 from etude.algorithms.samples import pair_of, same_prompt
@@ -146,12 +144,10 @@ class Dpo(Preferences, name="dpo"):
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
         """A group of pairs for each example, judged by the rewards of its episodes, or of its answers."""
-        made = []
-        for part in (part for group in episodes for part in self.parts(group)):
-            pairs = self.samples(part, collected.tally)
-            rewards = pair_rewards(pairs) if self.compare == "turns" else rewards_of(part)
-            made.append(UnitGroup(pairs, rewards))
-        return made
+        if self.compare == "episodes":
+            return super().groups(episodes, collected)
+        parts = [part for group in episodes for part in self.parts(group)]
+        return [UnitGroup.of_pairs(self.turn_pairs(part, collected.tally)) for part in parts]
 
     def parts(self, group: Group) -> list[Group]:
         """Answers in a play are worth what their agent earned; hence a group for each agent."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
-from etude.algorithms.samples import Branch, branches_in, is_targeted, pair_of, sample_of, with_returns
+from etude.algorithms.samples import Branch, branches_in, pair_of, sample_of, with_turns
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.message import message_key
-from etude.core.sample import Pair, Sample, Unit
-from etude.protocols.tree import EpisodeTree, Node, choices
+from etude.core.sample import Pair, Sample, SampleOrPair
+from etude.protocols.tree import EpisodeTree, choices
 from etude.rewards.shaping import discounted_returns
 
 
@@ -28,6 +29,11 @@ class ScoredEpisode:
     reasoning: Any = None
     agent: str | None = None
     """Whose reward and branches these are, where the agents of an episode are told apart."""
+
+    @property
+    def calls(self) -> list[Call]:
+        """Those of its branches."""
+        return [call for branch in self.branches for call in branch.calls]
 
     def samples(self, discount: float = 1.0) -> list[Sample]:
         """The samples of its branches."""
@@ -45,10 +51,15 @@ Group = Sequence[ScoredEpisode]
 class UnitGroup:
     """The outcome of a group of episodes: samples to be compared with each other, or pairs."""
 
-    units: Sequence[Unit]
+    units: Sequence[SampleOrPair]
     rewards: Sequence[float] | None = None
     """Of all episodes of the group, also of those that nothing was made of: by these it is judged. None:
     those of the units."""
+
+    @classmethod
+    def of_pairs(cls, pairs: Sequence[Pair]) -> UnitGroup:
+        """Pairs of answers, judged by the values of all that are in one of them."""
+        return cls(pairs, [sample.reward for pair in pairs for sample in pair.samples])
 
 
 @dataclass(slots=True)
@@ -84,7 +95,7 @@ class Tally:
 def reward_groups(groups: Iterable[Sequence[float]]) -> dict[str, int]:
     """In how many groups rewards can be `compared`, and in how many they are all equal: `flat`."""
     compared = [rewards for rewards in groups if len(rewards) > 1]
-    return {"compared": len(compared), "flat": sum(min(one) == max(one) for one in compared)}
+    return {"compared": len(compared), "flat": sum(len(set(rewards)) == 1 for rewards in compared)}
 
 
 def rewards_of(group: Group) -> list[float]:
@@ -115,12 +126,10 @@ def without_retries(episode: EpisodeRecord) -> EpisodeRecord:
     return replace(episode, calls=kept) if len(kept) < len(episode.calls) else episode
 
 
-def agents_of(
-    tree: EpisodeTree, calls: Sequence[Call], functions: Collection[str], model: str | None
-) -> list[str]:
-    """The agents whose answers are by the targeted functions and model, in the order of the protocol."""
-    targeted = {call.index for call in calls if is_targeted(call, functions, model)}
-    answering = {node.agent for node in tree.nodes if node.call in targeted}
+def agents_of(tree: EpisodeTree, calls: Sequence[Call]) -> list[str]:
+    """The agents whose answers some answered calls are, in the order of the protocol."""
+    indices = {call.index for call in calls}
+    answering = {node.agent for node in tree.nodes if node.call in indices}
     return [agent for agent in tree.agents if agent in answering]
 
 
@@ -129,29 +138,24 @@ def by_agent(group: Group) -> list[list[ScoredEpisode]]:
 
     Raises RequestError for an episode in which no protocol was played.
     """
-    groups: dict[str, list[ScoredEpisode]] = {}
+    groups: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for scored in group:
         tree = tree_of(scored.episode)
-        calls = sorted(
-            (call for branch in scored.branches for call in branch.calls), key=lambda call: call.index
-        )
-        for agent in agents_of(tree, calls, ("*",), None):
+        calls = sorted(scored.calls, key=lambda call: call.index)
+        for agent in agents_of(tree, calls):
             own = {node.call for node in tree.nodes if node.agent == agent}
             branches = tuple(branches_in([call for call in calls if call.index in own]))
             part = replace(scored, reward=tree.value(None, agent), branches=branches, agent=agent)
-            groups.setdefault(agent, []).append(part)
+            groups[agent].append(part)
     return list(groups.values())
 
 
 def turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
     """An agent's samples in a play that goes one way, with what it earned from each answer on."""
     tree, agent = tree_of(scored.episode), str(scored.agent)
-    made = []
-    for branch, sample in zip(scored.branches, scored.samples(discount), strict=True):
-        returns = turn_returns(branch, tree, agent, discount)
-        if returns is not None:
-            made.append(with_returns(sample, returns))
-    return made
+    rows = zip(scored.branches, scored.samples(discount), strict=True)
+    made = ((sample, turn_returns(branch, tree, agent, discount)) for branch, sample in rows)
+    return [with_turns(sample, "value", returns) for sample, returns in made if returns is not None]
 
 
 def turn_returns(branch: Branch, tree: EpisodeTree, agent: str, discount: float) -> list[float] | None:
@@ -162,19 +166,14 @@ def turn_returns(branch: Branch, tree: EpisodeTree, agent: str, discount: float)
     leaves = list(tree.leaves())
     if len(leaves) != 1:
         return None
-    path = tree.path(leaves[0])
     own = {call.index: number for number, call in enumerate(branch.calls)}
     steps, turn = [0.0] * len(branch.calls), None
-    for nodes in _by_round(path):
+    for _, round_ in groupby(tree.path(leaves[0]), key=lambda node: node.round):
+        nodes = list(round_)
         turn = next((own[node.call] for node in nodes if node.call in own), turn)
         if turn is not None:
             steps[turn] += sum(node.rewards.get(agent, 0.0) for node in nodes)
     return discounted_returns(steps, discount)
-
-
-def _by_round(path: Sequence[Node]) -> Iterator[list[Node]]:
-    for number in sorted({node.round for node in path}):
-        yield [node for node in path if node.round == number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +201,12 @@ class Choice:
         scored = self.scored
         made = sample_of(Branch(0, (candidate.call,)), scored.episode, candidate.value, agent=scored.agent)
         name = f"{scored.episode.id}#{candidate.call.index}" if alone else scored.episode.id
-        return with_returns(replace(made, episode=name, notes={"turn": self.index}), None)
+        return with_turns(replace(made, episode=name, notes={"turn": self.index}), "value", None)
 
     def pair(self, better: Candidate, worse: Candidate) -> Pair | None:
         """The preference of one candidate over another; None when there is no difference to learn from."""
-        notes = {"episode": self.scored.episode.id, "turn": self.index}
-        if self.scored.agent is not None:
-            notes["agent"] = self.scored.agent
+        agent = {} if self.scored.agent is None else {"agent": self.scored.agent}
+        notes = {"episode": self.scored.episode.id, "turn": self.index} | agent
         values = {"chosen_reward": better.value, "rejected_reward": worse.value}
         return pair_of(self.sample(better), self.sample(worse), **notes, **values)
 
@@ -224,14 +222,9 @@ def choices_of(scored: ScoredEpisode) -> Iterator[Choice]:
     return (choice for choice in made if len(choice.candidates) > 1)
 
 
-def pair_rewards(pairs: Iterable[Pair]) -> list[float]:
-    """The values of all answers that are in one of the pairs."""
-    return [sample.reward for pair in pairs for sample in pair.samples]
-
-
 def _in_play(scored: ScoredEpisode) -> Iterator[Choice]:
     tree = tree_of(scored.episode)
-    calls = {call.index: call for branch in scored.branches for call in branch.calls}
+    calls = {call.index: call for call in scored.calls}
     for index, choice in enumerate(choices(tree, scored.agent)):
         candidates = tuple(
             Candidate(calls[answer.call], answer.value) for answer in choice.answers if answer.call in calls
@@ -240,16 +233,14 @@ def _in_play(scored: ScoredEpisode) -> Iterator[Choice]:
 
 
 def _in_calls(scored: ScoredEpisode) -> Iterator[Choice]:
-    values: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = defaultdict(list)
     for event in scored.episode.events:
         if event.kind == "step_reward" and event.value is not None:
-            values.setdefault(event.after_call, []).append(event.value)
-    prompts: dict[Any, list[Candidate]] = {}
-    for branch in scored.branches:
-        for call in branch.calls:
-            if call.index in values:
-                candidate = Candidate(call, math.fsum(values[call.index]))
-                prompts.setdefault(_prompt(call), []).append(candidate)
+            values[event.after_call].append(event.value)
+    prompts: dict[Any, list[Candidate]] = defaultdict(list)
+    for call in scored.calls:
+        if call.index in values:
+            prompts[_prompt(call)].append(Candidate(call, math.fsum(values[call.index])))
     for index, candidates in enumerate(prompts.values()):
         yield Choice(scored, index, tuple(candidates))
 

@@ -10,7 +10,9 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -129,51 +131,46 @@ def imitations(
     made: list[list[Sample]] = [[] for _ in groups]
     seed = fold(collected.seed, "expert iteration", collected.epoch)
     for agent in {scored.agent: None for group in groups for scored in group}:
-        own = {
-            index: [scored for scored in group if scored.agent == agent] for index, group in enumerate(groups)
-        }
+        own = [
+            (index, scored) for index, group in enumerate(groups) for scored in group if scored.agent == agent
+        ]
         share = config.guess_replacement.share(collected.epoch)
-        for index, scored in _guessing(own, share, fold(seed, str(agent), "guess")):
-            guess = guess_of(scored)
-            assert guess is not None
+        guessing = _guessing(own, int(share * len(own)), fold(seed, str(agent), "guess"))
+        for index, scored, guess in guessing:
             made[index].append(truth_of(scored, guess, discount))
-            own[index].remove(scored)
+            own.remove((index, scored))
         for index, scored in _selected(own, config, fold(seed, str(agent), "draw"), collected.tally):
             made[index] += scored.samples(discount)
     return [UnitGroup(samples, rewards_of(group)) for samples, group in zip(made, groups, strict=True)]
 
 
-ByGroup = dict[int, list[ScoredEpisode]]
-"""Scored episodes by the index of their group."""
+Indexed: TypeAlias = tuple[int, ScoredEpisode]
+"""The index of a group, and an episode of it."""
 
 
-def _guessing(own: ByGroup, share: float, seed: int) -> list[tuple[int, ScoredEpisode]]:
-    """The episodes whose decision is replaced: a share of all, drawn from those that have one."""
-    count = int(share * sum(map(len, own.values())))
+def _guessing(own: Sequence[Indexed], count: int, seed: int) -> list[tuple[int, ScoredEpisode, Guess]]:
+    """The episodes whose decision is replaced, drawn from those that have one."""
     if not count:
         return []
-    deciding = [
-        (index, scored) for index, group in own.items() for scored in group if guess_of(scored) is not None
-    ]
+    guesses = [(index, scored, guess_of(scored)) for index, scored in own]
+    deciding = [(index, scored, guess) for index, scored, guess in guesses if guess is not None]
     generator(seed).shuffle(deciding)
     return deciding[:count]
 
 
-def _selected(
-    own: ByGroup, config: SelectionConfig, seed: int, tally: Tally
-) -> list[tuple[int, ScoredEpisode]]:
+def _selected(own: Sequence[Indexed], config: SelectionConfig, seed: int, tally: Tally) -> list[Indexed]:
     if config.weighting is None:
         return [
             (index, scored)
-            for index, group in own.items()
-            if group
-            for scored in best_episodes(group, config.min_reward, config.best_k, tally)
+            for index, group in groupby(own, key=itemgetter(0))
+            for scored in best_episodes(
+                [scored for _, scored in group], config.min_reward, config.best_k, tally
+            )
         ]
-    pool = [(index, scored) for index, group in own.items() for scored in group]
-    drawn = draw([scored.reward for _, scored in pool], config.weighting, generator(seed))
-    if len(set(drawn)) < len(pool):
-        tally.left_out[NOT_DRAWN] += len(pool) - len(set(drawn))
-    return [pool[index] for index in drawn]
+    drawn = draw([scored.reward for _, scored in own], config.weighting, generator(seed))
+    if left_out := len(own) - len(set(drawn)):
+        tally.left_out[NOT_DRAWN] += left_out
+    return [own[index] for index in drawn]
 
 
 def best_episodes(
@@ -191,10 +188,9 @@ def best_episodes(
             return []
     good = [scored for scored in group if min_reward is None or scored.reward >= min_reward]
     kept = sorted(good, key=lambda scored: -scored.reward)[:best_k]
-    if len(good) < len(group):
-        tally.left_out[BELOW] += len(group) - len(good)
-    if len(kept) < len(good):
-        tally.left_out[NOT_BEST] += len(good) - len(kept)
+    for reason, count in ((BELOW, len(group) - len(good)), (NOT_BEST, len(good) - len(kept))):
+        if count:
+            tally.left_out[reason] += count
     return kept
 
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.algorithm import Algorithm, Gradient, Need, OfGradient, by_turn
-from etude.algorithms.collecting import Collected
+from etude.algorithms.algorithm import Algorithm, Gradient, OfGradient, by_turn
+from etude.algorithms.collecting import Collected, Need
 from etude.algorithms.episodes import Group, Tally, UnitGroup, choices_of, turn_samples
-from etude.algorithms.off_policy import OffPolicy
 from etude.algorithms.protocol_checks import require_branching
 from etude.core.errors import RequestError
-from etude.core.sample import Sample, Turn, Unit
+from etude.core.sample import Sample, SampleOrPair, Turn
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +42,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 Dr. GRPO (Liu et al., 2025), GSPO (Zheng et al., 2025) and CISPO (MiniMax, 2025)."""
 
 
-class Grpo(OffPolicy, Algorithm, name="grpo"):
+class Grpo(Algorithm, name="grpo"):
     """Groups of episodes for GRPO.
 
     L = -Σ w·v·min(r·A, clip(r, 1-ε_low, 1+ε_high)·A) + β·Σ w·(e^d - d - 1) - c·Σ w·H
@@ -95,6 +94,22 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
     )
     overlong_buffer: OfGradient[int] = Field(1, ge=1, description="Tokens before it over which that grows.")
     mask_truncated: OfGradient[bool] = Field(False, description="Leave cut-off answers out (DAPO).")
+    correction: OfGradient[Literal["none", "truncate", "mask"]] = Field(
+        "none",
+        description="Importance weights for tokens that other weights, or another engine, sampled: bounded "
+        "(truncated importance sampling, Yao et al., 2025), or 0 out of bounds (Zheng et al., 2025).",
+    )
+    correction_level: OfGradient[Literal["token", "sequence"]] = Field(
+        "token", description="Each token's own importance weight, or the product over the sequence."
+    )
+    correction_floor: OfGradient[float] = Field(0.0, ge=0, le=1, description="Their lower bound.")
+    correction_cap: OfGradient[FiniteFloat] = Field(2.0, ge=1, description="Their upper bound.")
+    off_policy_limit: OfGradient[FiniteFloat | None] = Field(
+        None,
+        gt=0,
+        description="Leave out bad sequences that the policy has become this much less likely to sample, in "
+        "nats per token (DeepSeek-V3.2).",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -124,7 +139,7 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
         parts = [part for group in episodes for part in self.parts(group)]
         return [UnitGroup(group) for part in parts for group in self.turn_groups(part, collected.tally)]
 
-    def samples(self, group: Group, tally: Tally) -> Sequence[Unit]:
+    def samples(self, group: Group, tally: Tally) -> Sequence[SampleOrPair]:
         """Every branch of every episode of a group; nothing when the group has no advantage."""
         samples = [sample for scored in group for sample in scored.samples(self.discount)]
         alone, flat = len(group) == 1, _is_flat(samples)
@@ -145,11 +160,13 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
             for choice in choices_of(scored)
         ]
         made.append([sample for scored in group for sample in turn_samples(scored, self.discount)])
-        kept = [samples for samples in made if samples]
-        flat = [samples for samples in kept if self.drop_flat_groups and _is_flat(samples)]
-        if flat:
-            tally.left_out[EQUAL_REWARDS] += len(flat)
-        return [samples for samples in kept if samples not in flat]
+        kept = []
+        for samples in filter(None, made):
+            if self.drop_flat_groups and _is_flat(samples):
+                tally.left_out[EQUAL_REWARDS] += 1
+            else:
+                kept.append(samples)
+        return kept
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards: minus their mean, scaled. Equal ones have none."""
@@ -209,18 +226,38 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
             return [[1.0 / (rows * self.constant_length)] * len(unit) for unit in masses]
         return [[1.0 / (rows * mass) if mass else 0.0 for mass in unit] for unit in masses]
 
+    def importance(
+        self, log_ratio_BT: torch.Tensor, advantages_BT: torch.Tensor, lengths_B1: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The class's v [B, T], and the metrics of what was cut.
+
+        `log_ratio_BT` are log π/π_sampled of the tokens without gradient, 0 where nothing is trained.
+        """
+        weights_BT, metrics = log_ratio_BT.new_ones(log_ratio_BT.shape), {}
+        if self.correction != "none":
+            ratio_BT = log_ratio_BT.exp()
+            if self.correction_level == "sequence":
+                ratio_BT = log_ratio_BT.sum(dim=1, keepdim=True).expand_as(log_ratio_BT).exp()
+            out_BT = (ratio_BT < self.correction_floor) | (ratio_BT > self.correction_cap)
+            bounded_BT = ratio_BT.clamp(self.correction_floor, self.correction_cap)
+            weights_BT = ratio_BT.masked_fill(out_BT, 0.0) if self.correction == "mask" else bounded_BT
+            metrics["out_of_bounds"] = out_BT
+        if self.off_policy_limit is not None:
+            moved_B1 = -log_ratio_BT.sum(dim=1, keepdim=True) / lengths_B1
+            metrics["strayed"] = (moved_B1 > self.off_policy_limit) & (advantages_BT < 0)
+            weights_BT = weights_BT.masked_fill(metrics["strayed"], 0.0)
+        return weights_BT, metrics
+
     def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """The class's formula. Metrics are means over the trained tokens."""
         import torch
 
-        trained_BT, weights_BT = batch.weights_BT > 0, batch.weights_BT
+        trained_BT = batch.weights_BT > 0
         lengths_B1 = trained_BT.sum(dim=1, keepdim=True).clamp(min=1)
         log_ratio_BT = torch.where(trained_BT, logprobs_BT - batch.sampled_BT, 0.0)
         now_BT = log_ratio_BT.detach()
         importance_BT, metrics = self.importance(now_BT, batch.advantages_BT, lengths_B1)
         metrics["sampled_kl"] = now_BT.exp() - 1 - now_BT
-        if importance_BT is not None:
-            weights_BT = weights_BT * importance_BT
         from_BT = log_ratio_BT if self.correction == "none" else log_ratio_BT - now_BT
         if self.ratio == "sequence":
             from_BT = (from_BT.sum(dim=1, keepdim=True) / lengths_B1).expand_as(from_BT)
@@ -232,7 +269,7 @@ class Grpo(OffPolicy, Algorithm, name="grpo"):
             bounded_BT = ratio_BT.detach().clamp(max=1 + self.clip_high)
             gain_BT = bounded_BT * advantages_BT * logprobs_BT
             metrics["clip_fraction"] = ratio_BT > 1 + self.clip_high
-        loss = -(weights_BT * gain_BT).sum()
+        loss = -(batch.weights_BT * importance_BT * gain_BT).sum()
         if batch.reference_BT is not None:
             gap_BT = torch.where(trained_BT, batch.reference_BT - logprobs_BT, 0.0)
             kl_BT = gap_BT.exp() - gap_BT - 1

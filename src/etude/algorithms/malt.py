@@ -14,16 +14,7 @@ from pydantic import AliasChoices, Field
 
 from etude.algorithms.collecting import Collected
 from etude.algorithms.dpo import Dpo, Preferences
-from etude.algorithms.episodes import (
-    Candidate,
-    Choice,
-    Group,
-    Tally,
-    UnitGroup,
-    by_agent,
-    choices_of,
-    pair_rewards,
-)
+from etude.algorithms.episodes import Candidate, Choice, Group, Tally, UnitGroup, by_agent, choices_of
 from etude.algorithms.expert_iteration import SelectionConfig, imitations
 from etude.algorithms.protocol_checks import require_branching, require_calls, require_guesses
 from etude.algorithms.supervised import Supervised
@@ -110,8 +101,7 @@ class Malt(Preferences, name="malt"):
         parts = [part for group in episodes for part in by_agent(group)]
         if self.imitates(collected.epoch):
             return imitations(parts, self.expert_iteration, self.discount, collected)
-        made = [self.samples(part, collected.tally) for part in parts]
-        return [UnitGroup(pairs, pair_rewards(pairs)) for pairs in made]
+        return [UnitGroup.of_pairs(self.samples(part, collected.tally)) for part in parts]
 
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
         """The pairs of one agent in the plays of a group."""
@@ -140,10 +130,7 @@ class Malt(Preferences, name="malt"):
         low, high = choice.bounds or (0.0, 0.0)
         for first, second in combinations(choice.candidates, 2):
             better, worse = (first, second) if first.value >= second.value else (second, first)
-            if self.pairs == "sign":
-                middle = (low + high) / 2
-                is_pair = better.value >= middle - _TOLERANCE and worse.value < middle - _TOLERANCE
-            else:
-                is_pair = better.value - worse.value > self.interval * (high - low) + _TOLERANCE
-            if is_pair:
+            middle = (low + high) / 2 - _TOLERANCE
+            apart = better.value - worse.value > self.interval * (high - low) + _TOLERANCE
+            if better.value >= middle > worse.value if self.pairs == "sign" else apart:
                 yield better, worse

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from etude.core.call import Call, continues
@@ -32,15 +33,14 @@ class Branch:
     index: int
     """Order within the episode, from 0."""
     calls: tuple[Call, ...]
-    drifted: bool = False
-    """Whether it began because a prompt repeated an earlier conversation in other tokens."""
     fault: str = ""
-    """Which kind of message was other tokens then; of an engine that does not tell, that it does not."""
+    """Where it began because a prompt repeated a conversation in other tokens: the kind of message that they
+    are in; of an engine that does not tell, that it does not."""
 
     @property
-    def token_ids(self) -> tuple[int, ...] | None:
-        """Prompt and completion of the last call: the whole sequence. None where tokens are unknown."""
-        return _sequence_of(self.calls[-1])
+    def drifted(self) -> bool:
+        """Whether it began for that reason."""
+        return bool(self.fault)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -71,10 +71,7 @@ def branches_in(calls: Sequence[Call]) -> list[Branch]:
         drifted = call.completion.drifted or any(_repeats(branch, call) for branch in open_branches)
         faults.append((call.completion.fault or UNTOLD) if drifted else "")
         open_branches.append([call])
-    return [
-        Branch(index, tuple(branch), bool(fault), fault)
-        for index, (branch, fault) in enumerate(zip(open_branches, faults, strict=True))
-    ]
+    return [*map(Branch, count(), map(tuple, open_branches), faults)]
 
 
 def is_targeted(call: Call, target_functions: Collection[str], target_model: str | None) -> bool:
@@ -135,11 +132,10 @@ def sample_of(
     known = all(_sequence_of(call) is not None for call in branch.calls)
     for call in branch.calls:
         completion = call.completion
-        if completion is None:
-            raise ValueError(f"call {call.index} has no completion and cannot be part of a branch")
-        prompt, sampled = (
-            (completion.prompt_ids or (), completion.completion_ids or ()) if known else ((), ())
-        )
+        assert completion is not None, "a branch has answered calls"
+        prompt, sampled = completion.prompt_ids or (), completion.completion_ids or ()
+        if not known:
+            prompt = sampled = ()
         mask += [False] * (len(prompt) - len(ids)) + [True] * len(sampled)
         ids += [*prompt[len(ids) :], *sampled]
         messages += call.request.messages[len(messages) :]
@@ -173,7 +169,7 @@ def sample_of(
         tools=tuple(branch.calls[-1].request.tools),
         notes={"drifted": branch.drifted, **notes},
     )
-    return with_returns(made, step_returns(branch.calls, episode.events, reward, discount))
+    return with_turns(made, "value", step_returns(branch.calls, episode.events, reward, discount))
 
 
 def _logprobs(
@@ -193,10 +189,10 @@ def _logprobs(
     return tuple(spread)
 
 
-def with_returns(sample: Sample, returns: Sequence[float] | None) -> Sample:
-    """The sample with what was earned from each turn on; None: with the reward alone."""
-    values = [None] * len(sample.turns) if returns is None else returns
-    turns = [replace(turn, value=value) for turn, value in zip(sample.turns, values, strict=True)]
+def with_turns(sample: Sample, field: str, values: Sequence[float] | None) -> Sample:
+    """The sample with a field of each turn set: its return, for instance; None: for all of them to None."""
+    row: Sequence[Any] = [None] * len(sample.turns) if values is None else values
+    turns = (replace(turn, **{field: value}) for turn, value in zip(sample.turns, row, strict=True))
     return replace(sample, turns=tuple(turns))
 
 
@@ -251,12 +247,10 @@ def _keys(messages: Sequence[Message]) -> list[str]:
 def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> None:
     """Raise TrainingError unless every call of the branch has its token ids (and logprobs)."""
     for call in branch.calls:
-        missing = None
-        if _sequence_of(call) is None:
-            missing = "token ids"
-        elif logprobs and (call.completion is None or call.completion.logprobs is None):
-            missing = "logprobs"
-        if missing:
+        has_ids = _sequence_of(call) is not None
+        has_logprobs = call.completion is not None and call.completion.logprobs is not None
+        if not has_ids or (logprobs and not has_logprobs):
+            missing = "logprobs" if has_ids else "token ids"
             raise TrainingError(
                 f"episode {episode.id!r}, call {call.index}: the model {call.model!r} returned no {missing}, "
                 "and the trainer adapter needs them. Use an engine that returns them (an OpenAI-compatible "

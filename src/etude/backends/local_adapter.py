@@ -18,14 +18,13 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
-from etude.core.sample import Unit
+from etude.core.sample import SampleOrPair
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.content import JobContent, data_hash
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import JobData, JobListener, JobTraining, units_of_collection
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled, is_trained
-from etude.learner.plan import Step
-from etude.learner.schedule import Schedule
+from etude.learner.plan import Schedule, Step
 from etude.models.policy import LoraOptions, Policy
 
 _NO_MATTER = {"reward", "token_budget", "packing", "gradient_checkpointing"}
@@ -49,7 +48,7 @@ class _Job(JobListener):
     name: str
     algorithm: Algorithm
     config: LocalAdapterConfig
-    groups: list[list[Unit]]
+    groups: list[list[SampleOrPair]]
     content: JobContent
     """Without its start, which is known once it trains."""
     canceled: threading.Event = field(default_factory=threading.Event)
@@ -100,7 +99,7 @@ class LocalAdapter(TrainerAdapter):
             # The engine samples from the weights as they were, until it adopts those that are made here.
             self._policy = await asyncio.to_thread(self._policy.twin)
         options = learner_options(self.adapter_config, run_config)
-        self._learner = Learner(self._policy, options, self._seed)
+        self._learner = Learner(self._policy, options)
 
     def capabilities(self) -> Capabilities:
         """All algorithms, a user's too, on token ids."""

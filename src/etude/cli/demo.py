@@ -41,7 +41,6 @@ def demo(
     from etude.demo.demo import run_demo
     from etude.demo.tasks import TASKS
     from etude.report.live import progress_for
-    from etude.report.progress import progress_for
 
     folder = (out or unused(Path(f"demo-{task}"), "-")).absolute()
     if not as_json:

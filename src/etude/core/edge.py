@@ -13,7 +13,7 @@ from typing import Any
 
 from etude.core.errors import TrainingError
 from etude.core.message import Message, OpenAIMessage, message_key, text_of
-from etude.core.sample import PER_TOKEN, Answer, Kind, Pair, Sample, Turn, Unit, shared_length
+from etude.core.sample import PER_TOKEN, Answer, Kind, Pair, Sample, SampleOrPair, Turn, shared_length
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 
 Ids = tuple[int, ...]
@@ -31,7 +31,7 @@ class Encoder:
     """End of turn included."""
 
 
-def trajectory_of(unit: Unit, group_rewards: Sequence[float] | None = None) -> Trajectory:
+def trajectory_of(unit: SampleOrPair, group_rewards: Sequence[float] | None = None) -> Trajectory:
     """A sample as a trajectory, or a pair, whose reward is the difference of the two."""
     first = unit.samples[0]
     facts: dict[str, Any] = {"id": first.example}
@@ -55,14 +55,14 @@ def trajectory_of(unit: Unit, group_rewards: Sequence[float] | None = None) -> T
 
 def units_of(
     trajectory: Trajectory, kind: Kind, encoder: Encoder | None = None, *, needs_logprobs: bool = True
-) -> list[Unit]:
+) -> list[SampleOrPair]:
     """The sample of a trajectory, or its pairs. Raises TrainingError, with the episode, for what is not so.
 
     `encoder` makes the tokens of a replaced answer, and of a preference that is only text.
     """
     if kind != "pairs":
         return [sample_of(trajectory, encoder, needs_logprobs=needs_logprobs)]
-    pairs: list[Unit] = []
+    pairs: list[SampleOrPair] = []
     for item in trajectory.episode:
         if not isinstance(item, DPOItem):
             raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")

@@ -212,7 +212,7 @@ class Pair:
         return self.chosen.reward - self.rejected.reward
 
 
-Unit: TypeAlias = Sample | Pair
+SampleOrPair: TypeAlias = Sample | Pair
 """The unit of learning: the samples of a pair are in one optimiser step and one micro-batch."""
 
 

@@ -15,7 +15,6 @@ from etude.core.data_model import finite
 from etude.core.edge import parted
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import MissingExtraError, RequestError
-from etude.core.numbers import finite
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.export.trajectories import PhaseTrajectories
 from etude.store.episodes import read_episode

@@ -13,7 +13,6 @@ from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
-from etude.core.skipped import Skipped
 from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
 from etude.groups.agents import GroupAgent, ModelSettings, agreed, by_name
 from etude.groups.data import Rollouts, Steps, dpo_data, grpo_data, supervised_data

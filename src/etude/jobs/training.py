@@ -170,11 +170,6 @@ def flat(rows: Iterable[Row]) -> Iterable[Unit]:
     return (unit for row in rows for unit in row)
 
 
-def trained_tokens(units: Iterable[Unit]) -> int:
-    """Tokens that are trained on."""
-    return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)
-
-
 def units_of_collection(
     collection: TrajectoryCollection, algorithm: Algorithm, template: ChatTemplate
 ) -> list[list[Sample | Pair]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -12,7 +10,7 @@ import torch
 from etude.learner.head import has_plain_head
 from etude.learner.objective import Pass, Unit
 from etude.learner.packed import PackedStep
-from etude.learner.padding import Shares, padded_passes, padded_row
+from etude.learner.padding import Shares, numbered, padded_passes, padded_row
 from etude.learner.team import Team
 from etude.learner.tree_model import why_not_trees
 
@@ -53,15 +51,15 @@ class Cutter:
                 plain = self._run(has_plain_head)
             # How a pass goes through the model depends on it, so all processes must think the same.
             self._plain_head = not self._team.any(not plain)
-        if self._team.size == 1:
-            return self._cut(tree, units, factors, shares)
-        row = padded_row(units) if tree is None else tree.row()
-        mine = row.part(self._team.rank, self._team.size)
-        ends = [0, *accumulate(len(unit) for unit in units)]
-        rows = [number for index in mine for number in range(ends[index], ends[index + 1])]
-        units, factors = [units[i] for i in mine], [factors[i] for i in mine]
-        passes = self._cut(None if tree is None else PackedStep(units), units, factors, shares)
-        return (replace(chunk, rows=tuple(rows[number] for number in chunk.rows)) for chunk in passes)
+        rows = numbered(units, factors)
+        if self._team.size > 1:
+            row = padded_row(units) if tree is None else tree.row()
+            mine = row.part(self._team.rank, self._team.size)
+            rows = [rows[index] for index in mine]
+            tree = None if tree is None else PackedStep([units[index] for index in mine])
+        if tree is None:
+            return padded_passes(rows, shares, self._budget, self._device, bool(self._plain_head))
+        return tree.passes(rows, shares, self._budget, self._device)
 
     def takes_trees(self) -> bool:
         """Whether the model takes token trees; it is tried once. All processes must call it together."""
@@ -74,14 +72,3 @@ class Cutter:
                 why = reason or "another process cannot run this model on token trees"
                 self.note = f"tokens that sequences share are computed for each of them: {why}"
         return self._takes_trees
-
-    def _cut(
-        self,
-        tree: PackedStep | None,
-        units: Sequence[Unit],
-        factors: Sequence[Sequence[float]],
-        shares: Shares,
-    ) -> Iterator[Pass]:
-        if tree is None:
-            return padded_passes(units, factors, shares, self._budget, self._device, bool(self._plain_head))
-        return tree.passes(factors, shares, self._budget, self._device)

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +19,7 @@ from etude.learner.checkpointing import checkpointed, layers_of
 from etude.learner.cutter import Cutter, Packing
 from etude.learner.objective import Objective, Pass, Unit
 from etude.learner.optimiser import Optimiser
-from etude.learner.padding import token_share
-from etude.learner.plan import plan_steps
-from etude.learner.schedule import Schedule
+from etude.learner.plan import Schedule
 from etude.learner.team import Team, idle
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
@@ -39,27 +37,11 @@ class LearnerOptions:
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
     schedule: Schedule = field(default_factory=Schedule)
-    """How the learning rate rises and falls; a training is one call of `Learner.train`."""
-    passes: int = 1
-    """Times that a job goes over its data."""
-    batch_size: int | None = None
-    """Units per optimiser step; None takes all of a job at once."""
     token_budget: int = 16384
     """Tokens that go through the model at a time."""
     packing: Packing = "tree"
     gradient_checkpointing: bool = False
     """Compute what happens inside of the model's layers twice, and keep it never."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """The outcome of one optimiser step."""
-
-    step: int
-    """Steps taken since the base model."""
-    of: int
-    """Steps that this job takes in all."""
-    metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +62,7 @@ class Learner:
     With a team of several processes, each has a learner, and all call the same methods together.
     """
 
-    def __init__(self, policy: Policy, options: LearnerOptions, seed: int, team: Team | None = None) -> None:
+    def __init__(self, policy: Policy, options: LearnerOptions, team: Team | None = None) -> None:
         """Raises RequestError for options that do not go with the policy's model."""
         self.policy = policy
         self.team = team or Team()
@@ -90,8 +72,6 @@ class Learner:
         """Trainings that are over, since the base model."""
         if options.gradient_checkpointing:
             layers_of(policy.model)
-        self._seed = seed
-        self._part = 0.0
         self._run = self.team.hold(policy)
         self._cutter = Cutter(self._run, self.team, policy.device, options.packing, options.token_budget)
         self.optimiser = Optimiser(policy.trainable(), betas=options.betas, weight_decay=options.weight_decay)
@@ -100,34 +80,6 @@ class Learner:
     def note(self) -> str | None:
         """Why tokens that sequences share are computed for each of them, once it is known that they are."""
         return self._cutter.note
-
-    def train(
-        self,
-        units: Sequence[Unit],
-        objective: Objective,
-        on_step: Callable[[StepReport], None] = lambda report: None,
-        canceled: threading.Event | None = None,
-    ) -> dict[str, float]:
-        """Take all steps of a training on samples and pairs; returns the mean of their metrics.
-
-        The weights in memory change as it goes; after an error they are between two versions, and the
-        caller restores one. Raises TrainingError when there is nothing to learn from or a step is not
-        finite, TrainingCanceled when `canceled` is set.
-        """
-        units = [unit for unit in units if is_trained(unit)]
-        if not any(map(has_gradient, units)):
-            raise TrainingError("there is nothing to learn from: no token has both a weight and an advantage")
-        live = [not objective.skips_idle or has_gradient(unit) for unit in units]
-        options, history = self.options, list[dict[str, float]]()
-        for step in plan_steps(live, options.passes, options.batch_size, self._seed, "pass", self.step):
-            try:
-                metrics = self.take_step([units[row] for row in step.rows], objective, step.part, canceled)
-            except TrainingCanceled as error:
-                raise TrainingCanceled(f"canceled after {len(history)} of {step.of} steps") from error
-            history.append(metrics)
-            on_step(StepReport(self.step, step.of, metrics))
-        self.end_training()
-        return mean_metrics(history)
 
     def take_step(
         self,
@@ -141,13 +93,23 @@ class Learner:
         `part` is the share of the training that is done before it, in [0, 1), which the learning rate goes
         by. Raises TrainingError when the gradient is not finite, TrainingCanceled when `canceled` is set.
         """
-        self._part = part
         with self.policy.lock:
             self.optimiser.follow()
+            self.optimiser.drop_gradient()
+            start = time.perf_counter()
             try:
-                return self._optimise(units, objective, canceled or threading.Event())
+                metrics, tokens = self._gradient(units, objective, canceled or threading.Event())
+                norm = self.optimiser.clip(self.options.max_grad_norm)
+                if not math.isfinite(norm):
+                    failed = f"the gradient of step {self.step + 1} is not finite"
+                    raise TrainingError(f"{failed}; lower learning_rate, or use float32")
+                self.step += 1
+                rate = self.options.schedule.share(self.step, self.trained, part) * self.options.learning_rate
+                self.optimiser.step(rate)
             finally:
                 self.optimiser.drop_gradient()
+            seconds = max(time.perf_counter() - start, 1e-9)
+        return metrics | {"grad_norm": norm, "learning_rate": rate, "tokens_per_s": tokens / seconds}
 
     def end_training(self) -> None:
         """Note that all steps of a training have been taken: the next one begins at its start."""
@@ -189,16 +151,6 @@ class Learner:
             for index, sample in enumerate(samples)
         ]
 
-    def _optimise(
-        self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
-    ) -> dict[str, float]:
-        start = time.perf_counter()
-        self.optimiser.drop_gradient()
-        metrics, tokens = self._gradient(units, objective, canceled)
-        norm = self._apply_gradient()
-        seconds = max(time.perf_counter() - start, 1e-9)
-        return {**metrics, "grad_norm": norm, "learning_rate": self._rate(), "tokens_per_s": tokens / seconds}
-
     def _gradient(
         self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
     ) -> tuple[dict[str, float], int]:
@@ -212,15 +164,14 @@ class Learner:
         if totals.pop("canceled"):
             raise TrainingCanceled("canceled")
         self.team.sum_gradients(self.optimiser.gradients)
-        tokens = int(totals.pop("tokens"))
-        return totals, tokens
+        return totals, int(totals.pop("tokens"))
 
     def add_gradient(
         self, units: Sequence[Unit], objective: Objective, canceled: threading.Event | None = None
     ) -> tuple[dict[str, float], int]:
         """Add this process's part of a step's gradient up; gives metrics and trained tokens.
 
-        A part of what `train` does, for callers that hold the policy's lock. Raises TrainingCanceled.
+        A part of what `take_step` does, for callers that hold the policy's lock. Raises TrainingCanceled.
         """
         totals: dict[str, float] = {"loss": 0.0}
         tokens = 0
@@ -240,7 +191,7 @@ class Learner:
         with checkpointed(self.policy.model) if twice else nullcontext():
             if chunk is None:
                 return self._run(idle), {}
-            if not objective.needs_entropy:
+            if "entropy" not in objective.needs():
                 return objective.loss(self._run(chunk.logprobs), chunk.micro)
             logprobs_BT, entropy_BT = self._run(chunk.with_entropies)
             return objective.loss(logprobs_BT, replace(chunk.micro, entropy_BT=entropy_BT))
@@ -251,8 +202,9 @@ class Learner:
         if objective.skips_idle:
             live = [index for index, unit in enumerate(units) if has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
-        passes = self.team.in_step(self._cutter.passes(units, factors, (share, token_share(units))))
-        if not objective.needs_reference:
+        shares = share, 1.0 / max(trained_tokens(units), 1)
+        passes = self.team.in_step(self._cutter.passes(units, factors, shares))
+        if "reference" not in objective.needs():
             return passes
         with self.policy.as_base(), torch.no_grad():
             return [self._with_reference(chunk) for chunk in passes]
@@ -262,19 +214,6 @@ class Learner:
             self._run(idle)
             return None
         return replace(chunk, micro=replace(chunk.micro, reference_BT=self._run(chunk.logprobs)))
-
-    def _apply_gradient(self) -> float:
-        norm = self.optimiser.clip(self.options.max_grad_norm)
-        if not math.isfinite(norm):
-            raise TrainingError(
-                f"the gradient of step {self.step + 1} is not finite; lower learning_rate, or use float32"
-            )
-        self.step += 1
-        self.optimiser.step(self._rate())
-        return norm
-
-    def _rate(self) -> float:
-        return self.options.learning_rate * self.options.schedule.share(self.step, self.trained, self._part)
 
     def save(self, folder: Path, optimiser: Mapping[str, torch.Tensor] | None = None) -> None:
         """Write optimiser state and schedule position beside a version's weights. Raises StoreError.
@@ -334,3 +273,8 @@ def has_gradient(unit: Unit) -> bool:
 def is_trained(unit: Unit) -> bool:
     """Whether any token of a unit is trained on."""
     return any(any(sample.loss_weights) for sample in unit)
+
+
+def trained_tokens(units: Iterable[Unit]) -> int:
+    """Tokens that are trained on."""
+    return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)

@@ -7,7 +7,8 @@ its business: see `etude.learner.padding` and `etude.learner.packed`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -41,49 +42,41 @@ class MicroBatch:
     objective wants them."""
 
 
-class Forward(Protocol):
-    """A way of some sequences through a model, with the E choices that they are trained on."""
-
-    def chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
-        """Logprobs [E] of the choices; with `entropies` [2, E], those of the distributions below them."""
-
-    def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
-        """Values of the choices as entries of the micro-batch, [B, T]."""
-
-
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """A micro-batch, and how its sequences go through a model."""
+class Pass(ABC):
+    """A micro-batch, and the way of its sequences through a model; E choices of tokens are trained on."""
 
     micro: MicroBatch
-    forward: Forward
     rows: tuple[int, ...]
     """Which sequences the rows are, counted through all units that were cut."""
 
+    @abstractmethod
+    def chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
+        """Logprobs [E] of the choices; with `entropies` [2, E], those of the distributions below them."""
+
+    @abstractmethod
+    def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
+        """Values of the choices as entries of the micro-batch, [B, T], with zeros for all others."""
+
     def logprobs(self, model: Any) -> torch.Tensor:
         """The logprobs [B, T] of the micro-batch's tokens, with gradient."""
-        return self.forward.by_rows(self.forward.chosen(model, entropies=False))
+        return self.by_rows(self.chosen(model, entropies=False))
 
     def with_entropies(self, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, and the entropies [B, T] of the distributions that they are of."""
-        logprobs_E, entropies_E = self.forward.chosen(model, entropies=True)
-        return self.forward.by_rows(logprobs_E), self.forward.by_rows(entropies_E)
+        logprobs_E, entropies_E = self.chosen(model, entropies=True)
+        return self.by_rows(logprobs_E), self.by_rows(entropies_E)
 
 
 class Objective(Protocol):
     """The learner's view of an algorithm."""
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether `reference_BT` must be there."""
-
-    @property
-    def needs_entropy(self) -> bool:
-        """Whether `entropy_BT` must be there."""
-
-    @property
     def skips_idle(self) -> bool:
         """Whether units without advantage have no gradient and need not be computed."""
+
+    def needs(self) -> Collection[str]:
+        """With `reference` among them, `reference_BT` must be there; with `entropy`, `entropy_BT`."""
 
     def normalised(self, units: Sequence[Unit]) -> list[list[float]]:
         """For every sample of an optimiser step, the factor of its weights."""
@@ -99,9 +92,11 @@ class Objective(Protocol):
 class Likelihood:
     """L = -Σ w·log π / Σ w: the mean negative log-likelihood of the trained tokens."""
 
-    needs_reference: bool = False
-    needs_entropy: bool = False
     skips_idle: bool = False
+
+    def needs(self) -> Collection[str]:
+        """Nothing."""
+        return ()
 
     def normalised(self, units: Sequence[Unit]) -> list[list[float]]:
         """One over the weight of all tokens of the step."""

@@ -7,7 +7,7 @@ It is the baseline that every faster way must equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
@@ -16,18 +16,27 @@ import torch
 import torch.nn.functional as F
 
 from etude.core.sample import Sample
-from etude.learner.head import Head, head_logits, last_hidden, selective_logprobs
+from etude.learner.head import Head, has_plain_head, head_logits, last_hidden, selective_logprobs
 from etude.learner.objective import MicroBatch, Pass, Unit
 from etude.learner.packing import Row
 from etude.models.architecture import logits_after, text_config
+from etude.models.policy import Policy
 
 Shares: TypeAlias = tuple[float, float]
 """`unit_share` and `token_share` of a step; see `MicroBatch`."""
 
+Numbered: TypeAlias = tuple[Sample, float, int]
+"""A sample, the factor of its weights, and its number among the samples of all units."""
+
+
+def numbered(units: Sequence[Unit], factors: Sequence[Sequence[float]]) -> list[list[Numbered]]:
+    """The samples of each unit; `factors` are those of `Objective.normalised`."""
+    numbers = count()
+    return [[*zip(unit, own, numbers, strict=False)] for unit, own in zip(units, factors, strict=True)]
+
 
 def padded_passes(
-    units: Sequence[Unit],
-    factors: Sequence[Sequence[float]],
+    units: Sequence[Sequence[Numbered]],
     shares: Shares,
     token_budget: int,
     device: torch.device,
@@ -35,31 +44,19 @@ def padded_passes(
 ) -> Iterator[Pass]:
     """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
 
-    Units of like length go together. A unit is never split, and one above the budget goes alone.
-    `factors` and `shares` are those of the whole step; see `Objective.normalised`. Unless the model
-    `has_plain_head`, it makes the logits after all tokens that any row of a micro-batch trains on.
+    Units of like length go together. A unit is never split, and one above the budget goes alone. `shares` are
+    those of the whole step. Unless the model `has_plain_head`, it makes the logits after all tokens that any
+    row of a micro-batch trains on.
     """
-    numbers = count()
-    rows_of = [[next(numbers) for _ in unit] for unit in units]
-
-    def padded(batch: Sequence[int]) -> Pass:
-        rows = tuple(row for index in batch for row in rows_of[index])
-        return _padded(
-            [units[i] for i in batch], [factors[i] for i in batch], rows, shares, device, plain_head
-        )
-
-    order = by_length(units)
-    batch: list[int] = []
-    rows = 0
-    for index in order:
-        longest = max(len(sample.ids) for sample in units[index])
-        rows += len(units[index])
-        if batch and rows * longest > token_budget:
-            yield padded(batch)
-            batch, rows = [], len(units[index])
-        batch.append(index)
-    if batch:
-        yield padded(batch)
+    rows: list[Numbered] = []
+    for index in by_length([[sample for sample, *_ in unit] for unit in units]):
+        longest = max(len(sample.ids) for sample, *_ in units[index])
+        if rows and (len(rows) + len(units[index])) * longest > token_budget:
+            yield _padded(rows, shares, device, plain_head)
+            rows = []
+        rows += units[index]
+    if rows:
+        yield _padded(rows, shares, device, plain_head)
 
 
 def by_length(units: Sequence[Unit]) -> list[int]:
@@ -74,21 +71,15 @@ def padded_row(units: Sequence[Unit]) -> Row:
     return Row(tuple(order), costs, costs)
 
 
-def token_share(units: Sequence[Unit]) -> float:
-    """One over the trained tokens of a step, as `MicroBatch` has it."""
-    trained = sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)
-    return 1.0 / max(trained, 1)
-
-
 def micro_batch(
     tensor: Callable[[Callable[[Sample], Sequence[float]]], torch.Tensor],
-    scales: Sequence[float],
+    rows: Sequence[Numbered],
     shares: Shares,
 ) -> MicroBatch:
-    """Of rows whose fields `tensor` pads, and whose weights are scaled."""
+    """Of rows whose fields `tensor` pads."""
     weights_BT = tensor(lambda sample: sample.loss_weights)
     return MicroBatch(
-        weights_BT=weights_BT * torch.tensor(scales, device=weights_BT.device)[:, None],
+        weights_BT=weights_BT * weights_BT.new_tensor([factor for _, factor, _ in rows])[:, None],
         advantages_BT=tensor(lambda sample: sample.gains),
         # 0 where nobody knows, as for what is imitated.
         sampled_BT=tensor(lambda sample: sample.logprobs or (0.0,) * len(sample.ids)),
@@ -97,15 +88,8 @@ def micro_batch(
     )
 
 
-def _padded(
-    units: Sequence[Unit],
-    factors: Sequence[Sequence[float]],
-    rows: tuple[int, ...],
-    shares: Shares,
-    device: torch.device,
-    plain_head: bool,
-) -> Pass:
-    samples = [sample for unit in units for sample in unit]
+def _padded(rows: Sequence[Numbered], shares: Shares, device: torch.device, plain_head: bool) -> Pass:
+    samples = [sample for sample, *_ in rows]
     width = max(len(sample.ids) for sample in samples)
 
     def tensor(
@@ -114,15 +98,16 @@ def _padded(
         filled = [[*field(sample), *[padding] * (width - len(sample.ids))] for sample in samples]
         return torch.tensor(filled, dtype=dtype, device=device)
 
-    micro = micro_batch(tensor, [factor for unit in factors for factor in unit], shares)
+    micro = micro_batch(tensor, rows, shares)
     ids_BT = tensor(lambda sample: sample.ids, dtype=torch.long)
     temperatures_BT = tensor(lambda sample: sample.temperatures, 1.0)
     trained_BK = micro.weights_BT[:, 1:] != 0
-    return Pass(micro, _Forward(ids_BT, temperatures_BT[:, 1:][trained_BK], trained_BK, plain_head), rows)
+    numbers = tuple(number for *_, number in rows)
+    return _PaddedPass(micro, numbers, ids_BT, temperatures_BT[:, 1:][trained_BK], trained_BK, plain_head)
 
 
 @dataclass(frozen=True, slots=True)
-class _Forward:
+class _PaddedPass(Pass):
     """Rows of tokens, and the E that are trained on."""
 
     ids_BT: torch.Tensor
@@ -148,6 +133,22 @@ class _Forward:
         )
 
     def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
-        """[B, T], with zeros for other tokens."""
+        """With zeros for tokens that are not trained on."""
         values_BK = values_E.new_zeros(self.trained_BK.shape).masked_scatter(self.trained_BK, values_E)
         return F.pad(values_BK, (1, 0))
+
+
+def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 16384) -> list[list[float]]:
+    """For each sample its tokens' logprobs [T] under a policy, without a gradient.
+
+    They are those at the temperatures that the tokens were sampled at; 0 where the mask is False.
+    """
+    units: list[Unit] = [(replace(sample, weights=None, advantages=None),) for sample in samples]
+    rows, logprobs = numbered(units, [[1.0]] * len(units)), [[0.0] * len(sample.ids) for sample in samples]
+    with policy.lock, torch.no_grad():
+        plain = has_plain_head(policy.model)
+        for chunk in padded_passes(rows, (1.0, 1.0), token_budget, policy.device, plain):
+            for number, values_T in zip(chunk.rows, chunk.logprobs(policy.model).tolist(), strict=True):
+                row = zip(values_T, samples[number].mask, strict=False)
+                logprobs[number] = [value if sampled else 0.0 for value, sampled in row]
+    return logprobs

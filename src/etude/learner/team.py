@@ -6,7 +6,6 @@ gradient and metrics is summed over all of them before anything changes.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -94,14 +93,14 @@ class ProcessTeam(Team):
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """Added up in the order of the ranks, so that all get the same."""
         totals: dict[str, float] = {}
-        for text in self._exchange(json.dumps(values)):
-            for name, value in json.loads(text).items():
+        for own in self._exchange(dict(values)):
+            for name, value in own.items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals
 
     def same(self, text: str) -> bool:
         """Compares what each process has."""
-        return len(set(self._exchange(json.dumps(text)))) == 1
+        return len(set(self._exchange(text))) == 1
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Sums bucket by bucket; a parameter that has no gradient in any process still has none."""
@@ -116,13 +115,11 @@ class ProcessTeam(Team):
             for weight, part in zip(bucket, parts, strict=True):
                 weight.grad = part.view_as(weight)
 
-    def _exchange(self, text: str) -> list[str]:
-        """The texts of all processes, by rank."""
-        from accelerate.utils import gather, pad_across_processes
+    def _exchange(self, value: T) -> list[T]:
+        """The values of all processes, by rank."""
+        from accelerate.utils import gather_object
 
-        mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(self.device)
-        rows = _together(lambda: gather(pad_across_processes(mine))).view(self.size, -1).cpu()
-        return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
+        return _together(lambda: gather_object([value]))
 
     def _sum(self, tensor: torch.Tensor) -> None:
         _together(lambda: torch.distributed.all_reduce(tensor))
@@ -156,8 +153,7 @@ class ShardingTeam(ProcessTeam):
     def in_step(self, passes: Iterable[T]) -> Iterable[T | None]:
         """As many as the process with the most passes has."""
         mine = list(passes)
-        most = max(int(text) for text in self._exchange(str(len(mine))))
-        return [*mine, *[None] * (most - len(mine))]
+        return [*mine, *[None] * (max(self._exchange(len(mine))) - len(mine))]
 
     def halts(self, flag: bool) -> bool:
         """All stop together, since a pass needs all of them."""

@@ -17,6 +17,7 @@ from etude.core.message import Message, Tool
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Likelihood
+from etude.learner.plan import plan_steps
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 
@@ -42,7 +43,9 @@ class Stage:
     """… or fallen to this; with both, until it lies between them."""
     tools: Sequence[Tool] = ()
     """The tools that the assistant was offered."""
-    options: LearnerOptions = field(default_factory=lambda: LearnerOptions(learning_rate=3e-3, batch_size=32))
+    options: LearnerOptions = field(default_factory=lambda: LearnerOptions(learning_rate=3e-3))
+    batch_size: int = 32
+    """Transcripts of an optimiser step."""
     check_interval: int = 20
     """Optimiser steps from one check to the next."""
     first_check: int = 0
@@ -90,43 +93,46 @@ async def warm_up(
 
 async def _run(policy: Policy, stage: Stage, seed: int, on_check: OnCheck) -> StageReport:
     start = time.monotonic()
-    learner = Learner(policy, stage.options, seed)
-    units = _Units(policy.template, stage, seed)
-    size = stage.check_interval * (stage.options.batch_size or len(stage.transcripts))
-    values: list[float] = []
+    learner = Learner(policy, stage.options)
+    order = _shuffled_forever(len(stage.transcripts), seed)
+    made: dict[int, Sample] = {}
     while learner.step < stage.max_steps:
-        loss = (await asyncio.to_thread(learner.train, units.take(size), Likelihood()))["nll"]
+        numbers = [*islice(order, stage.check_interval * stage.batch_size)]
+        samples = _samples(numbers, made, policy.template, stage)
+        loss = await asyncio.to_thread(_imitate, learner, samples, stage.batch_size, seed)
         policy.mark_changed(policy.version)
         if learner.step < min(stage.first_check, stage.max_steps):
             continue
-        values.append(loss if stage.measure is None else await stage.measure())
-        on_check(stage.name, values[-1])
-        if stage.is_over(values[-1]):
-            return StageReport(stage.name, learner.step, values[-1], loss, time.monotonic() - start)
-    raise TrainingError(_why(stage, values[-1]))
+        value = loss if stage.measure is None else await stage.measure()
+        on_check(stage.name, value)
+        if stage.is_over(value):
+            return StageReport(stage.name, learner.step, value, loss, time.monotonic() - start)
+    raise TrainingError(_why(stage, value))
 
 
-class _Units:
-    """The transcripts as training data, in which the assistant's tokens count; endless, in random order.
+def _imitate(learner: Learner, samples: Sequence[Sample], batch_size: int, seed: int) -> float:
+    """Take the steps from one check to the next; the mean of their losses."""
+    losses = []
+    for step in plan_steps([True] * len(samples), 1, batch_size, seed, "pass", learner.step):
+        units = [(samples[row],) for row in step.rows]
+        losses.append(learner.take_step(units, Likelihood(), step.part)["nll"])
+    learner.end_training()
+    return sum(losses) / len(losses)
 
-    They are rendered when their turn comes: most stages end before all have had one.
+
+def _samples(
+    numbers: Sequence[int], made: dict[int, Sample], template: ChatTemplate, stage: Stage
+) -> list[Sample]:
+    """Some transcripts as samples, in which the assistant's tokens count; `made` keeps them by number.
+
+    They are rendered when their turn comes: most stages end before all have had one. Raises RequestError for
+    a conversation that the template cannot extend.
     """
-
-    def __init__(self, template: ChatTemplate, stage: Stage, seed: int) -> None:
-        self._template = template
-        self._stage = stage
-        self._order = _shuffled_forever(len(stage.transcripts), seed)
-        self._made: dict[int, tuple[Sample]] = {}
-
-    def take(self, count: int) -> tuple[tuple[Sample], ...]:
-        """The next ones. Raises RequestError for a conversation that the template cannot extend."""
-        numbers = list(islice(self._order, count))
-        new = [number for number in dict.fromkeys(numbers) if number not in self._made]
-        talks = [self._stage.transcripts[number] for number in new]
-        rendered = self._template.transcripts(talks, self._stage.tools)
-        for number, (ids, spoken) in zip(new, rendered, strict=True):
-            self._made[number] = (Sample(ids, tuple(map(bool, spoken))),)
-        return tuple(self._made[number] for number in numbers)
+    new = [number for number in dict.fromkeys(numbers) if number not in made]
+    rendered = template.transcripts([stage.transcripts[number] for number in new], stage.tools)
+    for number, (ids, spoken) in zip(new, rendered, strict=True):
+        made[number] = Sample(ids, tuple(map(bool, spoken)))
+    return [made[number] for number in numbers]
 
 
 def _shuffled_forever(size: int, seed: int) -> Iterator[int]:

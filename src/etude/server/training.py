@@ -16,11 +16,9 @@ from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
 from etude.core.training_rows import ROW_OF
-from etude.jobs.training import JobData, JobListener, JobTraining, flat, trained_tokens, units_of_rows
 from etude.jobs.training import Row as UnitRow
-from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.plan import Step
-from etude.learner.schedule import Schedule
+from etude.learner.learner import Learner, LearnerOptions, trained_tokens
+from etude.learner.plan import Schedule, Step
 from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
 from etude.server.database import Row
@@ -57,7 +55,7 @@ def train_job(
     """
     values: Mapping[str, Any] = job["hyperparameters"]
     algorithm = job_algorithm(job["method"], values)
-    policy = _load_policy(settings, job, stores.models, keep_base=algorithm.needs_reference)
+    policy = _load_policy(settings, job, stores.models, keep_base="reference" in algorithm.needs())
     before = policy.digest()
 
     def rows_of(file: str | None) -> Sequence[UnitRow]:
@@ -80,7 +78,7 @@ def train_job(
         schedule=Schedule(values["lr_schedule"], values["warmup_steps"]),
         gradient_checkpointing=values["gradient_checkpointing"],
     )
-    learner = Learner(policy, options, job["seed"], team)
+    learner = Learner(policy, options, team)
     reporter = _Reporter(job, stores, settings.data_dir)
     checkpoints = JobFolder(settings.data_dir, job["id"]).checkpoints
     training = JobTraining(learner, data, reporter, checkpoints, settings.checkpoint_steps)
