@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
@@ -14,6 +17,9 @@ from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.skipped import Skipped
 from etude.core.trajectory import TrajectoryCollection
+
+if TYPE_CHECKING:
+    from openai.types.fine_tuning import FineTuningJobEvent
 
 _FIRST_PAUSE = 0.25
 _BACKOFF = 1.5
@@ -167,9 +173,9 @@ class TrainerAdapter(ABC):
         """
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default
-        """Delete the stored weights of this run's versions that are not in `keep`.
+        """Delete the stored weights of this run's versions that are not in `keep`, never the base model.
 
-        The base model is never deleted. Doing nothing is allowed.
+        Doing nothing is allowed.
         """
 
     async def cancel(self, ref: TrainingJobRef) -> None:  # noqa: B027  # a hook with a sound default
@@ -177,17 +183,6 @@ class TrainerAdapter(ABC):
 
     async def cleanup(self) -> None:  # noqa: B027  # a hook with a sound default
         """Free what `initialize` took. Calling it twice is fine."""
-
-
-async def poll_until_final(
-    status: Callable[[], Awaitable[TrainingJobStatus]], poll_interval: float
-) -> TrainingJobStatus:
-    """Ask for the status until it is final, after `pauses`: `wait_until_complete` for most."""
-    for pause in pauses(poll_interval, poll_interval):
-        if (current := await status()).status.is_final:
-            return current
-        await asyncio.sleep(pause)
-    raise AssertionError("the pauses do not end")
 
 
 def pauses(usual: float, longest: float) -> Iterator[float]:
@@ -222,3 +217,42 @@ def job_status(
         message=message,
         metadata=metadata,
     )
+
+
+class JobLog:
+    """Appends facts about jobs to a file, one JSON object a line; each event of the API once."""
+
+    def __init__(self, path: Path | None) -> None:
+        """None keeps nothing."""
+        self._path = path
+        self._seen: set[str] | None = None
+
+    @classmethod
+    def of(cls, backend: str, folder: str | Path) -> JobLog:
+        """The log of a backend's jobs in a folder."""
+        return cls(Path(folder) / f"{backend}_jobs.jsonl")
+
+    def add(self, job: str, facts: Mapping[str, Any]) -> None:
+        """Append facts about a job, on a new line also after half a line that a killed process left."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a+b") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            is_cut = file.read(1) not in (b"", b"\n")
+            file.write((b"\n" if is_cut else b"") + json.dumps({"run_id": job, **facts}).encode() + b"\n")
+
+    def add_events(self, job: str, events: Sequence[FineTuningJobEvent]) -> None:
+        """Append the events that are not in the file yet, also not from an earlier process."""
+        if self._path is None:
+            return
+        if self._seen is None:
+            text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+            self._seen = set(re.findall(r'"event": "([^"]+)"', text))
+        for event in events:
+            if event.id not in self._seen:
+                self._seen.add(event.id)
+                facts = event.model_dump(
+                    mode="json", include={"level", "message", "type", "data", "created_at"}
+                )
+                self.add(job, {"event": event.id, **{key: value for key, value in facts.items() if value}})

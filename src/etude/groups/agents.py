@@ -10,7 +10,7 @@ from typing import Any
 from etude.backends.capabilities import JobHyperparameters
 from etude.backends.lm_server import LmServerAdapterConfig
 from etude.backends.local_config import LocalAdapterConfig
-from etude.backends.openai_config import JobsConfig
+from etude.backends.openai_api import JobsConfig
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import RequestError
 from etude.protocols.protocol import Protocol

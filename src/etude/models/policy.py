@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ class LoraOptions:
 
     r: int = 16
     alpha: float = 32.0
-    target_modules: tuple[str, ...] | None = None
+    target_modules: Sequence[str] | None = None
     """Module names; None lets peft choose the linear layers of the attention and the MLP."""
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.capabilities import (
-    EVERY_KIND,
     Capabilities,
     check_ages,
     check_from_base,
@@ -20,8 +19,9 @@ from etude.backends.capabilities import (
     check_options,
     check_tokens,
 )
-from etude.backends.local_config import LocalAdapterConfig
-from etude.backends.openai_config import JobsConfig, OpenAiAdapterConfig
+from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig
+from etude.backends.openai_adapter import OpenAiAdapterConfig
+from etude.backends.openai_api import JobsConfig
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
@@ -43,8 +43,6 @@ from etude.store.run_folder import RunFolder
 
 _FEW = 50
 """Fewer validation examples than this leave an interval wider than ±0.14."""
-
-LOCAL_CAPABILITIES = Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
 
 
 @dataclass

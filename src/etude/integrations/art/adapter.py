@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from etude.backends.capabilities import Capabilities, check_method
-from etude.backends.job_log import JobLog
-from etude.backends.trainer_adapter import TrainerAdapter, job_status
+from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
 from etude.core.interfaces import Engine
