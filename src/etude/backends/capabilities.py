@@ -66,10 +66,6 @@ class Capabilities:
     """Of the algorithm's options those that are about the gradient and that it can be given; None: all."""
     measures: bool = True
     """Can be given also those that a learner in this process must measure something for."""
-    lora: bool = True
-    """Can train LoRA weights."""
-    full_weights: bool = True
-    """Can train all weights."""
     token_ids_for: frozenset[Method] = frozenset()
     """Algorithms or kinds that need the sampled token ids, and but for imitation their logprobs too; text is
     not enough."""

@@ -12,7 +12,7 @@ from typing import Any
 from etude.algorithms.algorithm import Algorithm, algorithm_of
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig, LoraConfig
-from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status
+from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -151,7 +151,7 @@ class LocalAdapter(TrainerAdapter):
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=reason)
         if not job.task.done():
             metadata = {"metrics": dict(job.metrics)}
-            return job_status(ref, TrainingStatusEnum.RUNNING, job.progress, metadata=metadata)
+            return job_status(ref, TrainingStatusEnum.RUNNING, progress=job.progress, metadata=metadata)
         if job.task.cancelled():
             return job_status(ref, TrainingStatusEnum.CANCELED)
         error = job.task.exception()
@@ -169,13 +169,6 @@ class LocalAdapter(TrainerAdapter):
         if job is not None and job.task is not None:
             await asyncio.wait([job.task])
         return await self.status(ref)
-
-    def log_progress(
-        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
-    ) -> None:
-        """Append the facts to `local_jobs.jsonl` in `output_dir`; without one they are in the status."""
-        if output_dir is not None:
-            JobLog.of("local", output_dir).add(ref.run_id, metrics)
 
     async def current_version(self) -> ModelVersion:
         return await asyncio.to_thread(self._current_version)
@@ -290,7 +283,7 @@ def _lora_words(lora: LoraConfig | None) -> str:
 
 def _completed(ref: TrainingJobRef, finished: FinishedJob, note: str | None = None) -> TrainingJobStatus:
     metadata = {"model_version": finished.version.model_dump(mode="json"), "metrics": finished.metrics}
-    return job_status(ref, TrainingStatusEnum.COMPLETED, 100.0, message=note, metadata=metadata)
+    return job_status(ref, TrainingStatusEnum.COMPLETED, progress=100.0, message=note, metadata=metadata)
 
 
 def algorithm_for(collection: TrajectoryCollection, given: JobHyperparameters) -> Algorithm:

@@ -77,7 +77,7 @@ class OpenAiJobs(TrainerAdapter):
         self._hyperparameters = JobHyperparameters()
         self._made: dict[str, ModelVersion] = {}
         """The versions that jobs made, by the API's ids of these."""
-        self._log = JobLog(log)
+        self.job_log = JobLog(log)
         self._events: dict[str, list[FineTuningJobEvent]] = {}
         """Of jobs, by the API's ids of these."""
 
@@ -115,7 +115,7 @@ class OpenAiJobs(TrainerAdapter):
         if len(rows) < self.adapter_config.min_rows:
             least = self.adapter_config.min_rows
             return Skipped(reason=f"too little data: {len(rows)} rows, and the API takes {least} or more")
-        self._log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
+        self.job_log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
         with api_errors(self.client):
             request["training_file"] = await self._upload(name, content)
             job = await self._create(name, request)
@@ -160,7 +160,7 @@ class OpenAiJobs(TrainerAdapter):
         except TrainingJobNotFoundClientError as error:
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
         with contextlib.suppress(BackendError):  # They can be had later.
-            self._log.add_events(ref.run_id, await self.events(self._ref(ref.run_id, job)))
+            self.job_log.add_events(ref.run_id, await self.events(self._ref(ref.run_id, job)))
         metrics = _metrics_of(self._events[job.id])
         metadata: dict[str, Any] = {"metrics": {**metrics, "trained_tokens": job.trained_tokens}}
         step, total = metrics.get("step"), metrics.get("total_steps")
@@ -172,7 +172,7 @@ class OpenAiJobs(TrainerAdapter):
                 state, message = TrainingStatusEnum.FAILED, f"job {job.id} succeeded and names no model"
             else:
                 metadata["model_version"] = version.model_dump(mode="json")
-        return job_status(ref, state, progress, message=message, metadata=metadata)
+        return job_status(ref, state, progress=progress, message=message, metadata=metadata)
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
@@ -198,13 +198,6 @@ class OpenAiJobs(TrainerAdapter):
                     return status
             await asyncio.sleep(pause)
         raise AssertionError("the pauses do not end")
-
-    def log_progress(
-        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
-    ) -> None:
-        """Append the facts to the run's log of jobs, or to `<backend>_jobs.jsonl` in `output_dir`."""
-        log = self._log if output_dir is None else JobLog.of(self.backend, output_dir)
-        log.add(ref.run_id, metrics)
 
     async def current_version(self) -> ModelVersion:
         return self._start
@@ -309,7 +302,7 @@ class OpenAiJobs(TrainerAdapter):
                             "again later."
                         ) from error
                     wait = config.daily_limit_wait
-                    self._log.add(name, {"event": "waiting", "reason": error.message, "seconds": wait})
+                    self.job_log.add(name, {"event": "waiting", "reason": error.message, "seconds": wait})
                 else:
                     failed += 1
                     if not is_temporary(error) or failed > config.max_retries:

@@ -51,6 +51,8 @@ class TrainerAdapter(ABC):
         """Keep the config. Nothing is started here."""
         self.adapter_config = adapter_config
         self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
+        self.job_log = JobLog(None)
+        """For facts about jobs that come without a folder; it keeps nothing unless it is replaced."""
 
     __jobs: Jobs | None = None  # With two underscores: subclasses have attributes of their own.
 
@@ -150,11 +152,12 @@ class TrainerAdapter(ABC):
         this process waits for the job itself and does not poll.
         """
 
-    @abstractmethod
     def log_progress(
         self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
     ) -> None:
-        """Record facts about a job, in `output_dir` when one is given."""
+        """Append facts about a job to `<backend>_jobs.jsonl` in `output_dir`, or else to `job_log`."""
+        path = None if output_dir is None else Path(output_dir) / f"{ref.backend}_jobs.jsonl"
+        (self.job_log if path is None else JobLog(path)).add(ref.run_id, metrics)
 
     async def current_version(self) -> ModelVersion | None:
         """The weights that the next job starts from; None when the backend does not say."""
@@ -200,23 +203,9 @@ def pauses(usual: float, longest: float) -> Iterator[float]:
         pause = max(usual, min(pause * _BACKOFF, longest))
 
 
-def job_status(
-    ref: TrainingJobRef,
-    status: TrainingStatusEnum,
-    progress: float | None = None,
-    *,
-    message: str | None = None,
-    metadata: dict[str, Any] | None = None,
-) -> TrainingJobStatus:
-    """The status of the job that `ref` names; `progress` in percent."""
-    return TrainingJobStatus(
-        run_id=ref.run_id,
-        backend=ref.backend,
-        status=status,
-        progress=progress,
-        message=message,
-        metadata=metadata,
-    )
+def job_status(ref: TrainingJobRef, status: TrainingStatusEnum, **more: Any) -> TrainingJobStatus:
+    """The status of the job that `ref` names, with `more` of its fields."""
+    return TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=status, **more)
 
 
 class JobLog:
@@ -226,11 +215,6 @@ class JobLog:
         """None keeps nothing."""
         self._path = path
         self._seen: set[str] | None = None
-
-    @classmethod
-    def of(cls, backend: str, folder: str | Path) -> JobLog:
-        """The log of a backend's jobs in a folder."""
-        return cls(Path(folder) / f"{backend}_jobs.jsonl")
 
     def add(self, job: str, facts: Mapping[str, Any]) -> None:
         """Append facts about a job, on a new line also after half a line that a killed process left."""
