@@ -364,5 +364,4 @@ def test_it_promises_what_art_does(tmp_path):
     from etude.integrations.art.adapter import CAPABILITIES
 
     assert CAPABILITIES.methods == {"grpo"}
-    assert (CAPABILITIES.lora, CAPABILITIES.full_weights) == (True, False)
     assert (CAPABILITIES.versions, CAPABILITIES.from_base) == (True, False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from etude.backends.openai_adapter import OpenAiAdapterConfig
 from etude.backends.openai_api import connect
-from etude.backends.openai_config import OpenAiAdapterConfig
 from etude.core.errors import RequestError
 from etude.inference.openai_config import OpenAiLlmConfig
 

@@ -9,9 +9,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from etude.algorithms.samples import branches_of, sample_of
-from etude.backends.openai_adapter import OpenAiAdapter, price_of
+from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig, price_of
 from etude.backends.openai_api import TrainingJobNotFoundClientError
-from etude.backends.openai_config import OpenAiAdapterConfig
 from etude.backends.openai_rows import dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
@@ -291,7 +290,7 @@ async def test_facts_can_be_added_to_the_log(tmp_path):
 
 @pytest.mark.parametrize("fault", ["lost", 500, 503])
 async def test_a_job_whose_answer_got_lost_is_found_and_not_made_again(fault, monkeypatch):
-    monkeypatch.setattr("etude.backends.openai_api._WAIT", 0.0)
+    monkeypatch.setattr("etude.backends.openai_jobs._WAIT", 0.0)
     server = StandIn()
     server.faults["POST /fine_tuning/jobs"] = [fault]
     ref = await backend(server).submit(supervised())

@@ -3,7 +3,7 @@
 import pytest
 
 from etude.backends.capabilities import Capabilities, check_method
-from etude.backends.trainer_adapter import TrainerAdapter, poll_until_final
+from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
 from etude.core.errors import CapabilityError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -20,7 +20,7 @@ class Smallest(TrainerAdapter):
         return TrainingJobStatus(run_id=ref.run_id, backend="smallest", status=TrainingStatusEnum.COMPLETED)
 
     async def wait_until_complete(self, ref, poll_interval=10.0):
-        return await poll_until_final(lambda: self.status(ref), poll_interval)
+        return await self.status(ref)
 
     def log_progress(self, ref, metrics, output_dir=None):
         """Nothing to record."""
@@ -39,15 +39,6 @@ async def test_the_hooks_have_defaults_that_do_no_harm():
     await adapter.cancel(ref)
     await adapter.cleanup()
     assert (await adapter.wait_until_complete(ref)).status is TrainingStatusEnum.COMPLETED
-
-
-async def test_polling_ends_at_the_first_final_status():
-    seen = iter(["pending", "running", "not_found", "completed"])
-
-    async def status():
-        return TrainingJobStatus(run_id="job", backend="b", status=TrainingStatusEnum(next(seen)))
-
-    assert (await poll_until_final(status, 0)).status is TrainingStatusEnum.NOT_FOUND
 
 
 def test_an_adapter_that_does_not_say_can_do_every_method():

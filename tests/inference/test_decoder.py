@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from etude.core.call import Sampling
-from etude.inference.decoder import RecomputeDecoder, make_decoder
+from etude.inference.decoder import RecomputeDecoder, SlotDecoder, make_decoder
 from etude.inference.sampler import Row, uniforms
-from etude.inference.slot_decoder import SlotDecoder
 from tests.models.tiny_models import family, policy, true_logprobs
 
 SLIDING = {"sliding_window": 16, "head_dim": 8}

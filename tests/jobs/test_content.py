@@ -2,8 +2,7 @@
 
 import pytest
 
-from etude.backends.openai_adapter import OpenAiAdapter
-from etude.backends.openai_config import OpenAiAdapterConfig
+from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import RequestError
 from etude.jobs.content import JobContent, JobNameTakenError, data_hash

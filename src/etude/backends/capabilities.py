@@ -66,10 +66,6 @@ class Capabilities:
     """Of the algorithm's options those that are about the gradient and that it can be given; None: all."""
     measures: bool = True
     """Can be given also those that a learner in this process must measure something for."""
-    lora: bool = True
-    """Can train LoRA weights."""
-    full_weights: bool = True
-    """Can train all weights."""
     token_ids_for: frozenset[Method] = frozenset()
     """Algorithms or kinds that need the sampled token ids, and but for imitation their logprobs too; text is
     not enough."""
@@ -120,25 +116,24 @@ def check_ages(backend: str, capabilities: Capabilities, block: FinetuneConfig) 
 
 def check_method(backend: str, capabilities: Capabilities, method: Method, builder: str) -> None:
     """Raise CapabilityError unless the backend can train with the builder's algorithm."""
-    if {method, kind_of(method)} & capabilities.methods:
-        return
-    known = ", ".join(sorted(capabilities.methods)) or "nothing"
-    raise CapabilityError(
-        f"the trajectory builder {builder} makes data for the method '{method}', and the trainer adapter "
-        f"{backend} can do: {known}. Choose another builder or adapter under 'finetuning'."
-    )
+    if not {method, kind_of(method)} & capabilities.methods:
+        known = ", ".join(sorted(capabilities.methods)) or "nothing"
+        raise CapabilityError(
+            f"the trajectory builder {builder} makes data for the method '{method}', and the trainer adapter "
+            f"{backend} can do: {known}. Choose another builder or adapter under 'finetuning'."
+        )
 
 
 def check_options(backend: str, capabilities: Capabilities, config: object) -> None:
     """Raise CapabilityError for options of an algorithm's config that the backend would take no notice of."""
     if not isinstance(config, Algorithm):
         return
+    taken = capabilities.options
     shared = {*gradient_fields(type(config), at_server=True)}
     refused = [
         f"{name}: {value}"
         for name, value in changed_options(config).items()
-        if (capabilities.options is not None and name not in capabilities.options)
-        or (not capabilities.measures and name not in shared)
+        if (taken is not None and name not in taken) or (not capabilities.measures and name not in shared)
     ]
     if refused:
         raise CapabilityError(
@@ -157,14 +152,14 @@ def check_tokens(
     needed = [name for name in sorted(methods) if {name, kind_of(name)} & capabilities.token_ids_for]
     if not needed or not isinstance(llm, OpenAiLlmConfig):
         return
-    what = f"the trainer adapter {backend} needs token ids for the method '{needed[0]}'"
+    needs = f"the trainer adapter {backend} needs token ids for the method '{needed[0]}'"
     if not llm.asks_for_token_ids:
         raise CapabilityError(
-            f"{what}, and llms.{model} does not ask its endpoint for them. If that is vLLM (>= 0.10.2) or "
+            f"{needs}, and llms.{model} does not ask its endpoint for them. If that is vLLM (>= 0.10.2) or "
             "`etude serve`, say so: 'provider: vllm' or 'provider: etude'. Others tell text only: choose a "
             "builder for 'supervised' or 'dpo'"
         )
     if any(kind_of(name) != "imitation" for name in needed) and not llm.asks_for_logprobs:
         raise CapabilityError(
-            f"{what} and their logprobs, and llms.{model} does not ask for logprobs; set 'logprobs: true'"
+            f"{needs} and their logprobs, and llms.{model} does not ask for logprobs; set 'logprobs: true'"
         )

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
@@ -17,7 +17,6 @@ from etude.wire.client import error_text
 
 if TYPE_CHECKING:
     import httpx
-
 
 VERSION_HEADER = "x-etude-version"
 """In requests the version of the client, so that the server can refuse it too."""
@@ -46,20 +45,9 @@ class ClientTimeoutError(LanguageModelClientError, TimeoutError):
 class ServerVersionError(LanguageModelClientError):
     """The server is of another major version."""
 
-    def __init__(self, where: str, theirs: str, ours: str) -> None:
-        super().__init__(
-            f"the server at {where} is etude {theirs}, and this is etude {ours}: another major version. "
-            f"Install etude {theirs} here, or {ours} there"
-        )
-        self.theirs, self.ours = theirs, ours
-
 
 class EngineClientError(LanguageModelClientError):
     """The server's engine does not run."""
-
-    def __init__(self, status: str, reason: str | None) -> None:
-        super().__init__(f"the server's engine is {status}" + (f": {reason}" if reason else ""))
-        self.status = status
 
 
 class _Answer(BaseModel):
@@ -116,32 +104,30 @@ class LanguageModelClient:
         import httpx
 
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        secret = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
+        self._secret = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or ""
         headers = {VERSION_HEADER: version("etude")}
-        if secret:
-            headers["authorization"] = f"Bearer {secret}"
-        self._secret = secret or ""
+        if self._secret:
+            headers["authorization"] = f"Bearer {self._secret}"
+        self._timeout = timeout
         self._warn = warn
         self._warned = False
-        self._http = httpx.AsyncClient(
-            base_url=self.base_url, headers=headers, timeout=timeout, transport=transport
-        )
+        self._http = httpx.AsyncClient(base_url=self.base_url, headers=headers, transport=transport)
 
     async def get_server_version(self) -> str:
         """The version of etude that the server is."""
-        return (await self._ask("GET", "/version", ServerVersion)).version
+        return (await self._ask("/version", ServerVersion)).version
 
     async def get_health(self) -> ServerHealth:
         """Whether the server is up."""
-        return await self._ask("GET", "/health", ServerHealth)
+        return await self._ask("/health", ServerHealth)
 
     async def algorithms(self) -> list[str]:
         """The algorithms that jobs can name: those that ship, and what the server was started with."""
-        return (await self._ask("GET", "/v1/fine_tuning/algorithms", Algorithms)).data
+        return (await self._ask("/v1/fine_tuning/algorithms", Algorithms)).data
 
     async def get_engine_status(self) -> EngineStatus:
         """Whether the engine runs, and with which models."""
-        return await self._ask("GET", "/engine/status", EngineStatus)
+        return await self._ask("/engine/status", EngineStatus)
 
     async def start_engine(self, *, timeout: float = 300.0) -> EngineStatus:  # noqa: ASYNC109
         """Have the server sample again, and wait until it does; for as long as jobs have put it away.
@@ -156,7 +142,8 @@ class LanguageModelClient:
             if engine.status == "running":
                 return engine
             if engine.status not in ("starting", "stopping", "stopped"):
-                raise EngineClientError(engine.status, engine.error)
+                reason = f": {engine.error}" if engine.error else ""
+                raise EngineClientError(f"the server's engine is {engine.status}{reason}")
             if engine.away_for_jobs:
                 deadline = time.monotonic() + timeout
             elif time.monotonic() >= deadline:
@@ -202,8 +189,8 @@ class LanguageModelClient:
     async def _problem(self, seconds: float | None = None) -> str | None:
         """Why the server is not there, or None when it is."""
         try:
-            await self._ask("GET", "/health", ServerHealth, seconds)
-        except (ClientTimeoutError, BadResponseError) as error:
+            await self._ask("/health", ServerHealth, seconds)
+        except LanguageModelClientError as error:
             return str(error)
         return None
 
@@ -214,50 +201,48 @@ class LanguageModelClient:
             server, client = Version(theirs), Version(ours)
         except InvalidVersion as error:
             raise BadResponseError(f"{self.base_url} says that its version is {theirs!r:.40}") from error
+        versions = f"the server at {self.base_url} is etude {theirs}, and this is etude {ours}"
         if server.major != client.major:
-            raise ServerVersionError(self.base_url, theirs, ours)
+            raise ServerVersionError(
+                f"{versions}: another major version. Install etude {theirs} here, or {ours} there"
+            )
         if server.minor != client.minor and not self._warned:
             self._warned = True
-            self._warn(
-                f"the server at {self.base_url} is etude {theirs}, and this is etude {ours}: what only one "
-                "of them has will not work"
-            )
+            self._warn(f"{versions}: what only one of them has will not work")
 
     async def close(self) -> None:
         """Close the connections. Calling it twice is fine."""
         await self._http.aclose()
 
-    async def _ask(self, method: str, path: str, model: type[Model], seconds: float | None = None) -> Model:
-        response = await self._send(method, path, seconds)
+    async def _ask(self, path: str, model: type[Model], seconds: float | None = None) -> Model:
+        response = await self._send("GET", path, seconds)
         try:
             return model.model_validate_json(response.content)
         except ValidationError as error:
             wrong = error.errors()[0]
             field = ".".join(map(str, wrong["loc"])) or "body"
             raise BadResponseError(
-                f"{method} {self.base_url}{path} answered something else ({field}: {wrong['msg']}); is it "
+                f"GET {self.base_url}{path} answered something else ({field}: {wrong['msg']}); is it "
                 "an etude server?"
             ) from error
 
     async def _send(self, method: str, path: str, seconds: float | None = None) -> httpx.Response:
         import httpx
 
-        options: dict[str, Any] = {} if seconds is None else {"timeout": seconds}
         where = f"{method} {self.base_url}{path}"
         try:
-            response = await self._http.request(method, path, **options)
+            response = await self._http.request(
+                method, path, timeout=self._timeout if seconds is None else seconds
+            )
         except httpx.TimeoutException as error:
             raise ClientTimeoutError(f"{where}: no answer in time") from error
         except httpx.HTTPError as error:
             raise BadResponseError(f"{where}: {type(error).__name__}: {error}".rstrip(": ")) from error
         if response.is_success:
             return response
-        raise self._failure(where, response)
-
-    def _failure(self, where: str, response: httpx.Response) -> LanguageModelClientError:
         try:
             said = error_text(response.json())
         except ValueError:
             said = error_text(response.text)
         said = said.replace(self._secret, "***") if self._secret else said
-        return BadResponseError(f"{where} answered {response.status_code}: {said}".rstrip(": "))
+        raise BadResponseError(f"{where} answered {response.status_code}: {said}".rstrip(": "))

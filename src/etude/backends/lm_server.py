@@ -11,8 +11,7 @@ from pydantic import Field
 from etude.algorithms.algorithm import Algorithm, algorithm_of, changed_options, groups_of, loss_of
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.backends.lm_client import FREE_ENGINE, LanguageModelClient
-from etude.backends.openai_api import connect, run_key, trained_model
-from etude.backends.openai_config import JobsConfig
+from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig
@@ -91,11 +90,10 @@ class LmServerAdapter(OpenAiJobs):
         )
 
     async def is_healthy(self) -> bool:
-        """Whether the server answers and takes the key."""
         return await self.server.accepts_connections() and await super().is_healthy()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """Give these to the jobs from now on: a server takes all."""
+        """A server takes all."""
         self._hyperparameters = hyperparameters
 
     async def wait_until_complete(

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.algorithm import Algorithm, algorithm_of
-from etude.backends.capabilities import EVERY_KIND, Capabilities, JobHyperparameters
-from etude.backends.job_log import JobLog
-from etude.backends.local_config import LocalAdapterConfig, LoraConfig
+from etude.backends.capabilities import Capabilities, JobHyperparameters
+from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig, LoraConfig
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError, TrainingError
@@ -88,9 +87,8 @@ class LocalAdapter(TrainerAdapter):
         await super().initialize(run_config)
         lora = self.adapter_config.lora_with(self._hyperparameters)
         if lora is not None:
-            modules = tuple(lora.target_modules) if lora.target_modules else None
             try:
-                self._policy.use_lora(LoraOptions(lora.r, lora.alpha, modules), fold(self._seed, "lora"))
+                self._policy.use_lora(LoraOptions(**lora.model_dump()), fold(self._seed, "lora"))
             except ValueError as error:
                 raise RequestError(f"LoRA weights do not fit this model: {error}") from error
         self._versions.delete_drafts()
@@ -102,8 +100,7 @@ class LocalAdapter(TrainerAdapter):
         self._learner = Learner(self._policy, options)
 
     def capabilities(self) -> Capabilities:
-        """All algorithms, a user's too, on token ids."""
-        return Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
+        return LOCAL_CAPABILITIES
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """Give these to the jobs from now on; those of LoRA weights only before `initialize` makes them."""
@@ -118,7 +115,6 @@ class LocalAdapter(TrainerAdapter):
         self._hyperparameters = hyperparameters
 
     async def is_healthy(self) -> bool:
-        """Whether `initialize` has been called: there is nothing else that could be away."""
         return self._learner is not None
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
@@ -129,9 +125,10 @@ class LocalAdapter(TrainerAdapter):
         config = self.adapter_config.for_job(algorithm.kind, self._hyperparameters)
         facts = hyperparameters_of(algorithm, config, learner.options.schedule, self._seed)
         content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
-        if (running := self._jobs.get(name)) is not None:
+        running, finished = self._jobs.get(name), self._finished(name)
+        if running is not None:
             running.content.require(name, content)
-        if (finished := self._finished(name)) is not None:
+        if finished is not None:
             number = str(finished.version.number)
             finished.content.require(name, replace(content, start=str(self._policy.version)), number)
         if running is not None or finished is not None:
@@ -146,16 +143,18 @@ class LocalAdapter(TrainerAdapter):
         """Where the job stands; jobs that other processes finished are found by their version."""
         job = self._jobs.get(ref.run_id)
         if job is None or job.task is None:
-            return _stored_status(ref, self._finished(ref.run_id))
+            if (finished := self._finished(ref.run_id)) is not None:
+                return _completed(ref, finished)
+            reason = "no such job in this process or folder"
+            return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=reason)
         if not job.task.done():
-            return job_status(
-                ref, TrainingStatusEnum.RUNNING, job.progress, metadata={"metrics": dict(job.metrics)}
-            )
+            metadata = {"metrics": dict(job.metrics)}
+            return job_status(ref, TrainingStatusEnum.RUNNING, progress=job.progress, metadata=metadata)
         if job.task.cancelled():
             return job_status(ref, TrainingStatusEnum.CANCELED)
         error = job.task.exception()
         if error is None:
-            return _stored_status(ref, job.task.result(), self._require_learner().note)
+            return _completed(ref, job.task.result(), self._require_learner().note)
         canceled = isinstance(error, TrainingCanceled)
         status = TrainingStatusEnum.CANCELED if canceled else TrainingStatusEnum.FAILED
         return job_status(ref, status, message=str(error))
@@ -169,15 +168,7 @@ class LocalAdapter(TrainerAdapter):
             await asyncio.wait([job.task])
         return await self.status(ref)
 
-    def log_progress(
-        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
-    ) -> None:
-        """Append the facts to `local_jobs.jsonl` in `output_dir`; without one they are in the status."""
-        if output_dir is not None:
-            JobLog.of("local", output_dir).add(ref.run_id, metrics)
-
     async def current_version(self) -> ModelVersion:
-        """The weights in memory."""
         return await asyncio.to_thread(self._current_version)
 
     async def restore(self, version: ModelVersion) -> None:
@@ -185,7 +176,6 @@ class LocalAdapter(TrainerAdapter):
         await asyncio.to_thread(self._restore, version)
 
     async def count_from(self, number: int) -> None:
-        """Number the next version higher than `number`."""
         self._newest = max(self._newest, number)
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
@@ -200,7 +190,6 @@ class LocalAdapter(TrainerAdapter):
             await asyncio.wait([job.task])
 
     async def cleanup(self) -> None:
-        """Stop jobs that still run."""
         for name in list(self._jobs):
             await self.cancel(TrainingJobRef(run_id=name, backend="local"))
 
@@ -290,13 +279,9 @@ def _lora_words(lora: LoraConfig | None) -> str:
     return "all weights" if lora is None else f"LoRA weights of rank {lora.r} and alpha {lora.alpha:g}"
 
 
-def _stored_status(
-    ref: TrainingJobRef, finished: FinishedJob | None, note: str | None = None
-) -> TrainingJobStatus:
-    if finished is None:
-        return job_status(ref, TrainingStatusEnum.NOT_FOUND, message="no such job in this process or folder")
+def _completed(ref: TrainingJobRef, finished: FinishedJob, note: str | None = None) -> TrainingJobStatus:
     metadata = {"model_version": finished.version.model_dump(mode="json"), "metrics": finished.metrics}
-    return job_status(ref, TrainingStatusEnum.COMPLETED, 100.0, message=note, metadata=metadata)
+    return job_status(ref, TrainingStatusEnum.COMPLETED, progress=100.0, message=note, metadata=metadata)
 
 
 def algorithm_for(collection: TrajectoryCollection, given: JobHyperparameters) -> Algorithm:

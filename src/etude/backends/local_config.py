@@ -8,8 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from etude.backends.capabilities import JobHyperparameters
 from etude.config.component import CHANGEABLE
+from etude.backends.capabilities import EVERY_KIND, Capabilities, JobHyperparameters
+from etude.config.changeable import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.sample import Kind
+
+LOCAL_CAPABILITIES = Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
+"""All algorithms, a user's too, on token ids."""
 
 
 class LoraConfig(BaseModel):

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from etude.backends.capabilities import Capabilities
-from etude.backends.openai_api import connect, run_key, trained_model
-from etude.backends.openai_config import OpenAiAdapterConfig
+from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.openai_rows import reinforcement_row, texts_of
 from etude.config.finetuning import FinetuneConfig
@@ -22,6 +23,39 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from etude.config.builder import Builder
+
+
+class ReinforcementConfig(BaseModel):
+    """OpenAI's reinforcement fine-tuning: it samples and grades by itself, on the prompts of the run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    grader: dict[str, Any] = Field(
+        description="OpenAI's grader object. A row has `item.expected` and `item.inputs` of the example."
+    )
+    reasoning_effort: Literal["default", "low", "medium", "high"] = Field(
+        default="default", description="How long the model thinks."
+    )
+    compute_multiplier: float | Literal["auto"] = Field(
+        default="auto", description="Factor of the compute spent on exploring."
+    )
+
+
+class OpenAiAdapterConfig(JobsConfig, name="openai"):
+    """Train at OpenAI, through its fine-tuning API."""
+
+    min_rows: int = Field(default=10, ge=1, description="The API refuses training files with fewer rows.")
+    usd_per_million_tokens: float | None = Field(
+        default=None, ge=0, description="Price of training. Left out: as known for the model, if it is."
+    )
+    max_usd: float | None = Field(
+        default=None, gt=0, description="Refuse a job that is estimated to cost more than this."
+    )
+    reinforcement: ReinforcementConfig | None = Field(
+        default=None,
+        description="Lets the method `grpo` become OpenAI's reinforcement fine-tuning, with its grader in "
+        "place of the run's rewards.",
+    )
 
 
 USD_PER_MILLION_TOKENS = {
@@ -43,7 +77,6 @@ _CHARACTERS_PER_TOKEN = 4
 _FRAME_TOKENS = 4
 """Tokens around each message."""
 
-
 Examples = Callable[[], Awaitable[Mapping[str, Example]]]
 """The examples of the run by id, read when they are needed."""
 
@@ -55,21 +88,10 @@ def price_of(model: str) -> float | None:
     return USD_PER_MILLION_TOKENS[max(known, key=len)] if known else None
 
 
-def trained_tokens(texts: Sequence[str], n_epochs: int | Literal["auto"]) -> int:
-    """Roughly the tokens that a job on these messages is billed for: four characters are a token."""
-    epochs = AUTO_EPOCHS if n_epochs == "auto" else n_epochs
-    each = (len(text) / _CHARACTERS_PER_TOKEN + _FRAME_TOKENS for text in texts)
-    return round(epochs * sum(each))
-
-
 def usd_for(tokens: float, usd_per_million: float | None, model: str) -> float | None:
     """The price of so many trained tokens; None where the model's price is not known."""
     price = price_of(model) if usd_per_million is None else usd_per_million
     return None if price is None else tokens * price / 1e6
-
-
-async def _no_examples() -> Mapping[str, Example]:
-    return {}
 
 
 class OpenAiAdapter(OpenAiJobs):
@@ -83,7 +105,7 @@ class OpenAiAdapter(OpenAiJobs):
         client: AsyncOpenAI,
         model: str,
         log: Path | None = None,
-        examples: Examples = _no_examples,
+        examples: Examples | None = None,
         run_key: str | None = None,
     ) -> None:
         """As OpenAiJobs; `examples` are for a grader to compare answers with."""
@@ -93,7 +115,6 @@ class OpenAiAdapter(OpenAiJobs):
         self._examples: Mapping[str, Example] = {}
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Ask the API whether it is there and takes the key. Raises BackendError with what it says."""
         await super().initialize(run_config)
         await self.check()
 
@@ -106,7 +127,7 @@ class OpenAiAdapter(OpenAiJobs):
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Upload the rows and make a job. Raises RequestError where that would cost more than `max_usd`."""
-        if trajectories.method == "grpo" and not self._examples:
+        if trajectories.method == "grpo" and not self._examples and self._read_examples is not None:
             self._examples = await self._read_examples()
         return await super().submit(trajectories)
 
@@ -114,17 +135,18 @@ class OpenAiAdapter(OpenAiJobs):
         """The rows of the training file; of GRPO, the prompt of each group with what its grader needs."""
         if trajectories.method != "grpo":
             return super().rows(trajectories)
-        groups = [group for group in trajectories.trajectories if group]
-        names = [str(group[0].example_id) for group in groups]
         return [
-            reinforcement_row(group, self._examples.get(name))
-            for group, name in zip(groups, names, strict=True)
+            reinforcement_row(group, self._examples.get(str(group[0].example_id)))
+            for group in trajectories.trajectories
+            if group
         ]
 
     def accept(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The estimated price. Raises RequestError when it is over the limit."""
+        """The estimated price: four characters are a token. Raises RequestError when it is over the limit."""
         config = self.adapter_config
-        tokens = trained_tokens([text for row in rows for text in texts_of(row)], config.n_epochs)
+        epochs = AUTO_EPOCHS if config.n_epochs == "auto" else config.n_epochs
+        texts = [text for row in rows for text in texts_of(row)]
+        tokens = round(epochs * sum(len(text) / _CHARACTERS_PER_TOKEN + _FRAME_TOKENS for text in texts))
         usd = usd_for(tokens, config.usd_per_million_tokens, self._base_model)
         if config.max_usd is not None and usd is not None and usd > config.max_usd:
             raise RequestError(

@@ -1,35 +1,82 @@
-"""OpenAI's fine-tuning API: the client for it, its errors as those of a run, and making a job once."""
+"""OpenAI's fine-tuning API: how its jobs are made and followed, the client for it, and its errors."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from etude.backends.job_log import JobLog
-from etude.backends.openai_config import JobsConfig
+from pydantic import Field, SecretStr, field_validator
+
+from etude.config.changeable import CHANGEABLE
+from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.openai_config import OpenAiLlmConfig, plain_address
 
 if TYPE_CHECKING:
     from openai import APIError, AsyncOpenAI
-    from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
     from etude.config.builder import Builder
-
 
 _NO_KEY = "none"
 """The SDK wants a key also for servers that want none."""
 _RUN_KEY = "run/key"
 """The journal's step that keeps it."""
-_DAILY_LIMIT = "daily_rate_limit_exceeded"
-_MAX_SUFFIX = 64
-_WAIT, _MAX_WAIT = 0.5, 30.0
-_IDEMPOTENCY_HEADER = "Idempotency-Key"
+
+
+class JobsConfig(TrainerAdapterConfig):
+    """How jobs are made and followed, wherever the API is."""
+
+    base_url: str | None = Field(
+        default=None,
+        description="Address of the API, ending in `/v1`. Left out: that of the model that is trained.",
+    )
+    api_key: SecretStr | None = Field(
+        default=None,
+        description="Left out: the model's own key where the address is the model's, else `OPENAI_API_KEY`.",
+    )
+    n_epochs: int | Literal["auto"] = Field(
+        default="auto", description="Times that a job goes over its data."
+    )
+    batch_size: int | Literal["auto"] = Field(default="auto", description="Rows per step.")
+    learning_rate_multiplier: float | Literal["auto"] = Field(
+        default="auto", description="Factor of the default."
+    )
+    beta: float | Literal["auto"] = Field(
+        default="auto", description="How hard preferences pull away from the reference, in DPO."
+    )
+    min_rows: int = Field(default=1, ge=1, description="Fewer rows are not worth a job.")
+    daily_limit_wait: Annotated[float, CHANGEABLE] = Field(
+        default=3600.0, gt=0, description="Seconds until the next try when the day's jobs are used up."
+    )
+    daily_limit_tries: Annotated[int, CHANGEABLE] = Field(
+        default=25, ge=1, description="Tries before that is an error."
+    )
+    max_poll_interval: Annotated[float, CHANGEABLE] = Field(
+        default=60.0,
+        gt=0,
+        description="Longest pause in seconds between two looks at a job; they grow from the trainer's "
+        "`poll_interval`.",
+    )
+    outage_limit: Annotated[float, CHANGEABLE] = Field(
+        default=1800.0,
+        ge=0,
+        description="Seconds without an answer after which a run gives up waiting for a job. The job goes "
+        "on, and a resumed run finds it.",
+    )
+    request_timeout: Annotated[float, CHANGEABLE] = Field(
+        default=60.0, gt=0, description="Seconds for one request."
+    )
+    max_retries: Annotated[int, CHANGEABLE] = Field(
+        default=4, ge=0, description="More attempts of a request that failed."
+    )
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_address(cls, value: str | None) -> str | None:
+        return None if value is None else plain_address(value)
 
 
 class TrainingJobNotFoundClientError(TrainingError):
@@ -42,15 +89,15 @@ class TrainingJobNotFoundClientError(TrainingError):
 
 
 @contextmanager
-def api_errors(where: str, key: str) -> Iterator[None]:
-    """Raise a BackendError that names `where`, and never has `key` in it, for what the SDK raises."""
+def api_errors(client: AsyncOpenAI) -> Iterator[None]:
+    """Raise a BackendError that names the address, and never the key, for what the SDK raises."""
     from openai import APIError
 
     try:
         yield
     except APIError as error:
-        said = f"{type(error).__name__}: {error.message}"
-        said = said.replace(key, "***") if key else said
+        where = str(client.base_url).rstrip("/")
+        said = f"{type(error).__name__}: {error.message}".replace(client.api_key or _NO_KEY, "***")
         raise BackendError(
             f"the fine-tuning API at {where}: {said}", temporary=is_temporary(error)
         ) from error
@@ -63,15 +110,6 @@ def is_temporary(error: APIError) -> bool:
     if isinstance(error, APIStatusError):
         return error.status_code in (408, 409, 429) or error.status_code >= 500
     return isinstance(error, APIConnectionError)
-
-
-def error_repr(job: FineTuningJob) -> str | None:
-    """`Code: c. Message: m. Parameter: p.` of a job that failed; None of others."""
-    error = job.error
-    if error is None or not (error.code or error.message):
-        return None
-    text = f"Code: {error.code}. Message: {error.message}."
-    return f"{text} Parameter: {error.param}." if error.param else text
 
 
 def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
@@ -120,76 +158,3 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
         timeout=config.request_timeout,
         max_retries=config.max_retries,
     )
-
-
-async def create_once(
-    client: AsyncOpenAI,
-    name: str,
-    key: str,
-    request: Mapping[str, Any],
-    config: JobsConfig,
-    find: Callable[[str], Awaitable[FineTuningJob | None]],
-    log: JobLog,
-) -> FineTuningJob:
-    """Make the job `name`, unless an attempt whose answer was lost has made it. `key` is its own alone.
-
-    The SDK's own retries would make a second job when only the answer got lost, so they are off, and
-    `find` looks for the job before each new attempt. When the day's jobs are used up it waits, in a way
-    that a resumed run can go on with. Raises TrainingError when they stay used up, and what the SDK
-    raises for a request that is refused.
-    """
-    from openai import APIError, RateLimitError
-
-    once = client.with_options(max_retries=0)
-    failed = limited = 0
-    while True:
-        try:
-            return await once.fine_tuning.jobs.create(
-                **request, suffix=suffix_of(name), extra_headers={_IDEMPOTENCY_HEADER: key}
-            )
-        except APIError as error:
-            if isinstance(error, RateLimitError) and error.code == _DAILY_LIMIT:
-                limited += 1
-                if limited >= config.daily_limit_tries:
-                    raise _used_up(name, limited) from error
-                wait = config.daily_limit_wait
-                log.add(name, {"event": "waiting", "reason": error.message, "seconds": wait})
-            else:
-                failed += 1
-                if not is_temporary(error) or failed > config.max_retries:
-                    raise
-                wait = min(_WAIT * 2 ** (failed - 1), _MAX_WAIT)
-        await asyncio.sleep(wait)
-        made = await find(name)
-        if made is not None:
-            return made
-
-
-def suffix_of(name: str) -> str:
-    """A job's name as the API takes it for a part of the model's name: the end of it, where it differs."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"
-
-
-def _used_up(name: str, tries: int) -> TrainingError:
-    return TrainingError(
-        f"job {name}: the day's fine-tuning jobs were used up at all {tries} tries. "
-        "Nothing that was collected is lost; resume (`etude resume`), or make the job again later."
-    )
-
-
-def metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
-    """The numbers that the latest of the events tells; the events are oldest first."""
-    for event in reversed(events):
-        if isinstance(event.data, Mapping) and event.type == "metrics":
-            return {
-                str(key): value
-                for key, value in event.data.items()
-                if isinstance(value, int | float) and not isinstance(value, bool)
-            }
-    return {}
-
-
-def progress_of(metrics: Mapping[str, float]) -> float | None:
-    """Percent done, where the events say `step` and `total_steps`."""
-    step, total = metrics.get("step"), metrics.get("total_steps")
-    return min(100.0, 100.0 * step / total) if step is not None and total else None

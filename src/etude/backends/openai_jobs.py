@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
-from etude.backends.job_log import JobLog
-from etude.backends.openai_api import (
-    TrainingJobNotFoundClientError,
-    api_errors,
-    create_once,
-    error_repr,
-    metrics_of,
-    progress_of,
-    suffix_of,
-)
-from etude.backends.openai_config import JobsConfig
+from etude.backends.capabilities import JobHyperparameters, check_method
+from etude.backends.openai_api import JobsConfig, TrainingJobNotFoundClientError, api_errors, is_temporary
 from etude.backends.openai_rows import jsonl, rows_of
 from etude.backends.trainer_adapter import TrainerAdapter, job_status, pauses
 from etude.core.errors import BackendError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
+from etude.core.errors import BackendError, TrainingError
+from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.jobs.content import JobContent
@@ -50,6 +43,9 @@ _DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_trainin
 
 _SEED_SHIFT = 32
 """Keys have 63 bits, and the API's seeds 31."""
+_MAX_SUFFIX = 64
+_DAILY_LIMIT = "daily_rate_limit_exceeded"
+_WAIT, _MAX_WAIT = 0.5, 30.0
 
 
 class OpenAiJobs(TrainerAdapter):
@@ -83,13 +79,9 @@ class OpenAiJobs(TrainerAdapter):
         self._hyperparameters = JobHyperparameters()
         self._made: dict[str, ModelVersion] = {}
         """The versions that jobs made, by the API's ids of these."""
-        self._log = JobLog(log)
+        self.job_log = JobLog(log)
         self._events: dict[str, list[FineTuningJobEvent]] = {}
-
-    def capabilities(self) -> Capabilities:
-        """Data that are text: to imitate, or preferences."""
-        methods: frozenset[Method] = frozenset({"supervised", "dpo"})
-        return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
+        """Of jobs, by the API's ids of these."""
 
     async def is_healthy(self) -> bool:
         """Whether the API answers, and takes the key."""
@@ -101,7 +93,7 @@ class OpenAiJobs(TrainerAdapter):
 
     async def check(self) -> None:
         """Raise BackendError, with what the API says, unless it answers and takes the key."""
-        with self._calling():
+        with api_errors(self.client):
             await self.client.fine_tuning.jobs.list(limit=1)
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
@@ -125,9 +117,12 @@ class OpenAiJobs(TrainerAdapter):
         if len(rows) < self.adapter_config.min_rows:
             least = self.adapter_config.min_rows
             return Skipped(reason=f"too little data: {len(rows)} rows, and the API takes {least} or more")
-        self._log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
-        request["training_file"] = await self._upload(name, content)
-        return self._ref(name, await self._create(name, request))
+        self.job_log.add(name, {"event": "submitting", "rows": len(rows), **self.accept(rows)})
+        with api_errors(self.client):
+            request["training_file"] = await self._upload(name, content)
+            job = await self._create(name, request)
+        self._newest = max(self._newest, int(request["metadata"][_VERSION]))
+        return self._ref(name, job)
 
     def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
         """The collection as it is sent: for an algorithm that the API knows."""
@@ -166,17 +161,20 @@ class OpenAiJobs(TrainerAdapter):
             job = await self.job(ref)
         except TrainingJobNotFoundClientError as error:
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
-        state = _STATES.get(job.status, TrainingStatusEnum.RUNNING)
-        metrics = metrics_of(await self._follow(ref.run_id, job.id))
+        with contextlib.suppress(BackendError):  # They can be had later.
+            self.job_log.add_events(ref.run_id, await self.events(self._ref(ref.run_id, job)))
+        metrics = _metrics_of(self._events[job.id])
         metadata: dict[str, Any] = {"metrics": {**metrics, "trained_tokens": job.trained_tokens}}
-        message, progress = error_repr(job), progress_of(metrics)
+        step, total = metrics.get("step"), metrics.get("total_steps")
+        progress = min(100.0, 100.0 * step / total) if step is not None and total else None
+        state, message = _STATES.get(job.status, TrainingStatusEnum.RUNNING), _error_of(job)
         if state is TrainingStatusEnum.COMPLETED:
             version, progress = self._version_of(job), 100.0
             if version is None:
                 state, message = TrainingStatusEnum.FAILED, f"job {job.id} succeeded and names no model"
             else:
                 metadata["model_version"] = version.model_dump(mode="json")
-        return job_status(ref, state, progress, message=message, metadata=metadata)
+        return job_status(ref, state, progress=progress, message=message, metadata=metadata)
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
@@ -203,32 +201,21 @@ class OpenAiJobs(TrainerAdapter):
             await asyncio.sleep(pause)
         raise AssertionError("the pauses do not end")
 
-    def log_progress(
-        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
-    ) -> None:
-        """Append the facts to the run's log of jobs, or to `<backend>_jobs.jsonl` in `output_dir`."""
-        log = self._log if output_dir is None else JobLog.of(self.backend, output_dir)
-        log.add(ref.run_id, metrics)
-
     async def current_version(self) -> ModelVersion:
-        """The model that the next job starts from."""
         return self._start
 
     async def restore(self, version: ModelVersion) -> None:
-        """Start the next job from `version`; numbers go on from the highest so far."""
         self._start, self._newest = version, max(self._newest, version.number)
 
     async def count_from(self, number: int) -> None:
-        """Number the next version higher than `number`."""
         self._newest = max(self._newest, number)
 
     async def cancel(self, ref: TrainingJobRef) -> None:
-        """Stop the job if it still runs."""
         from openai import BadRequestError, NotFoundError
 
         with contextlib.suppress(TrainingJobNotFoundClientError):
             job_id = await self._id(ref)
-            with self._calling(), contextlib.suppress(BadRequestError, NotFoundError):
+            with api_errors(self.client), contextlib.suppress(BadRequestError, NotFoundError):
                 # Not there, or over: what was wanted.
                 await self.client.fine_tuning.jobs.cancel(job_id)
 
@@ -237,7 +224,7 @@ class OpenAiJobs(TrainerAdapter):
         from openai import NotFoundError
 
         job_id = await self._id(ref)
-        with self._calling():
+        with api_errors(self.client):
             try:
                 return await self.client.fine_tuning.jobs.retrieve(job_id)
             except NotFoundError as error:
@@ -245,7 +232,7 @@ class OpenAiJobs(TrainerAdapter):
 
     async def find(self, name: str) -> FineTuningJob | None:
         """The job that was submitted under a name, by this process or another; the latest of several."""
-        with self._calling():
+        with api_errors(self.client):
             async for job in self.client.fine_tuning.jobs.list(metadata={_JOB: name}):
                 metadata = job.metadata or {}
                 if (metadata.get(_JOB), metadata.get(_RUN)) == (name, self._run_key):
@@ -253,18 +240,25 @@ class OpenAiJobs(TrainerAdapter):
         return None
 
     async def events(self, ref: TrainingJobRef) -> list[FineTuningJobEvent]:
-        """The job's events at the API, oldest first. Raises TrainingJobNotFoundClientError."""
-        return await self._all_events(await self._id(ref))
+        """The job's events at the API, oldest first. Raises TrainingJobNotFoundClientError, BackendError."""
+        job_id = await self._id(ref)
+        known = self._events.setdefault(job_id, [])
+        fresh: list[FineTuningJobEvent] = []
+        with api_errors(self.client):
+            async for event in self.client.fine_tuning.jobs.list_events(job_id, limit=100):
+                if known and event.id == known[-1].id:
+                    break
+                fresh.append(event)
+        known += reversed(fresh)
+        return known
 
     async def _upload(self, name: str, content: bytes) -> str:
         """The id of the file with this content; one that an earlier process uploaded is taken again."""
-        filename = f"{suffix_of(name)}-{content_hash(content.decode())[:12]}.jsonl"
-        with self._calling():
-            async for file in self.client.files.list(purpose="fine-tune"):
-                if file.filename == filename:
-                    return file.id
-            made = await self.client.files.create(file=(filename, content), purpose="fine-tune")
-        return made.id
+        filename = f"{_suffix_of(name)}-{content_hash(content.decode())[:12]}.jsonl"
+        async for file in self.client.files.list(purpose="fine-tune"):
+            if file.filename == filename:
+                return file.id
+        return (await self.client.files.create(file=(filename, content), purpose="fine-tune")).id
 
     def _request(
         self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
@@ -286,34 +280,39 @@ class OpenAiJobs(TrainerAdapter):
         return request if seed is None else request | {"seed": seed}
 
     async def _create(self, name: str, request: dict[str, Any]) -> FineTuningJob:
-        with self._calling():
-            key = name if self._run_key is None else f"{self._run_key}/{name}"
-            job = await create_once(
-                self.client, name, key, request, self.adapter_config, self.find, self._log
-            )
-        self._newest = max(self._newest, int(request["metadata"][_VERSION]))
-        return job
+        """Make the job, unless an attempt whose answer was lost has made it.
 
-    async def _follow(self, name: str, job_id: str) -> list[FineTuningJobEvent]:
-        """The events so far, logged. Those that cannot be had now are had later."""
-        try:
-            events = await self._all_events(job_id)
-        except BackendError:
-            return self._events.get(job_id, [])
-        self._log.add_events(name, events)
-        return events
+        The SDK's own retries would make a second job when only the answer got lost, so they are off, and
+        the job is looked for before each new attempt. When the day's jobs are used up it waits, in a way
+        that a resumed run can go on with. Raises TrainingError when they stay used up.
+        """
+        from openai import APIError, RateLimitError
 
-    async def _all_events(self, job_id: str) -> list[FineTuningJobEvent]:
-        known = self._events.setdefault(job_id, [])
-        last = known[-1].id if known else None
-        fresh: list[FineTuningJobEvent] = []
-        with self._calling():
-            async for event in self.client.fine_tuning.jobs.list_events(job_id, limit=100):
-                if event.id == last:
-                    break
-                fresh.append(event)
-        known.extend(reversed(fresh))
-        return list(known)
+        config, jobs = self.adapter_config, self.client.with_options(max_retries=0).fine_tuning.jobs
+        headers = {"Idempotency-Key": name if self._run_key is None else f"{self._run_key}/{name}"}
+        failed = limited = 0
+        while True:
+            try:
+                return await jobs.create(**request, suffix=_suffix_of(name), extra_headers=headers)
+            except APIError as error:
+                if isinstance(error, RateLimitError) and error.code == _DAILY_LIMIT:
+                    limited += 1
+                    if limited >= config.daily_limit_tries:
+                        raise TrainingError(
+                            f"job {name}: the day's fine-tuning jobs were used up at all {limited} tries. "
+                            "Nothing that was collected is lost; resume (`etude resume`), or make the job "
+                            "again later."
+                        ) from error
+                    wait = config.daily_limit_wait
+                    self.job_log.add(name, {"event": "waiting", "reason": error.message, "seconds": wait})
+                else:
+                    failed += 1
+                    if not is_temporary(error) or failed > config.max_retries:
+                        raise
+                    wait = min(_WAIT * 2 ** (failed - 1), _MAX_WAIT)
+            await asyncio.sleep(wait)
+            if (made := await self.find(name)) is not None:
+                return made
 
     async def _id(self, ref: TrainingJobRef) -> str:
         known = (ref.metadata or {}).get("job_id")
@@ -331,8 +330,7 @@ class OpenAiJobs(TrainerAdapter):
         if job.id not in self._made:
             text = (job.metadata or {}).get(_VERSION, "")
             number = int(text) if text.isdecimal() else self._newest + 1
-            version = hosted_version(number, job.id, job.fine_tuned_model)
-            self._made[job.id] = version
+            version = self._made[job.id] = hosted_version(number, job.id, job.fine_tuned_model)
             if number > self._start.number:
                 self._start = version
             self._newest = max(self._newest, number)
@@ -341,9 +339,6 @@ class OpenAiJobs(TrainerAdapter):
     def _ref(self, name: str, job: FineTuningJob) -> TrainingJobRef:
         metadata = {"job_id": job.id, "training_file": job.training_file}
         return TrainingJobRef(run_id=name, backend=self.backend, metadata=metadata)
-
-    def _calling(self) -> AbstractContextManager[None]:
-        return api_errors(str(self.client.base_url).rstrip("/"), self.client.api_key)
 
 
 def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
@@ -354,3 +349,26 @@ def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
 
 def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
     return JobContent(*((metadata or {}).get(key) for key in (_DATA, _METHOD, _TRAINING, _START)))
+
+
+def _suffix_of(name: str) -> str:
+    """A job's name as the API takes it for a part of the model's name: the end of it, where it differs."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"
+
+
+def _error_of(job: FineTuningJob) -> str | None:
+    """`Code: c. Message: m. Parameter: p.` of a job that failed; None of others."""
+    error = job.error
+    if error is None or not (error.code or error.message):
+        return None
+    text = f"Code: {error.code}. Message: {error.message}."
+    return f"{text} Parameter: {error.param}." if error.param else text
+
+
+def _metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
+    """The numbers in the latest of the events; the events are oldest first."""
+    for event in reversed(events):
+        if isinstance(event.data, Mapping) and event.type == "metrics":
+            numbers = {str(key): value for key, value in event.data.items()}
+            return {key: value for key, value in numbers.items() if type(value) in (int, float)}
+    return {}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
@@ -13,6 +16,9 @@ from etude.core.around import is_entered, wrap_implementations
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.trajectory import TrajectoryCollection
+
+if TYPE_CHECKING:
+    from openai.types.fine_tuning import FineTuningJobEvent
 
 _FIRST_PAUSE = 0.25
 _BACKOFF = 1.5
@@ -44,6 +50,8 @@ class TrainerAdapter(ABC):
         """Keep the config. Nothing is started here."""
         self.adapter_config = adapter_config
         self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
+        self.job_log = JobLog(None)
+        """For facts about jobs that come without a folder; it keeps nothing unless it is replaced."""
 
     __jobs: Jobs | None = None  # With two underscores: subclasses have attributes of their own.
 
@@ -143,11 +151,12 @@ class TrainerAdapter(ABC):
         this process waits for the job itself and does not poll.
         """
 
-    @abstractmethod
     def log_progress(
         self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
     ) -> None:
-        """Record facts about a job, in `output_dir` when one is given."""
+        """Append facts about a job to `<backend>_jobs.jsonl` in `output_dir`, or else to `job_log`."""
+        path = None if output_dir is None else Path(output_dir) / f"{ref.backend}_jobs.jsonl"
+        (self.job_log if path is None else JobLog(path)).add(ref.run_id, metrics)
 
     async def current_version(self) -> ModelVersion | None:
         """The weights that the next job starts from; None when the backend does not say."""
@@ -166,9 +175,9 @@ class TrainerAdapter(ABC):
         """
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default
-        """Delete the stored weights of this run's versions that are not in `keep`.
+        """Delete the stored weights of this run's versions that are not in `keep`, never the base model.
 
-        The base model is never deleted. Doing nothing is allowed.
+        Doing nothing is allowed.
         """
 
     async def cancel(self, ref: TrainingJobRef) -> None:  # noqa: B027  # a hook with a sound default
@@ -176,17 +185,6 @@ class TrainerAdapter(ABC):
 
     async def cleanup(self) -> None:  # noqa: B027  # a hook with a sound default
         """Free what `initialize` took. Calling it twice is fine."""
-
-
-async def poll_until_final(
-    status: Callable[[], Awaitable[TrainingJobStatus]], poll_interval: float
-) -> TrainingJobStatus:
-    """Ask for the status until it is final, after `pauses`: `wait_until_complete` for most."""
-    for pause in pauses(poll_interval, poll_interval):
-        if (current := await status()).status.is_final:
-            return current
-        await asyncio.sleep(pause)
-    raise AssertionError("the pauses do not end")
 
 
 def pauses(usual: float, longest: float) -> Iterator[float]:
@@ -204,20 +202,40 @@ def pauses(usual: float, longest: float) -> Iterator[float]:
         pause = max(usual, min(pause * _BACKOFF, longest))
 
 
-def job_status(
-    ref: TrainingJobRef,
-    status: TrainingStatusEnum,
-    progress: float | None = None,
-    *,
-    message: str | None = None,
-    metadata: dict[str, Any] | None = None,
-) -> TrainingJobStatus:
-    """The status of the job that `ref` names; `progress` in percent."""
-    return TrainingJobStatus(
-        run_id=ref.run_id,
-        backend=ref.backend,
-        status=status,
-        progress=progress,
-        message=message,
-        metadata=metadata,
-    )
+def job_status(ref: TrainingJobRef, status: TrainingStatusEnum, **more: Any) -> TrainingJobStatus:
+    """The status of the job that `ref` names, with `more` of its fields."""
+    return TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=status, **more)
+
+
+class JobLog:
+    """Appends facts about jobs to a file, one JSON object a line; each event of the API once."""
+
+    def __init__(self, path: Path | None) -> None:
+        """None keeps nothing."""
+        self._path = path
+        self._seen: set[str] | None = None
+
+    def add(self, job: str, facts: Mapping[str, Any]) -> None:
+        """Append facts about a job, on a new line also after half a line that a killed process left."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a+b") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            is_cut = file.read(1) not in (b"", b"\n")
+            file.write((b"\n" if is_cut else b"") + json.dumps({"run_id": job, **facts}).encode() + b"\n")
+
+    def add_events(self, job: str, events: Sequence[FineTuningJobEvent]) -> None:
+        """Append the events that are not in the file yet, also not from an earlier process."""
+        if self._path is None:
+            return
+        if self._seen is None:
+            text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+            self._seen = set(re.findall(r'"event": "([^"]+)"', text))
+        for event in events:
+            if event.id not in self._seen:
+                self._seen.add(event.id)
+                facts = event.model_dump(
+                    mode="json", include={"level", "message", "type", "data", "created_at"}
+                )
+                self.add(job, {"event": event.id, **{key: value for key, value in facts.items() if value}})

@@ -8,15 +8,12 @@ import os
 import signal
 from pathlib import Path
 
+_BYTES = 4096
+
 
 def mark_process(path: Path, pid: int) -> None:
     """Note a process group by its leader."""
     path.write_text(json.dumps({"pid": pid, "started": _started(pid)}), encoding="utf-8")
-
-
-def forget_process(path: Path) -> None:
-    """The process has ended."""
-    path.unlink(missing_ok=True)
 
 
 def marked_process(path: Path) -> int | None:
@@ -38,7 +35,7 @@ def kill_marked(path: Path) -> None:
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-    forget_process(path)
+    path.unlink(missing_ok=True)
 
 
 def _started(pid: int) -> str | None:
@@ -51,9 +48,6 @@ def _started(pid: int) -> str | None:
     return stat.rpartition(")")[2].split()[19]
 
 
-_BYTES = 4096
-
-
 def last_lines(path: Path, count: int = 12) -> str:
     """The last lines of a file of any size; nothing of one that cannot be read."""
     try:
@@ -62,5 +56,4 @@ def last_lines(path: Path, count: int = 12) -> str:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[-count:])
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TypeAlias
 
 import torch
 
+from etude.inference.fused_llama import FusedLlama, SingleTokens
+from etude.inference.fused_weights import can_fuse
+from etude.inference.kv_slots import InputMaker, KvSlots, StepInputs, span_for
 from etude.inference.sampler import Row, append_samples
-from etude.inference.slot_decoder import SlotDecoder
-from etude.models.architecture import logits_after, takes_key_value_slots
+from etude.inference.slot_table import SlotTable
+from etude.models.architecture import layer_kinds, logits_after, takes_key_value_slots
 from etude.models.policy import Policy
 
-
-class Decoder(Protocol):
-    """Runs the model."""
-
-    def step(self, rows: Sequence[Row]) -> list[Row]:
-        """Read pending tokens of some rows, and append a token to each row that has been read whole.
-
-        Returns the rows that gained a token. Raises EngineError when the logits are not finite.
-        """
-
-    def release(self, row: Row) -> None:
-        """The row is finished or cancelled. What was read of it may serve its conversation's next turn."""
-
-    def forget(self) -> None:
-        """The weights changed: nothing kept is valid. Rows in flight are read again from their start."""
+_CHUNK = 256
+"""Tokens of one row that a step reads at most. Fixed, so that a prompt is cut the same every time."""
+_STEP_TOKENS = 8192
+"""Tokens of all rows together that a step reads at most."""
+_PATIENCE = 8
+"""Steps that a prompt waits for others before it is read alone."""
+_SPAN_STEP = 16
+"""Columns that attention spans are a multiple of this."""
+_FIXED_ROWS = 32
+"""Deterministic: rows of every step that adds single tokens."""
+_FIXED_TOKENS = 512
+"""Deterministic: tokens of every step that reads prompts, padding included."""
 
 
 def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
@@ -51,7 +53,7 @@ class RecomputeDecoder:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
-        """Every row gains a token."""
+        """Append a token to every row. Returns the rows that gained one: all."""
         for batch in [[row] for row in rows] if self._deterministic else [rows]:
             append_samples(batch, self._logits(batch))
         return list(rows)
@@ -73,3 +75,182 @@ class RecomputeDecoder:
             self._policy.model, torch.tensor(padded, device=device), torch.tensor(kept, device=device)
         )
         return logits_BKV[range(len(rows)), [kept.index(position) for position in last]]
+
+
+class SlotDecoder:
+    """Continuous batching over key-value slots: keeps what a conversation has read, and reads what is new.
+
+    With `deterministic`, a row's numbers do not depend on its neighbours. The shape of every forward
+    pass then follows from the row alone (matrix products of another shape differ in the last bits):
+    rows of like shape go together, filled up to a fixed number. And nothing is carried over to a
+    conversation's next turn, since a token read in a prompt and one read alone differ as well.
+    """
+
+    def __init__(self, policy: Policy, *, slots: int, deterministic: bool) -> None:
+        """`slots` conversations keep what they have read between two turns."""
+        self._policy = policy
+        self._deterministic = deterministic
+        self._kinds = layer_kinds(policy.model)
+        self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
+        self._kv = KvSlots(len(self._kinds), len(self._table))
+        self._inputs = InputMaker(policy)
+        self._postponed = 0
+        self._going: SingleTokens | None = None
+        self._fused = FusedLlama(policy.model) if can_fuse(policy.model) else None
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row]) -> list[Row]:
+        """Read prompts or add single tokens; append a token to each row that has been read whole.
+
+        Returns the rows that gained a token. Raises EngineError when the logits are not finite.
+        """
+        if new := [row for row in rows if row.slot < 0]:
+            self._take_in(new, rows)
+        self._kv.copy(self._table.copies())
+        grown: list[Row] = []
+        for batch in self._batches(rows):
+            speaking = batch[0].pending == 1 and not self._deterministic
+            logits_BV = self._one_more(batch) if speaking else self._forward(batch)
+            ready = [index for index, row in enumerate(batch) if row.pending == 0]
+            if ready:
+                read = [batch[index] for index in ready]
+                append_samples(read, logits_BV if len(ready) == len(batch) else logits_BV[ready])
+                grown += read
+        return grown
+
+    def release(self, row: Row) -> None:
+        """The row is over. The tokens read stay in the slot, until another conversation needs it."""
+        self._table.release(row)
+
+    def forget(self) -> None:
+        """The weights changed: the slots' contents go. Rows in flight are read again from their start."""
+        self._table.forget()
+        self._fused = FusedLlama(self._policy.model) if can_fuse(self._policy.model) else None
+        self._going = None
+
+    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """The rows of this step's forward passes.
+
+        Prompts wait for company (reading one costs as much as reading many), but not for long.
+        """
+        reading = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
+        speaking = [row for row in rows if row.pending == 1] if len(reading) < len(rows) else []
+        if reading and (len(reading) * 4 >= len(speaking) or self._postponed >= _PATIENCE):
+            self._postponed = 0
+            chosen = _within_budget(reading)
+        else:
+            self._postponed += 1
+            chosen = speaking
+        if not chosen:
+            return  # Those whom others wait for were cancelled a moment ago.
+        if not self._deterministic:
+            yield self._gathered(chosen) if chosen is speaking else chosen
+            return
+        alike = defaultdict(list)
+        for row in chosen:
+            alike[_fixed_shape(row)].append(row)
+        for (width, _), group in sorted(alike.items()):
+            size = _fixed_rows(width)
+            yield from (group[start : start + size] for start in range(0, len(group), size))
+
+    def _take_in(self, new: Sequence[Row], rows: Sequence[Row]) -> None:
+        """Give slots to new rows, in front of what earlier ones left."""
+        for row in new:
+            self._table.place(row, reuse=not self._deterministic)
+        self._kv.reserve(len(self._table), 0)
+        if not self._deterministic:
+            self._kv.copy(self._table.copies())
+            self._gathered(rows)
+
+    def _gathered(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows in slot order, their slots brought to the front: attention then reads them in place."""
+        count = len(rows)
+        outside = [row.slot for row in rows if row.slot >= count]
+        if outside:
+            inside = {row.slot for row in rows}
+            free = (slot for slot in range(count) if slot not in inside)
+            pairs = zip(outside, free, strict=False)
+            self._kv.copy([copy for pair in pairs for copy in self._table.swap(*pair)])
+        return sorted(rows, key=lambda row: row.slot)
+
+    def _one_more(self, rows: list[Row]) -> torch.Tensor:
+        """Logits [B, V] after the last token of each row; marks it as cached. They are in the first slots."""
+        positions, going = [row.cached for row in rows], self._going
+        span = _span(max(positions) + 1)
+        if self._fused is None or not self._inputs.looks_back(span):
+            return self._forward(rows)
+        if going is None or not going.goes_on(positions, span, self._kv):
+            self._kv.reserve(len(self._table), span)
+            going = self._going = SingleTokens(self._fused, self._kv, positions, span)
+        logits_BV = going([row.ids[-1] for row in rows])
+        for row in rows:
+            row.cached += 1
+        return logits_BV
+
+    def _forward(self, rows: list[Row]) -> torch.Tensor:
+        """Logits [B, V] after each row's last token read; marks those tokens as cached."""
+        counts = [min(row.pending, _CHUNK) for row in rows]
+        if self._deterministic:
+            width, span = _fixed_shape(rows[0])
+            fill = _fixed_rows(width) - len(rows)
+        else:
+            width, fill = max(counts), 0
+            span = _span(max(row.cached + count for row, count in zip(rows, counts, strict=True)))
+        self._kv.reserve(len(self._table), span)
+        slots = [row.slot for row in rows]
+        if fill:
+            taken = set(slots)
+            # Rows of padding write to the waste bin of slots that others own, and harm nothing there.
+            slots += islice((slot for slot in range(len(self._table)) if slot not in taken), fill)
+        # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
+        leading = not self._deterministic and slots == list(range(len(slots)))
+        inputs = self._inputs.padded(rows, slots, (width, span), self._kv, leading=leading)
+        logits_BV = self._logits(inputs)
+        for row, count in zip(rows, counts, strict=True):
+            row.cached += count
+        return logits_BV[: len(rows)]
+
+    def _logits(self, inputs: StepInputs) -> torch.Tensor:
+        """After each row's last token, [B, V]."""
+        if self._fused is not None:
+            return self._fused(inputs, self._kv)
+        masks = inputs.masks
+        output = self._policy.model(
+            input_ids=inputs.ids_BT,
+            position_ids=inputs.position_BT,
+            attention_mask=masks if len(masks) > 1 else masks[self._kinds[0]],
+            past_key_values=self._kv,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits_BV: torch.Tensor = output.logits[:, -1]
+        return logits_BV
+
+
+Decoder: TypeAlias = SlotDecoder | RecomputeDecoder
+
+
+def _within_budget(rows: list[Row]) -> list[Row]:
+    """As many rows as a step may read, the longest waiting first."""
+    width = 0
+    for index, row in enumerate(rows):
+        width = max(width, min(row.pending, _CHUNK))
+        if index and width * (index + 1) > _STEP_TOKENS:
+            return rows[:index]
+    return rows
+
+
+def _span(length: int) -> int:
+    """Columns that attention spans where it need not be the same whatever the company."""
+    return -(-length // _SPAN_STEP) * _SPAN_STEP
+
+
+def _fixed_shape(row: Row) -> tuple[int, int]:
+    """Width and span of the forward pass that reads the row next, whatever its company."""
+    count = min(row.pending, _CHUNK)
+    width = 1 if count == 1 else max(16, 1 << (count - 1).bit_length())
+    return width, span_for(1 << (row.cached + count - 1).bit_length())
+
+
+def _fixed_rows(width: int) -> int:
+    return _FIXED_ROWS if width == 1 else _FIXED_TOKENS // width

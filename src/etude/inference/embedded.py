@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.errors import EngineError, ImpossibleCall
+from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.inference.decoder import make_decoder
-from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, before_stop
+from etude.inference.engine import OnToken, Sampled, SampledToken, TokenEngine, TokenRequest, before_stop
 from etude.inference.sampler import Row, uniforms
 from etude.models.policy import Policy
 from etude.models.speech import Speech
@@ -32,12 +34,14 @@ class _Job:
     """Length at which the row is cut."""
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Sampled]
-    on_token: OnToken | None = None
-    result: Sampled | None = None
-    """Once it is finished."""
+    on_token: OnToken | None
 
 
-class EmbeddedEngine:
+_News: TypeAlias = SampledToken | Sampled | str
+"""A token, the result, or why there is none."""
+
+
+class EmbeddedEngine(Engine, TokenEngine):
     """Batches concurrent requests continuously: they join and leave at any step.
 
     One thread runs the model, step after step, for as long as there are requests. A request's tokens
@@ -61,12 +65,10 @@ class EmbeddedEngine:
 
     @property
     def speech(self) -> Speech:
-        """How the model reads and writes."""
         return self.policy.speech
 
     @property
     def version(self) -> int:
-        """Number of the model version in memory."""
         return self.policy.version
 
     async def complete(self, request: ChatRequest) -> Completion:
@@ -92,12 +94,7 @@ class EmbeddedEngine:
         )
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
-        """Continue a prompt of token ids; `on_token` is called with each token as it is sampled.
-
-        Raises EngineError as `complete`; cancelling the call frees what it held.
-        """
-        job = self._prepare(request)
-        job.on_token = on_token
+        job = self._job(request, on_token)
         with self._wake:
             if self._closed:
                 raise EngineError("the engine is closed")
@@ -120,7 +117,7 @@ class EmbeddedEngine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def _prepare(self, request: TokenRequest) -> _Job:
+    def _job(self, request: TokenRequest, on_token: OnToken | None) -> _Job:
         length, context, sampling = len(request.prompt_ids), self.policy.max_context, request.sampling
         if not length:
             raise ImpossibleCall("the prompt is empty: the model has nothing to continue")
@@ -133,7 +130,7 @@ class EmbeddedEngine:
         loop = asyncio.get_running_loop()
         ids, uniform = list(request.prompt_ids), uniforms(request.seed)
         row = Row(request.conversation, ids, sampling, uniform, top=request.top)
-        return _Job(row, length, min(length + wanted, context), loop, loop.create_future())
+        return _Job(row, length, min(length + wanted, context), loop, loop.create_future(), on_token)
 
     def _start_afresh(self) -> None:
         with self.policy.lock:
@@ -146,22 +143,16 @@ class EmbeddedEngine:
         active: list[_Job] = []
         while self._admit(active):
             try:
-                done = self._advance(active)
+                active = self._advance(active)
             except Exception as error:  # noqa: BLE001  whatever broke, nobody may be left waiting
                 cause = f"the engine failed: {type(error).__name__}: {error}"
-                self._deliver(active, str(error) if isinstance(error, EngineError) else cause)
+                _tell(active, str(error) if isinstance(error, EngineError) else cause)
                 self._start_afresh()  # What broke half-way may have left anything behind.
                 active = []
-                continue
-            for job in done:
-                self._decoder.release(job.row)
-            self._deliver(done)
-            gone = set(done)
-            active = [job for job in active if job not in gone]
         with self._wake:
             active.extend(self._incoming)
             self._incoming.clear()
-        self._deliver(active, "the engine was closed")
+        _tell(active, "the engine was closed")
 
     def _admit(self, active: list[_Job]) -> bool:
         """Take in waiting requests, sleep while there are none; False when the engine closes."""
@@ -173,76 +164,83 @@ class EmbeddedEngine:
             return not self._closed
 
     def _advance(self, active: list[_Job]) -> list[_Job]:
-        """One step of the model; returns the jobs that are finished or were cancelled."""
-        done = [job for job in active if job.future.cancelled()]
-        alive = [job for job in active if not job.future.cancelled()] if done else active
+        """One step of the model; returns the jobs that are neither finished nor cancelled."""
+        cancelled = [job for job in active if job.future.cancelled()]
+        for job in cancelled:
+            self._decoder.release(job.row)
+        alive = [job for job in active if job not in cancelled] if cancelled else active
         if not alive:
-            return done
+            return []
         with self.policy.lock:
             if self._weights_id != self.policy.weights_id:
                 self._decoder.forget()
                 self._weights_id = self.policy.weights_id
             grown = {id(row) for row in self._decoder.step([job.row for job in alive])}
             version = self.policy.version
-        self._report([job for job in alive if job.on_token is not None and id(job.row) in grown])
-        return done + [job for job in alive if id(job.row) in grown and self._is_finished(job, version)]
+        news: list[tuple[_Job, _News]] = []
+        finished: set[_Job] = set()
+        for job in alive:
+            if id(job.row) not in grown:
+                continue
+            if job.on_token is not None:
+                news.append((job, _newest(job.row)))
+            result = self._result(job, version)
+            if result is not None:
+                news.append((job, result))
+                finished.add(job)
+                self._decoder.release(job.row)
+        _hand_over(news)
+        return [job for job in alive if job not in finished] if finished else alive
 
-    def _report(self, jobs: Sequence[_Job]) -> None:
-        """Pass new tokens on to those who want each at once."""
-        for loop in {job.loop for job in jobs}:
-            news = [(job, _newest(job.row)) for job in jobs if job.loop is loop]
-            with suppress(RuntimeError):  # The loop was closed, and nobody listens any more.
-                loop.call_soon_threadsafe(_report_all, news)
-
-    def _is_finished(self, job: _Job, version: int) -> bool:
-        """Whether the last token, sampled from weights of `version`, ends the job; it has a result then."""
+    def _result(self, job: _Job, version: int) -> Sampled | None:
+        """The result where the last token, sampled from weights of `version`, ends the job."""
         row, start = job.row, job.prompt_length
         ids, stops = row.ids, row.sampling.stop
         if ids[-1] in self.policy.stop_ids:
             reason, text = "stop", self._text(ids[start:-1])
-        elif stops and (cut := self._before_stop_string(job, stops)) is not None:
+        elif stops and (cut := self._before_stop_string(ids[start:], stops)) is not None:
             reason, text = "stop", cut
         elif len(ids) >= job.limit:
             reason, text = "length", self._text(ids[start:])
         else:
-            return False
+            return None
         logprobs, top = tuple(row.logprobs), tuple(row.top_logprobs)
-        job.result = Sampled(tuple(ids[:start]), tuple(ids[start:]), logprobs, top, text, reason, version)
-        return True
+        return Sampled(tuple(ids[:start]), tuple(ids[start:]), logprobs, top, text, reason, version)
 
     def _text(self, ids: Sequence[int]) -> str:
         return self.policy.template.decode(ids)
 
-    def _before_stop_string(self, job: _Job, stops: Sequence[str]) -> str | None:
+    def _before_stop_string(self, sampled: Sequence[int], stops: Sequence[str]) -> str | None:
         """The text before the first stop string, once one has appeared."""
-        sampled = job.row.ids[job.prompt_length :]
         # A character takes four tokens at most, so a stop string that has just appeared is in the tail.
         tail = self._text(sampled[-4 * (max(map(len, stops)) + 1) :])
         return before_stop(self._text(sampled), stops) if any(stop in tail for stop in stops) else None
-
-    def _deliver(self, jobs: Sequence[_Job], error: str | None = None) -> None:
-        """Hand results, or the error, over to the event loops that wait for them: one wake-up per loop."""
-        for loop in {job.loop for job in jobs}:
-            mine = [job for job in jobs if job.loop is loop and not job.future.cancelled()]
-            with suppress(RuntimeError):  # The loop was closed, and nobody waits any more.
-                loop.call_soon_threadsafe(_resolve, mine, error)
 
 
 def _newest(row: Row) -> SampledToken:
     return SampledToken(row.ids[-1], row.logprobs[-1], row.top_logprobs[-1] if row.top else ())
 
 
-def _report_all(news: list[tuple[_Job, SampledToken]]) -> None:
-    for job, token in news:
-        if job.on_token is not None and not job.future.done():
-            job.on_token(token)
+def _tell(jobs: Sequence[_Job], reason: str) -> None:
+    """Fail the jobs."""
+    _hand_over([(job, reason) for job in jobs])
 
 
-def _resolve(jobs: Sequence[_Job], error: str | None) -> None:
-    for job in jobs:
+def _hand_over(news: Sequence[tuple[_Job, _News]]) -> None:
+    """Pass tokens and results on to the event loops that wait for them: one wake-up per loop."""
+    for loop in {job.loop for job, _ in news}:
+        with suppress(RuntimeError):  # The loop was closed, and nobody listens any more.
+            loop.call_soon_threadsafe(_receive, [(job, new) for job, new in news if job.loop is loop])
+
+
+def _receive(news: Sequence[tuple[_Job, _News]]) -> None:
+    """Called in the loop of these jobs."""
+    for job, new in news:
         if job.future.done():
             continue
-        if error is not None or job.result is None:
-            job.future.set_exception(EngineError(error or "the engine has no result"))
-        else:
-            job.future.set_result(job.result)
+        if isinstance(new, str):
+            job.future.set_exception(EngineError(new))
+        elif isinstance(new, Sampled):
+            job.future.set_result(new)
+        elif job.on_token is not None:
+            job.on_token(new)

@@ -122,8 +122,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """No maximum: columns grow."""
         return -1
 
-    get_max_cache_shape = get_max_length
-    """As earlier releases of `transformers` call it."""
+    get_max_cache_shape = get_max_length  # Its name in earlier releases of transformers.
 
 
 class KvSlots(Cache):  # type: ignore[misc]
@@ -179,7 +178,6 @@ class StepInputs:
     position_BT: torch.Tensor
     masks: dict[str, torch.Tensor]
     """Additive, [B, 1, T, span], by kind of layer."""
-    plan: StepPlan
 
 
 class InputMaker:
@@ -197,7 +195,7 @@ class InputMaker:
     def padded(
         self, rows: Sequence[Row], slots: Sequence[int], shape: tuple[int, int], kv: KvSlots, *, leading: bool
     ) -> StepInputs:
-        """For up to as many tokens of each row as `shape`, width and span, allows.
+        """For up to as many tokens of each row as `shape`, width and span, allows; plans the step of `kv`.
 
         They are padded on the left, and where there are more slots than rows, with rows of padding.
         `leading` says whether the slots are 0…B-1 and may be read in place.
@@ -210,8 +208,8 @@ class InputMaker:
             new = numbers_3BT[:, index, width - end + row.cached :]
             new[0], new[1:] = row.ids[row.cached : end], numpy.arange(row.cached, end)
         ids_BT, position_BT, column_BT = tensor(numbers_3BT, self._device)
-        plan = StepPlan(tensor(slots, self._device), column_BT, span, leading)
-        return StepInputs(ids_BT, position_BT, self._masks(position_BT, span), plan)
+        kv.plan = StepPlan(tensor(slots, self._device), column_BT, span, leading)
+        return StepInputs(ids_BT, position_BT, self._masks(position_BT, span))
 
     def looks_back(self, span: int) -> bool:
         """Whether every layer looks back over so many tokens."""

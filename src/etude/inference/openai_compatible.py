@@ -14,6 +14,7 @@ from pydantic_core import from_json
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
+from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.inference.engine import note_retry
@@ -29,7 +30,7 @@ _SILENT = logging.NullHandler()
 T = TypeVar("T")
 
 
-class OpenAiEngine:
+class OpenAiEngine(Engine):
     """Samples from a model behind HTTP. Concurrent calls are sent at once; the endpoint batches them."""
 
     def __init__(self, config: OpenAiLlmConfig) -> None:
@@ -44,17 +45,22 @@ class OpenAiEngine:
         # Each retry would be a line; what came of them all is on the call.
         logging.getLogger("stamina").propagate = False
         logging.getLogger("stamina").addHandler(_SILENT)
-        self._fixed_fields = self._make_fixed_fields()
         thinks = self._provider.thinks(config.model_name)
         self._omitted = (*config.omit, *(NOT_FOR_REASONING if thinks else ()))
+        self._fixed_fields: dict[str, Any] = {}
+        if config.asks_for_logprobs:
+            self._fixed_fields |= {"logprobs": True, **self._provider.with_logprobs}
+            if config.top_logprobs is not None:
+                self._fixed_fields["top_logprobs"] = config.top_logprobs
+        if config.asks_for_token_ids:
+            self._fixed_fields |= {"return_token_ids": True, **self._provider.with_token_ids}
+        self._fixed_fields |= config.extra_body
 
     @property
     def version(self) -> int:
-        """Number of the model version that the next request will be sampled from."""
         return self._version
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Sample one assistant message. Raises EngineError when all attempts are spent or it is refused."""
         fields = request_fields(request)
         for name in self._omitted:
             fields.pop(name, None)
@@ -83,12 +89,39 @@ class OpenAiEngine:
 
         return await self._answer("completions", fields, len(ids), read)
 
+    async def adopt(self, version: ModelVersion) -> None:
+        """Ask for `version.location`, the endpoint's name for the new weights, from the next attempt on."""
+        self._model, self._version = version.location, version.number
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._lanes.close()
+
     async def _answer(
         self, path: str, fields: dict[str, Any], key: int, read: Callable[[bytes, int], T]
     ) -> T:
         """The result of `read`, given an answer and the version that gave it. Raises EngineError."""
+        config = self._config
+
+        def wait(error: Exception) -> bool | float:
+            if not isinstance(error, Disturbed):
+                return False
+            if error.retry_after is None:
+                return True
+            # Calls that were turned away together should not come back together.
+            spread = generator(key, "retry").uniform(0, config.retry_wait)
+            return min(error.retry_after + spread, config.max_retry_wait)
+
+        attempts = stamina.retry_context(
+            on=wait,
+            attempts=config.max_retries + 1,
+            timeout=None,
+            wait_initial=config.retry_wait,
+            wait_max=config.max_retry_wait,
+            wait_jitter=config.retry_wait,
+        )
         try:
-            async for attempt in self._attempts(key):
+            async for attempt in attempts:
                 if attempt.num > 1:
                     note_retry()
                 with attempt:
@@ -96,19 +129,11 @@ class OpenAiEngine:
         except Refused as error:
             raise self._error(str(error), ImpossibleCall if error.impossible else EngineError) from None
         except Disturbed as error:
-            raise self._error(f"{error} (attempt {self._config.max_retries + 1}, the last)") from None
+            raise self._error(f"{error} (attempt {config.max_retries + 1}, the last)") from None
         raise AssertionError("the loop above returns or raises")
 
-    async def adopt(self, version: ModelVersion) -> None:
-        """Ask for `version.location`, the endpoint's name for the new weights, from the next attempt on."""
-        self._model, self._version = version.location, version.number
-
-    async def close(self) -> None:
-        """Close all connections. Calling it twice is fine."""
-        self._closed = True
-        await self._lanes.close()
-
     async def _attempt(self, path: str, fields: dict[str, Any]) -> tuple[bytes, int]:
+        """The body of an answer, and the version that gave it. Raises Disturbed or Refused."""
         import httpx
 
         if self._closed:
@@ -130,29 +155,6 @@ class OpenAiEngine:
             raise failure_of(response.status_code, response.headers, response.content)
         return response.content, version
 
-    def _attempts(self, key: int) -> AsyncIterator[stamina.Attempt]:
-        config = self._config
-
-        def wait(error: Exception) -> bool | float:
-            if not isinstance(error, Disturbed):
-                return False
-            if error.retry_after is None:
-                return True
-            # Calls that were turned away together should not come back together.
-            spread = generator(key, "retry").uniform(0, config.retry_wait)
-            return min(error.retry_after + spread, config.max_retry_wait)
-
-        return aiter(
-            stamina.retry_context(
-                on=wait,
-                attempts=config.max_retries + 1,
-                timeout=None,
-                wait_initial=config.retry_wait,
-                wait_max=config.max_retry_wait,
-                wait_jitter=config.retry_wait,
-            )
-        )
-
     def _headers(self) -> dict[str, str]:
         headers = {"content-type": "application/json"}
         configured = self._config.api_key
@@ -168,21 +170,9 @@ class OpenAiEngine:
             )
         return headers | {name: value.get_secret_value() for name, value in self._config.headers.items()}
 
-    def _make_fixed_fields(self) -> dict[str, Any]:
-        config = self._config
-        fields: dict[str, Any] = {}
-        if config.asks_for_logprobs:
-            fields |= {"logprobs": True, **self._provider.with_logprobs}
-            if config.top_logprobs is not None:
-                fields["top_logprobs"] = config.top_logprobs
-        if config.asks_for_token_ids:
-            fields |= {"return_token_ids": True, **self._provider.with_token_ids}
-        return fields | config.extra_body
-
     def _error(self, reason: str, kind: type[EngineError] = EngineError) -> EngineError:
-        for secret in self._secrets:
-            if secret:
-                reason = reason.replace(secret, "***")
+        for secret in filter(None, self._secrets):
+            reason = reason.replace(secret, "***")
         return kind(f"model '{self._model}' at {self._base_url}: {reason}")
 
 

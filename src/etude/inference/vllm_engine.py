@@ -41,9 +41,8 @@ class VllmEngine:
         self._name = name
         self._max_tokens = max_tokens
         self._wait = wait
-        self._lanes = HttpLanes(
-            {"content-type": "application/json", **process.headers}, read_seconds=_READ_SECONDS
-        )
+        headers = {"content-type": "application/json", **process.headers}
+        self._lanes = HttpLanes(headers, read_seconds=_READ_SECONDS)
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
         """Continue a prompt of token ids; waits first where vLLM is being restarted.

@@ -19,7 +19,7 @@ import httpx
 from pydantic import SecretStr
 
 from etude.core.errors import EngineAway, EngineError
-from etude.inference.child_process import forget_process, kill_marked, last_lines, mark_process
+from etude.inference.child_process import kill_marked, last_lines, mark_process
 
 _LOG = logging.getLogger("etude.vllm")
 
@@ -166,13 +166,18 @@ class VllmProcess:
     async def _spawn(self) -> None:
         """Start the process, and wait until it is healthy. Raises EngineError; then there is none."""
         try:
-            await self._launch()
-            await self._wait_healthy()
+            process, seconds = await self._launch(), self.options.start_seconds
+            end = time.monotonic() + seconds
+            while not await self._is_healthy():
+                if (code := await _exit_code(process, 0.25)) is not None:
+                    raise EngineError(f"vLLM ended with code {code} at its start. {self._log_end()}")
+                if time.monotonic() > end:
+                    raise EngineError(f"vLLM did not start in {seconds:g} s. {self._log_end()}")
         except BaseException:
             await self._end()
             raise
 
-    async def _launch(self) -> None:
+    async def _launch(self) -> asyncio.subprocess.Process:
         options = self.options
         options.folder.mkdir(parents=True, exist_ok=True)
         kill_marked(self._mark)
@@ -203,24 +208,11 @@ class VllmProcess:
                     "program with --vllm-command"
                 ) from error
         mark_process(self._mark, self._process.pid)
+        return self._process
 
     @property
     def _mark(self) -> Path:
         return self.options.folder / "vllm.pid"
-
-    async def _wait_healthy(self) -> None:
-        process, end = self._process, time.monotonic() + self.options.start_seconds
-        assert process is not None
-        while not await self._is_healthy():
-            trouble = ""
-            if process.returncode is not None:
-                trouble = f"vLLM ended with code {process.returncode} at its start"
-            elif time.monotonic() > end:
-                trouble = f"vLLM did not start in {self.options.start_seconds:g} s"
-            if trouble:
-                raise EngineError(f"{trouble}. {self._log_end()}")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 0.25)
 
     async def _is_healthy(self) -> bool:
         seconds = min(10.0, self.options.hung_seconds)
@@ -250,15 +242,12 @@ class VllmProcess:
         """Wait for something to go wrong; gives it in words."""
         process, seen = self._process, time.monotonic()
         assert process is not None
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), self.options.look_seconds)
-            if process.returncode is not None:
-                return f"vLLM ended with code {process.returncode}"
+        while (code := await _exit_code(process, self.options.look_seconds)) is None:
             if await self._is_healthy():
                 seen = time.monotonic()
             elif time.monotonic() - seen > self.options.hung_seconds:
                 return f"vLLM did not answer for {self.options.hung_seconds:g} s"
+        return f"vLLM ended with code {code}"
 
     async def _restart(self) -> bool:
         """Start it again, several times if need be; whether it runs then."""
@@ -272,10 +261,10 @@ class VllmProcess:
                 await self._end()
                 await self._set("restarting", str(error))
                 _LOG.error("%s", error)
-                continue
-            await self._set("running")
-            _LOG.warning("vLLM runs again, after %d restart(s)", self.restarts)
-            return True
+            else:
+                await self._set("running")
+                _LOG.warning("vLLM runs again, after %d restart(s)", self.restarts)
+                return True
         tried = f"vLLM was started {self.options.attempts} times in vain; start it with POST /engine/start"
         await self._set("failed", f"{tried}. {self.reason}")
         return False
@@ -288,9 +277,8 @@ class VllmProcess:
         for number in (signal.SIGTERM, signal.SIGKILL) if politely else (signal.SIGKILL,):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(process.wait()), _GRACE_SECONDS)
-        forget_process(self._mark)
+            await _exit_code(process, _GRACE_SECONDS)
+        self._mark.unlink(missing_ok=True)
 
     async def _set(self, state: State, reason: str = "") -> None:
         async with self._changed:
@@ -300,6 +288,13 @@ class VllmProcess:
     def _log_end(self) -> str:
         lines = last_lines(self.log)
         return f"The last lines of {self.log}:\n{lines}" if lines else f"{self.log} is empty"
+
+
+async def _exit_code(process: asyncio.subprocess.Process, seconds: float) -> int | None:
+    """The exit code of a process that ends within so many seconds; None of one that goes on."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), seconds)
+    return process.returncode
 
 
 def _arguments(options: VllmOptions, source: str, port: int) -> Sequence[str]:

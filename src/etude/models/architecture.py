@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from inspect import signature
@@ -46,11 +45,9 @@ def takes_key_value_slots(model: Any) -> bool:
 
 def logits_after(model: Any, ids_BT: torch.Tensor, positions_K: torch.Tensor) -> torch.Tensor:
     """Logits [B, K, V] of a plain forward pass after the tokens at `positions_K` (in rising order)."""
-    if "logits_to_keep" in inspect.signature(without_lora(model).forward).parameters:
-        kept = model(input_ids=ids_BT, use_cache=False, logits_to_keep=positions_K).logits
-    else:
-        kept = model(input_ids=ids_BT, use_cache=False).logits[:, positions_K]
-    return kept  # type: ignore[no-any-return]
+    if "logits_to_keep" in signature(without_lora(model).forward).parameters:
+        return model(input_ids=ids_BT, use_cache=False, logits_to_keep=positions_K).logits  # type: ignore[no-any-return]
+    return model(input_ids=ids_BT, use_cache=False).logits[:, positions_K]  # type: ignore[no-any-return]
 
 
 def undo_mask_patch() -> None:
@@ -66,13 +63,10 @@ def undo_mask_patch() -> None:
         return
     from transformers import masking_utils
 
-    if masking_utils._preprocess_mask_arguments is patched and not _take_the_same(original, patched):
+    is_there = masking_utils._preprocess_mask_arguments is patched
+    if is_there and _count_required(original) != _count_required(patched):
         masking_utils._preprocess_mask_arguments = original
 
 
-def _take_the_same(first: Callable[..., Any], second: Callable[..., Any]) -> bool:
-    required = [
-        [name for name, kind in signature(function).parameters.items() if kind.default is kind.empty]
-        for function in (first, second)
-    ]
-    return len(required[0]) == len(required[1])
+def _count_required(function: Callable[..., Any]) -> int:
+    return sum(kind.default is kind.empty for kind in signature(function).parameters.values())

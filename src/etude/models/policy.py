@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ class LoraOptions:
 
     r: int = 16
     alpha: float = 32.0
-    target_modules: tuple[str, ...] | None = None
+    target_modules: Sequence[str] | None = None
     """Module names; None lets peft choose the linear layers of the attention and the MLP."""
 
 
@@ -88,11 +88,9 @@ class Policy:
 
         if isinstance(self.model, PeftModel):
             return
+        modules = list(options.target_modules) if options.target_modules else "all-linear"
         config = LoraConfig(
-            r=options.r,
-            lora_alpha=options.alpha,
-            target_modules=list(options.target_modules) if options.target_modules else "all-linear",
-            task_type="CAUSAL_LM",
+            r=options.r, lora_alpha=options.alpha, target_modules=modules, task_type="CAUSAL_LM"
         )
         with self.lock, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -105,12 +103,8 @@ class Policy:
         """The same policy with trainable tensors of its own; the others, if any, are shared."""
         with self.lock:
             shared = {id(value): value for value in self.model.parameters() if not value.requires_grad}
-            other = Policy(
-                copy.deepcopy(self.model, dict(shared)),
-                copy.deepcopy(self.tokenizer),
-                self.source,
-                self.device,
-            )
+            model, tokenizer = copy.deepcopy(self.model, dict(shared)), copy.deepcopy(self.tokenizer)
+            other = Policy(model, tokenizer, self.source, self.device)
             other._base = self._base
             other.version, other.weights_id = self.version, self.weights_id
             return other
@@ -177,7 +171,11 @@ class Policy:
         with self.lock:
             if self.version == version.number and self.digest() == version.digest:
                 return
-            tensors = self._tensors_of(version)
+            if version.number:
+                tensors: Mapping[str, torch.Tensor] = load_tensors(Path(version.location) / WEIGHTS_FILE)
+            else:
+                # Before any training, what is in memory is the base, whoever asks for it.
+                tensors = self.trainable() if self._base is None else self._base
             actual = digest(tensors)
             if actual != version.digest:
                 raise EngineError(
@@ -186,12 +184,6 @@ class Policy:
                 )
             self.load_tensors(tensors)
             self.mark_changed(version.number, actual)
-
-    def _tensors_of(self, version: ModelVersion) -> Mapping[str, torch.Tensor]:
-        if version.number:
-            return load_tensors(Path(version.location) / WEIGHTS_FILE)
-        # Before any training, what is in memory is the base, whoever asks for it.
-        return self.trainable() if self._base is None else self._base
 
     def copy_tensors(self) -> dict[str, torch.Tensor]:
         """A copy of the trainable tensors as they are now."""
@@ -211,9 +203,7 @@ class Policy:
                 parameter.copy_(part_like(tensors[name], parameter))
 
     def share_out(self, share: Callable[[Any], object], device: torch.device) -> None:
-        """Let `share` replace the model's parameters by parts of them, on `device`; other processes have
-        the rest.
-        """
+        """Let `share` replace the parameters by parts of them, on `device`; other processes have the rest."""
         with self.lock:
             share(self.model)
             self.device = device

@@ -68,11 +68,6 @@ def _wire_calls(calls: Sequence[Any], first: int) -> list[dict[str, Any]] | None
             return None
         arguments = function.get("arguments", {})
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        wired.append(
-            {
-                "id": f"call{index:05d}",
-                "type": "function",
-                "function": {"name": function["name"], "arguments": text},
-            }
-        )
+        named = {"name": function["name"], "arguments": text}
+        wired.append({"id": f"call{index:05d}", "type": "function", "function": named})
     return wired

@@ -45,8 +45,7 @@ def folder_of(source: str | Path) -> Path | None:
 
 def not_loaded(source: str | Path, error: Exception) -> RequestError:
     """The error to raise when `transformers` cannot load a model, in one line."""
-    lines = str(error).strip().splitlines()
-    reason = lines[0] if lines else type(error).__name__
+    reason = _first_line(error)
     if folder_of(source) is not None:
         return RequestError(f"cannot load the model '{source}': {reason}")
     return RequestError(
@@ -60,21 +59,24 @@ def _require_folder(source: str | Path) -> None:
     Meant as a folder is what cannot be a name on the hub, what begins with a folder that is here, and
     what is nearly the name of a model folder here.
     """
-    path = _expanded(source)
+    path, name = _expanded(source), str(source)
+    first, slash, _ = name.partition("/")
     if _is_folder(path):
         if not _holds_model(path):
             raise RequestError(
-                f"cannot load the model '{source}': there is no {_CONFIGS[0]} in that folder"
-                f"{_listed(_model_folders(path))}"
+                f"cannot load the model '{name}': there is no {_CONFIGS[0]} in that folder{_models_in(path)}"
             )
-    elif _exists(path):
-        raise RequestError(f"cannot load the model '{source}': it is a file, and a model is a folder")
-    elif _must_be_path(source):
-        raise RequestError(f"there is no model at '{source}': the folder does not exist{_instead_of(path)}")
-    elif (close := _namesake(str(source))) is not None and _in_cache(str(source)) is None:
+        return
+    if _exists(path):
+        raise RequestError(f"cannot load the model '{name}': it is a file, and a model is a folder")
+    close, is_whole = _nearest_folder(path)
+    if isinstance(source, Path) or not _HUB_NAME.fullmatch(name) or (slash and _is_folder(Path(first))):
+        instead = f"; did you mean '{close}'?" if is_whole else _models_in(close)
+        raise RequestError(f"there is no model at '{name}': the folder does not exist{instead}")
+    if is_whole and _holds_model(close) and _in_cache(name) is None:
         raise RequestError(
-            f"there is no folder '{source}'; did you mean './{close}'? If it is a model on the Hugging Face "
-            f"hub, download it first: hf download {source}"
+            f"there is no folder '{name}'; did you mean './{close}'? If it is a model on the Hugging Face "
+            f"hub, download it first: hf download {name}"
         )
 
 
@@ -96,17 +98,15 @@ def _is_folder(path: Path) -> bool:
     return _exists(path) and path.is_dir()
 
 
-def _must_be_path(source: str | Path) -> bool:
-    """Whether it cannot be a name on the hub, or begins with a folder that is here."""
-    text = str(source)
-    if isinstance(source, Path) or not _HUB_NAME.fullmatch(text):
-        return True
-    first, slash, _ = text.partition("/")
-    return bool(slash) and _is_folder(Path(first))
-
-
-def _holds_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _CONFIGS)
+def _nearest_folder(missing: Path) -> tuple[Path, bool]:
+    """The folder that a path was most likely meant to be, and True; or else the part of it that is there."""
+    parent = next(above for above in missing.parents if _is_folder(above))
+    name, *below = missing.relative_to(parent).parts
+    close = nearest(name, (folder.name for folder in _folders(parent)))
+    if close is None:
+        return parent, False
+    meant = (parent / close).joinpath(*below)
+    return (meant, True) if _is_folder(meant) else _nearest_folder(meant)
 
 
 def _folders(parent: Path) -> list[Path]:
@@ -116,39 +116,15 @@ def _folders(parent: Path) -> list[Path]:
         return []
 
 
-def _model_folders(parent: Path) -> list[Path]:
-    return [folder for folder in _folders(parent) if _holds_model(folder)]
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _CONFIGS)
 
 
-def _instead_of(missing: Path) -> str:
-    """The end of a sentence about a missing folder: the nearest one that exists, or its neighbours."""
-    parent = next(above for above in missing.parents if _is_folder(above))
-    name, *below = missing.relative_to(parent).parts
-    close = nearest(name, (folder.name for folder in _folders(parent)))
-    if close is None:
-        return _listed(_model_folders(parent))
-    meant = (parent / close).joinpath(*below)
-    if below and not _is_folder(meant):
-        return f"; did you mean a folder in '{parent / close}'?{_listed(_model_folders(parent / close))}"
-    return f"; did you mean '{meant}'?"
-
-
-def _listed(folders: list[Path]) -> str:
-    if not folders:
-        return ""
-    shown = ", ".join(f"'{folder}'" for folder in folders[:_SHOWN])
-    return f"; there is {shown}" + (" and others" if len(folders) > _SHOWN else "")
-
-
-def _namesake(name: str) -> str | None:
-    """The model folder here whose path is nearly `name`, and as deep; None when there is none."""
-    first, slash, _ = name.partition("/")
-    if not slash:
-        models = _model_folders(Path())
-    else:
-        parents = [folder for folder in _folders(Path()) if nearest(first, [folder.name]) is not None]
-        models = [model for parent in parents for model in _model_folders(parent)]
-    return nearest(name, (str(model) for model in models))
+def _models_in(parent: Path) -> str:
+    """The end of a sentence: the model folders in another one."""
+    models = [f"'{folder}'" for folder in _folders(parent) if _holds_model(folder)]
+    more = " and others" if len(models) > _SHOWN else ""
+    return f"; there is {', '.join(models[:_SHOWN])}{more}" if models else ""
 
 
 def _in_cache(name: str) -> Path | None:
@@ -171,6 +147,10 @@ def _why_unreachable() -> str | None:
     try:
         get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
     except Exception as error:  # noqa: BLE001  which library asks is the hub client's choice
-        lines = str(error).splitlines()
-        return f"{constants.ENDPOINT}: {lines[0] if lines else type(error).__name__}"
+        return f"{constants.ENDPOINT}: {_first_line(error)}"
     return None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -101,61 +101,62 @@ class ChatTemplate:
         not sampled, as in OpenAI's training files. Raises RequestError when the template
         renders a conversation differently once it has gone on.
         """
-        indices = [
-            [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
-            for messages in conversations
+        turns = [
+            (number, index)
+            for number, messages in enumerate(conversations)
+            for index, message in enumerate(messages)
+            if message.get("role") == "assistant"
         ]
-        spoken = [
-            (talk, index) for talk, turns in zip(conversations, indices, strict=True) for index in turns
-        ]
-        asked = iter(self._texts([talk[:index] for talk, index in spoken], tools, ask=True))
-        closed = iter(self._texts([talk[: index + 1] for talk, index in spoken], tools, ask=False))
-        pieces = [
-            list(self._pieces(messages, tools, zip(turns, asked, closed, strict=False)))
-            for messages, turns in zip(conversations, indices, strict=True)
-        ]
-        texts = list(dict.fromkeys(piece.with_end for talk in pieces for piece in talk))
+        asked = self._applied([conversations[number][:index] for number, index in turns], tools, ask=True)
+        closed = self._applied(
+            [conversations[number][: index + 1] for number, index in turns], tools, ask=False
+        )
+        talks: list[list[_Piece]] = [[] for _ in conversations]
+        for (number, index), before, after in zip(turns, asked, closed, strict=True):
+            talks[number] += self._turn(talks[number], conversations[number], index, tools, before, after)
+        texts = list(dict.fromkeys(piece.before + piece.text for talk in talks for piece in talk))
         ids_of = dict(zip(texts, self._tokenise(texts), strict=True))
-        return [self._joined(talk, ids_of) for talk in pieces]
+        return [self._joined(talk, ids_of) for talk in talks]
 
-    def _pieces(
-        self, messages: Sequence[Message], tools: Sequence[Tool], turns: Iterable[tuple[int, str, str]]
-    ) -> Iterator[_Piece]:
-        """A conversation's text, cut where the assistant's turns begin and end.
+    def _turn(
+        self,
+        talk: Sequence[_Piece],
+        messages: Sequence[Message],
+        index: int,
+        tools: Sequence[Tool],
+        asked: str,
+        closed: str,
+    ) -> tuple[_Piece, _Piece]:
+        """The text since the last turn of the assistant, and that of the turn, the message `index`.
 
-        `turns` are their places with the renderings before and after them.
+        `talk` is the conversation until there, `asked` and `closed` the renderings before and after the turn.
         """
-        done, end = "", None
-        for index, asked, closed in turns:
-            before = "" if end is None else end.token
-            end = self._end_of_transcript_turn(messages, index, tools, asked, closed)
-            if not asked.startswith(done) or not closed.startswith(asked) or end is None:
-                raise RequestError(
-                    f"the chat template cannot extend a conversation at message {index + 1}; train on "
-                    "single turns instead"
-                )
-            yield _Piece(before, asked[len(done) :], sampled=False)
-            done = closed[: end.position + len(end.token)]
-            yield _Piece("", done[len(asked) :], sampled=messages[index].get("weight") != 0)
-
-    def _end_of_transcript_turn(
-        self, messages: Sequence[Message], index: int, tools: Sequence[Tool], asked: str, closed: str
-    ) -> _End | None:
+        done = "".join(piece.text for piece in talk)
         ends = list(self._end_pattern.finditer(closed, len(asked)))
-        if len(ends) <= 1:
-            return _End(ends[0].start(), ends[0].group()) if ends else None
-        # How it goes on shows what ends a turn: some templates also end the whole conversation.
-        following = messages[index + 1] if index + 1 < len(messages) else _QUESTION
-        longer = self._text_or_none([*messages[: index + 1], following], tools) or closed
-        return self._end_of_turn(asked, closed, longer) or self._end_of_turn(asked, closed, closed)
+        end = ends[0] if ends else None
+        if len(ends) > 1:
+            # How it goes on shows what ends a turn: some templates also end the whole conversation.
+            following = messages[index + 1] if index + 1 < len(messages) else _QUESTION
+            longer = self._text_or_none([*messages[: index + 1], following], tools) or closed
+            end = self._end_of_turn(asked, closed, longer) or ends[-1]
+        if not asked.startswith(done) or not closed.startswith(asked) or end is None:
+            raise RequestError(
+                f"the chat template cannot extend a conversation at message {index + 1}; train on "
+                "single turns instead"
+            )
+        is_sampled = messages[index].get("weight") != 0
+        return (
+            _Piece(talk[-1].end if talk else "", asked[len(done) :]),
+            _Piece("", closed[len(asked) : end.end()], is_sampled, end.group()),
+        )
 
-    def _joined(self, pieces: Iterable[_Piece], ids_of: Mapping[str, tuple[int, ...]]) -> Transcript:
+    def _joined(self, talk: Iterable[_Piece], ids_of: Mapping[str, tuple[int, ...]]) -> Transcript:
         ids: list[int] = []
         sampled: list[bool] = []
-        for piece in pieces:
-            new = self._after(piece.before, piece.text, ids_of[piece.with_end])
+        for piece in talk:
+            new = self._after(piece.before, piece.text, ids_of[piece.before + piece.text])
             ids += new
-            sampled += [piece.sampled] * len(new)
+            sampled += [piece.is_sampled] * len(new)
         return tuple(ids), tuple(sampled)
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
@@ -188,9 +189,11 @@ class ChatTemplate:
         if end is None or not closed.startswith(asked):
             return None
         if before.completion_ids[-1] in self._stop_ids:
-            tail = self._following(longer[end.position + len(end.token) :], end)
+            text = longer[end.end() :]
+            # After the token that ends the turn: some tokenizers look at what stands before.
+            tail = self._after(end.group(), text, self._tokenised(end.group() + text))
         else:
-            tail = self._tokenised(longer[end.position :])
+            tail = self._tokenised(longer[end.start() :])
         return before.prompt_ids + before.completion_ids + tail
 
     def _fault(self, request: ChatRequest, call: Call) -> Fault:
@@ -211,28 +214,21 @@ class ChatTemplate:
                     return Fault(index, f"role {_kind(message)}: rewritten once the conversation goes on")
         return Fault(len(spoken) - 1, f"role {_kind(spoken[-1])}: not written as it is asked for")
 
-    def _following(self, text: str, end: _End | None) -> tuple[int, ...]:
-        """Token ids of what follows an end-of-turn token: some tokenizers look at what stands before."""
-        before = "" if end is None else end.token
-        return self._after(before, text, self._tokenised(before + text))
-
     def _after(self, before: str, text: str, ids: tuple[int, ...]) -> tuple[int, ...]:
         """Of the token ids of `before` and `text` those of the text; `before` is a token that ends turns."""
         if not before:
             return ids
         return ids[1:] if ids[:1] == (self._end_tokens[before],) else self._tokenised(text)
 
-    def _end_of_turn(self, asked: str, closed: str, longer: str) -> _End | None:
+    def _end_of_turn(self, asked: str, closed: str, longer: str) -> re.Match[str] | None:
         """The last end-of-turn token of the assistant's turn up to which `longer` repeats `closed`.
 
         `asked` is the rendering before the turn, `closed` that after it, `longer` one that goes on.
         """
-        ends = [
-            _End(match.start(), match.group())
-            for match in self._end_pattern.finditer(closed, len(asked))
-            if longer.startswith(closed[: match.end()])
-        ]
-        return ends[-1] if ends else None
+        ends = self._end_pattern.finditer(closed, len(asked))
+        return max(
+            (end for end in ends if longer.startswith(closed[: end.end()])), key=re.Match.end, default=None
+        )
 
     @cached_property
     def _closing(self) -> str:
@@ -240,7 +236,7 @@ class ChatTemplate:
         talk = [_QUESTION, {"role": "assistant", "content": "!"}, _QUESTION]
         asked, closed = self._text(talk[:1], (), ask=True), self._text(talk[:2], (), ask=False)
         end = self._end_of_turn(asked, closed, self._text_or_none(talk, ()) or closed)
-        return str(self.tokenizer.eos_token or next(iter(self._end_tokens))) if end is None else end.token
+        return str(self.tokenizer.eos_token or next(iter(self._end_tokens))) if end is None else end.group()
 
     def _text_or_none(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str | None:
         """A rendering that is only a hint; None where the template refuses the messages."""
@@ -254,20 +250,12 @@ class ChatTemplate:
 
     def _render(self, conversation: str, ask: bool) -> str:
         messages, tools = json.loads(conversation)
-        return self._applied([messages], tools, ask)[0]
-
-    def _texts(
-        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool], *, ask: bool
-    ) -> list[str]:
-        try:
-            return self._applied(conversations, tools, ask)
-        except EngineError:
-            # One by one, so that the error is about the one that is refused.
-            return [self._text(messages, tools, ask=ask) for messages in conversations]
+        return self._applied([messages], tools, ask=ask)[0]
 
     def _applied(
-        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool], ask: bool
+        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool], *, ask: bool
     ) -> list[str]:
+        """The renderings of conversations. Raises ImpossibleCall where the template refuses one."""
         from jinja2 import TemplateError
 
         try:
@@ -280,9 +268,12 @@ class ChatTemplate:
                 tokenize=False,
             )
         except (TemplateError, TypeError, KeyError, ValueError) as error:
+            if len(conversations) != 1:
+                # One by one, so that the error is about the one that is refused.
+                return [self._text(messages, tools, ask=ask) for messages in conversations]
             raise ImpossibleCall(
                 f"the model's chat template refused the messages ({type(error).__name__}: {error}); "
-                f"roles: {[message.get('role') for message in next(iter(conversations), ())]}"
+                f"roles: {[message.get('role') for message in conversations[0]]}"
             ) from error
         return [str(text) for text in texts]
 
@@ -293,21 +284,15 @@ class ChatTemplate:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
-    position: int
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Piece:
+    """Of a conversation's text, cut where the assistant's turns begin and end."""
+
     before: str
     """The end-of-turn token that it follows, or nothing."""
     text: str
-    sampled: bool
-
-    @property
-    def with_end(self) -> str:
-        return self.before + self.text
+    is_sampled: bool = False
+    end: str = ""
+    """The end-of-turn token that ends a sampled text."""
 
 
 def _common(first: str, second: str) -> int:

@@ -53,10 +53,9 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read a safetensors file. Raises StoreError when it is missing or damaged."""
     try:
-        tensors: dict[str, torch.Tensor] = load_file(path)
+        return load_file(path)  # type: ignore[no-any-return]
     except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot read weights from {path}: {error}") from error
-    return tensors
 
 
 _ADAPTER = ".default"

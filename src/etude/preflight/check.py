@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from etude.backends.capabilities import (
-    EVERY_KIND,
     Capabilities,
     check_ages,
     check_from_base,
@@ -21,6 +20,10 @@ from etude.backends.capabilities import (
 )
 from etude.backends.local_config import LocalAdapterConfig
 from etude.backends.openai_config import JobsConfig, OpenAiAdapterConfig
+from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig
+from etude.backends.openai_adapter import OpenAiAdapterConfig
+from etude.backends.openai_api import JobsConfig
+from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
@@ -40,8 +43,6 @@ from etude.store.run_folder import RunFolder
 
 _FEW = 50
 """Fewer validation examples than this leave an interval wider than ±0.14."""
-
-LOCAL_CAPABILITIES = Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
 
 
 @dataclass

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from etude.backends.openai_adapter import AUTO_EPOCHS, usd_for
-from etude.backends.openai_config import OpenAiAdapterConfig
+from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig, usd_for
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.errors import EtudeError

@@ -16,6 +16,7 @@ from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
 from etude.core.training_rows import ROW_OF
+from etude.jobs.training import JobData, JobListener, JobTraining, flat, units_of_rows
 from etude.jobs.training import Row as UnitRow
 from etude.learner.learner import Learner, LearnerOptions, trained_tokens
 from etude.learner.plan import Schedule, Step

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from etude.backends.capabilities import Capabilities, check_method
-from etude.backends.job_log import JobLog
-from etude.backends.trainer_adapter import TrainerAdapter, job_status
+from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
 from etude.core.interfaces import Engine
@@ -34,7 +33,6 @@ _POLL = 0.5
 CAPABILITIES = Capabilities(
     methods=frozenset({"grpo"}),
     options=frozenset(),
-    full_weights=False,
     versions=True,
     samples_while_training=False,
 )
@@ -72,7 +70,7 @@ class ArtAdapter(TrainerAdapter):
         self._inference = inference
         self._client = ArtClient(adapter_config)
         self._jobs_file = folder / "art_jobs.json"
-        self._log = JobLog(log)
+        self.job_log = JobLog(log)
         self._jobs: ArtJobs | None = None
         self._streams: dict[str, _Stream] = {}
         self._version: ModelVersion | None = None
@@ -137,7 +135,9 @@ class ArtAdapter(TrainerAdapter):
         stream = self._streams.get(ref.run_id)
         if stream is not None and not stream.task.done():
             metrics = {"metrics": stream.progress.metrics, "rejected": stream.progress.given.rejected}
-            return job_status(ref, TrainingStatusEnum.RUNNING, stream.progress.percent, metadata=metrics)
+            return job_status(
+                ref, TrainingStatusEnum.RUNNING, progress=stream.progress.percent, metadata=metrics
+            )
         job = self._require_jobs().get(ref.run_id)
         if job is None or not job.status.is_final:
             return job_status(
@@ -146,7 +146,7 @@ class ArtAdapter(TrainerAdapter):
         if job.version is None:
             return job_status(ref, job.status, message=job.message)
         facts = {"model_version": job.version.model_dump(mode="json"), "metrics": job.metrics}
-        return job_status(ref, job.status, 100.0, message=job.message, metadata=facts)
+        return job_status(ref, job.status, progress=100.0, message=job.message, metadata=facts)
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
@@ -158,13 +158,6 @@ class ArtAdapter(TrainerAdapter):
             if not stream.task.cancelled() and (error := stream.task.exception()) is not None:
                 raise error
         return await self.status(ref)
-
-    def log_progress(
-        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
-    ) -> None:
-        """Append the facts to the run's log of jobs, or to `openpipe_art_jobs.jsonl` in `output_dir`."""
-        log = self._log if output_dir is None else JobLog.of(BACKEND, output_dir)
-        log.add(ref.run_id, metrics)
 
     async def current_version(self) -> ModelVersion | None:
         """The step that was made, or gone back to, last; None before `initialize`."""
@@ -231,7 +224,9 @@ class ArtAdapter(TrainerAdapter):
             async with asyncio.timeout(seconds):
                 async for line in self._client.train(progress.given.groups):
                     progress.take(line)
-                    self._log.add(name, {key: value for key, value in line.items() if math.isfinite(value)})
+                    self.job_log.add(
+                        name, {key: value for key, value in line.items() if math.isfinite(value)}
+                    )
         except TimeoutError:
             self._end(name, TrainingStatusEnum.FAILED, f"not done after {seconds:g} s ('job_timeout')")
             return
@@ -272,7 +267,7 @@ class ArtAdapter(TrainerAdapter):
         jobs = self._require_jobs()
         if (job := jobs.get(name)) is not None:
             jobs.put(name, job.model_copy(update={"status": status, "message": message, **facts}))
-        self._log.add(name, {"status": status, "message": message})
+        self.job_log.add(name, {"status": status, "message": message})
 
     async def _served(self, step: int, job: str) -> ModelVersion:
         """The version of a step, by the name under which it is served. Raises ArtError when it is not."""
