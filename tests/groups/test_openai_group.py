@@ -7,9 +7,6 @@ import pytest
 
 from etude.backends.capabilities import Capabilities
 from etude.backends.lm_client import ServerVersionError
-from etude.backends.openai_adapter import OpenAiAdapter
-from etude.backends.lm_server import LmServerAdapterConfig
-from etude.backends.local_config import LocalAdapterConfig, LoraConfig
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError

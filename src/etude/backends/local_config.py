@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.backends.capabilities import JobHyperparameters
-from etude.config.component import CHANGEABLE
 from etude.backends.capabilities import EVERY_KIND, Capabilities, JobHyperparameters
-from etude.config.changeable import CHANGEABLE
+from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.sample import Kind
 

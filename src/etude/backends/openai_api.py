@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from etude.config.changeable import CHANGEABLE
+from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
 from etude.inference.openai_config import OpenAiLlmConfig, plain_address

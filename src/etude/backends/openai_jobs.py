@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from etude.backends.capabilities import JobHyperparameters, check_method
 from etude.backends.openai_api import JobsConfig, TrainingJobNotFoundClientError, api_errors, is_temporary
 from etude.backends.openai_rows import jsonl, rows_of
-from etude.backends.trainer_adapter import TrainerAdapter, job_status, pauses
-from etude.core.errors import BackendError
-from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
 from etude.core.errors import BackendError, TrainingError
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.jobs.content import JobContent

@@ -7,10 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from etude.backends.capabilities import JobHyperparameters
-from etude.backends.lm_server import LmServerAdapterConfig
-from etude.backends.local_config import LocalAdapterConfig
-from etude.backends.openai_api import JobsConfig
-from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.errors import RequestError
 from etude.protocols.protocol import Protocol
 

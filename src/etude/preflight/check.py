@@ -18,12 +18,9 @@ from etude.backends.capabilities import (
     check_options,
     check_tokens,
 )
-from etude.backends.local_config import LocalAdapterConfig
-from etude.backends.openai_config import JobsConfig, OpenAiAdapterConfig
 from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig
 from etude.backends.openai_adapter import OpenAiAdapterConfig
 from etude.backends.openai_api import JobsConfig
-from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
