@@ -113,7 +113,7 @@ async def _write(run: Path, file: Path, format: Format, method: Method | None) -
             require_openai_method(folder.path, method)
         elif file.suffix.lower() == ".parquet":
             return await write_parquet(file, folder, phases)
-        return await write_jsonl(file, folder, phases, openai=format is Format.OPENAI)
+        return await write_jsonl(file, folder, phases, openai=format == "openai")
 
 
 def transcripts(
