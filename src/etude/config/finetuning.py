@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from etude.config.component import CHANGEABLE, ComponentConfig, DatasetConfig
-from etude.core.data_model import OWN_COPIES, DataModel
+from etude.core.data_model import DataModel
 
 
 def _named_once(functions: list[str]) -> list[str]:
@@ -24,10 +24,8 @@ Functions = Annotated[list[str], AfterValidator(_named_once)]
 """Functions of the agent, each once."""
 
 
-class RewardFunctionConfig(DataModel):
+class RewardFunctionConfig(DataModel, revalidate_instances="always"):
     """Names the evaluator whose score is the reward."""
-
-    model_config = OWN_COPIES
 
     name: str = Field(description="An entry of `eval.evaluators`.")
 
@@ -50,10 +48,8 @@ class TrainerAdapterConfig(_RewardedConfig):
     """Base of trainer adapter configs: an entry of `trainer_adapters`."""
 
 
-class CurriculumLearningConfig(DataModel):
+class CurriculumLearningConfig(DataModel, revalidate_instances="always"):
     """Train on the easiest groups first, and widen."""
-
-    model_config = OWN_COPIES
 
     enabled: bool = Field(default=False, description="Filter groups by difficulty.")
     initial_percentile: float = Field(
@@ -76,10 +72,8 @@ class CurriculumLearningConfig(DataModel):
     )
 
 
-class FinetuneRunConfig(DataModel):
+class FinetuneRunConfig(DataModel, revalidate_instances="always"):
     """How the runs of the workflow are evaluated while training."""
-
-    model_config = OWN_COPIES
 
     config_file: Path | None = Field(default=None, description="Set to the file that was loaded.")
     dataset: str | Path | SerializeAsAny[DatasetConfig] | None = Field(
@@ -93,10 +87,8 @@ class FinetuneRunConfig(DataModel):
     )
 
 
-class TargetConfig(DataModel):
+class TargetConfig(DataModel, revalidate_instances="always"):
     """One of several models that are trained in one run. What is left out is as `finetuning` has it."""
-
-    model_config = OWN_COPIES
 
     model: str | None = Field(
         default=None, description="The entry of `llms` to train; by default the one called like the target."
@@ -138,14 +130,12 @@ SHIPPED = {"trainer": "epochs", "trajectory_builder": "grpo", "trainer_adapter":
 _COMPONENT = "An entry of `{}`; may be left out when there is only one."
 
 
-class FinetuneConfig(DataModel):
+class FinetuneConfig(DataModel, revalidate_instances="always"):
     """The `finetuning` block.
 
     Where it is enabled, the components that it leaves out are those of `SHIPPED`; in a config, whose
     sections may have others, the only ones that there are.
     """
-
-    model_config = OWN_COPIES
 
     enabled: bool = Field(default=False, description="Must be true to train.")
     trainer: str | None = Field(default=None, description=_COMPONENT.format("trainers"))

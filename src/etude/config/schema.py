@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny
+from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny
 
 from etude.config.component import CHANGEABLE, DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
 from etude.config.document import KeyPath
@@ -18,10 +18,8 @@ from etude.config.finetuning import (
 from etude.core.errors import ConfigError
 
 
-class EvalGeneralConfig(BaseModel):
+class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
     """How episodes are run, in training and in evaluation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_concurrency: Annotated[int, CHANGEABLE] = Field(
         default=8, ge=1, description="Episodes that run at the same time."
@@ -40,10 +38,8 @@ class EvalGeneralConfig(BaseModel):
     )
 
 
-class EvalConfig(BaseModel):
+class EvalConfig(BaseModel, extra="forbid", frozen=True):
     """Examples, and what scores the episodes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     general: EvalGeneralConfig = Field(
         default_factory=EvalGeneralConfig, description="How episodes are run, and on which examples."
@@ -53,10 +49,8 @@ class EvalConfig(BaseModel):
     )
 
 
-class Config(BaseModel):
+class Config(BaseModel, extra="forbid", frozen=True):
     """A config file, with every component's own class in place and every default filled in."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     llms: dict[str, SerializeAsAny[LlmConfig]] = Field(
         default_factory=dict, description="The models that agents call, by name."
