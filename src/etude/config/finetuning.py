@@ -32,9 +32,8 @@ class RewardFunctionConfig(DataModel, revalidate_instances="always", use_attribu
 
 
 class _RewardedConfig(ComponentConfig):
-    reward: RewardFunctionConfig | None = Field(
-        default=None, description="Set from `finetuning.reward_function`; leave it out."
-    )
+    reward: RewardFunctionConfig | None = None
+    """Set from `finetuning.reward_function`; leave it out."""
 
 
 class TrainerConfig(_RewardedConfig):
