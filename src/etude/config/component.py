@@ -12,10 +12,11 @@ CHANGEABLE = "changeable"
 limits, patience, concurrency and memory; never what is trained."""
 
 
-class ComponentConfig(DataModel):
+class ComponentConfig(DataModel, use_attribute_docstrings=True):
     """Base of all component configs. `class MyConfig(TrainerConfig, name="mine")` makes `_type: mine`.
 
-    Unknown keys are errors. The harness hands the reward function down by assignment.
+    Unknown keys are errors, and a key's docstring is its description. The harness hands the reward function
+    down by assignment.
     """
 
     type_name: ClassVar[str] = ""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from etude.config.component import CHANGEABLE, ComponentConfig, DatasetConfig
-from etude.core.data_model import OWN_COPIES, DataModel
+from etude.core.data_model import DataModel
 
 
 def _named_once(functions: list[str]) -> list[str]:
@@ -24,18 +24,16 @@ Functions = Annotated[list[str], AfterValidator(_named_once)]
 """Functions of the agent, each once."""
 
 
-class RewardFunctionConfig(DataModel):
+class RewardFunctionConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
     """Names the evaluator whose score is the reward."""
 
-    model_config = OWN_COPIES
-
-    name: str = Field(description="An entry of `eval.evaluators`.")
+    name: str
+    """An entry of `eval.evaluators`."""
 
 
 class _RewardedConfig(ComponentConfig):
-    reward: RewardFunctionConfig | None = Field(
-        default=None, description="Set from `finetuning.reward_function`; leave it out."
-    )
+    reward: RewardFunctionConfig | None = None
+    """Set from `finetuning.reward_function`; leave it out."""
 
 
 class TrainerConfig(_RewardedConfig):
@@ -50,78 +48,61 @@ class TrainerAdapterConfig(_RewardedConfig):
     """Base of trainer adapter configs: an entry of `trainer_adapters`."""
 
 
-class CurriculumLearningConfig(DataModel):
+class CurriculumLearningConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
     """Train on the easiest groups first, and widen."""
 
-    model_config = OWN_COPIES
-
-    enabled: bool = Field(default=False, description="Filter groups by difficulty.")
-    initial_percentile: float = Field(
-        default=0.3, gt=0, le=1, description="Share of groups trained on at the start."
-    )
-    increment_percentile: float = Field(default=0.2, gt=0, le=1, description="Share added at each expansion.")
-    expansion_interval: int = Field(
-        default=5, ge=1, description="Epochs trained at a percentile before the next expansion."
-    )
-    min_reward_diff: float = Field(
-        default=0.1,
-        ge=0,
-        description="Groups whose best and worst reward differ by less teach nothing and are left out.",
-    )
-    sort_ascending: bool = Field(
-        default=False, description="False: high average reward (easy) first. True: hard first."
-    )
-    random_subsample: float | None = Field(
-        default=None, gt=0, le=1, description="Keep at most this share of the groups, drawn at random."
-    )
+    enabled: bool = False
+    """Filter groups by difficulty."""
+    initial_percentile: float = Field(default=0.3, gt=0, le=1)
+    """Share of groups trained on at the start."""
+    increment_percentile: float = Field(default=0.2, gt=0, le=1)
+    """Share added at each expansion."""
+    expansion_interval: int = Field(default=5, ge=1)
+    """Epochs trained at a percentile before the next expansion."""
+    min_reward_diff: float = Field(default=0.1, ge=0)
+    """Groups whose best and worst reward differ by less teach nothing and are left out."""
+    sort_ascending: bool = False
+    """False: high average reward (easy) first. True: hard first."""
+    random_subsample: float | None = Field(default=None, gt=0, le=1)
+    """Keep at most this share of the groups, drawn at random."""
 
 
-class FinetuneRunConfig(DataModel):
+class FinetuneRunConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
     """How the runs of the workflow are evaluated while training."""
 
-    model_config = OWN_COPIES
-
-    config_file: Path | None = Field(default=None, description="Set to the file that was loaded.")
-    dataset: str | Path | SerializeAsAny[DatasetConfig] | None = Field(
-        default=None, description="In place of `eval.general.dataset`."
-    )
-    validation_dataset: str | Path | SerializeAsAny[DatasetConfig] | None = Field(
-        default=None, description="Held-out examples; without them there is no validation."
-    )
-    validation_interval: int = Field(
-        default=5, ge=1, description="Validate before training, every n epochs, and at the end."
-    )
+    config_file: Path | None = None
+    """Set to the file that was loaded."""
+    dataset: str | Path | SerializeAsAny[DatasetConfig] | None = None
+    """In place of `eval.general.dataset`."""
+    validation_dataset: str | Path | SerializeAsAny[DatasetConfig] | None = None
+    """Held-out examples; without them there is no validation."""
+    validation_interval: int = Field(default=5, ge=1)
+    """Validate before training, every n epochs, and at the end."""
 
 
-class TargetConfig(DataModel):
+class TargetConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
     """One of several models that are trained in one run. What is left out is as `finetuning` has it."""
 
-    model_config = OWN_COPIES
-
-    model: str | None = Field(
-        default=None, description="The entry of `llms` to train; by default the one called like the target."
-    )
-    trajectory_builder: str | None = Field(default=None, description="An entry of `trajectory_builders`.")
-    trainer_adapter: str | None = Field(default=None, description="An entry of `trainer_adapters`.")
-    reward_function: RewardFunctionConfig | None = Field(
-        default=None, description="The evaluator that counts for this model."
-    )
-    target_functions: Functions | None = Field(
-        default=None,
-        min_length=1,
-        description="Functions of the agent whose model calls are trained on; all by default.",
-    )
-    curriculum_learning: CurriculumLearningConfig | None = Field(
-        default=None, description="Easy groups first."
-    )
-    fine_tune_from_scratch: bool | None = Field(
-        default=None, description="Start each job from the base model, and not from the last version."
-    )
-    every: int = Field(default=1, ge=1, description="Train in every n-th epoch only, to alternate.")
-    offset: int = Field(default=0, ge=0, description="Epochs to go by before it is trained first.")
-    frozen: bool = Field(
-        default=False, description="Never train it; its reward in validations is reported all the same."
-    )
+    model: str | None = None
+    """The entry of `llms` to train; by default the one called like the target."""
+    trajectory_builder: str | None = None
+    """An entry of `trajectory_builders`."""
+    trainer_adapter: str | None = None
+    """An entry of `trainer_adapters`."""
+    reward_function: RewardFunctionConfig | None = None
+    """The evaluator that counts for this model."""
+    target_functions: Functions | None = Field(default=None, min_length=1)
+    """Functions of the agent whose model calls are trained on; all by default."""
+    curriculum_learning: CurriculumLearningConfig | None = None
+    """Easy groups first."""
+    fine_tune_from_scratch: bool | None = None
+    """Start each job from the base model, and not from the last version."""
+    every: int = Field(default=1, ge=1)
+    """Train in every n-th epoch only, to alternate."""
+    offset: int = Field(default=0, ge=0)
+    """Epochs to go by before it is trained first."""
+    frozen: bool = False
+    """Never train it; its reward in validations is reported all the same."""
 
     def reason_to_rest(self, epoch: int) -> str | None:
         """Why the model is not to be trained in an epoch (from 0), or None when it is."""
@@ -135,73 +116,51 @@ class TargetConfig(DataModel):
 SHIPPED = {"trainer": "epochs", "trajectory_builder": "grpo", "trainer_adapter": "local"}
 """The components of an enabled block that names none, and of a config whose section for them is left out."""
 
-_COMPONENT = "An entry of `{}`; may be left out when there is only one."
 
-
-class FinetuneConfig(DataModel):
+class FinetuneConfig(DataModel, revalidate_instances="always", use_attribute_docstrings=True):
     """The `finetuning` block.
 
     Where it is enabled, the components that it leaves out are those of `SHIPPED`; in a config, whose
     sections may have others, the only ones that there are.
     """
 
-    model_config = OWN_COPIES
-
-    enabled: bool = Field(default=False, description="Must be true to train.")
-    trainer: str | None = Field(default=None, description=_COMPONENT.format("trainers"))
-    trajectory_builder: str | None = Field(default=None, description=_COMPONENT.format("trajectory_builders"))
-    trainer_adapter: str | None = Field(default=None, description=_COMPONENT.format("trainer_adapters"))
-    reward_function: RewardFunctionConfig | None = Field(
-        default=None, description="The evaluator that counts; may be left out when there is only one."
-    )
-    target_functions: Functions = Field(
-        default_factory=lambda: ["<workflow>"],
-        min_length=1,
-        description="Functions of the agent whose model calls are trained on; `*` for all. Left out for a "
-        "protocol: all.",
-    )
-    target_model: str | None = Field(
-        default=None, description="The entry of `llms` to train; may be left out when there is only one."
-    )
-    targets: dict[str, TargetConfig] = Field(
-        default_factory=dict,
-        description="Several models to train in one run, by a name of their own, in place of `target_model`.",
-    )
-    curriculum_learning: CurriculumLearningConfig = Field(
-        default_factory=CurriculumLearningConfig, description="Easy groups first."
-    )
-    fine_tune_from_scratch: bool = Field(
-        default=False, description="Start each job from the base model, and not from the last version."
-    )
-    collect_ahead: bool = Field(
-        default=False,
-        description="Collect the next epoch's episodes while a job trains, from the weights before it: they "
-        "are one update old then, never more.",
-    )
-    max_staleness: int | None = Field(
-        default=None,
-        ge=0,
-        description="Leave out GRPO trajectories that were sampled from weights of more than this many "
-        "updates ago.",
-    )
-    num_epochs: Annotated[int, CHANGEABLE] = Field(
-        default=1, ge=1, description="How many times to collect and train."
-    )
-    output_dir: Path = Field(default=Path("runs"), description="Where run folders are made.")
-    seed: int = Field(default=0, ge=0, description="Seed of every random choice of the run.")
-    deterministic: bool = Field(
-        default=False,
-        description="Repeat bit for bit on a CPU, whatever is interrupted; a little slower.",
-    )
-    error_budget: Annotated[float, CHANGEABLE] = Field(
-        default=0.2,
-        ge=0,
-        le=1,
-        description="Share of an epoch's episodes or scores that may fail before the run stops.",
-    )
-    run_configuration: FinetuneRunConfig = Field(
-        default_factory=FinetuneRunConfig, description="Validation and the dataset in use."
-    )
+    enabled: bool = False
+    """Must be true to train."""
+    trainer: str | None = None
+    """An entry of `trainers`; may be left out when there is only one."""
+    trajectory_builder: str | None = None
+    """An entry of `trajectory_builders`; may be left out when there is only one."""
+    trainer_adapter: str | None = None
+    """An entry of `trainer_adapters`; may be left out when there is only one."""
+    reward_function: RewardFunctionConfig | None = None
+    """The evaluator that counts; may be left out when there is only one."""
+    target_functions: Functions = Field(default_factory=lambda: ["<workflow>"], min_length=1)
+    """Functions of the agent whose model calls are trained on; `*` for all. Left out for a protocol: all."""
+    target_model: str | None = None
+    """The entry of `llms` to train; may be left out when there is only one."""
+    targets: dict[str, TargetConfig] = Field(default_factory=dict)
+    """Several models to train in one run, by a name of their own, in place of `target_model`."""
+    curriculum_learning: CurriculumLearningConfig = Field(default_factory=CurriculumLearningConfig)
+    """Easy groups first."""
+    fine_tune_from_scratch: bool = False
+    """Start each job from the base model, and not from the last version."""
+    collect_ahead: bool = False
+    """Collect the next epoch's episodes while a job trains, from the weights before it: they are one update
+    old then, never more."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Leave out GRPO trajectories that were sampled from weights of more than this many updates ago."""
+    num_epochs: Annotated[int, CHANGEABLE] = Field(default=1, ge=1)
+    """How many times to collect and train."""
+    output_dir: Path = Path("runs")
+    """Where run folders are made."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of every random choice of the run."""
+    deterministic: bool = False
+    """Repeat bit for bit on a CPU, whatever is interrupted; a little slower."""
+    error_budget: Annotated[float, CHANGEABLE] = Field(default=0.2, ge=0, le=1)
+    """Share of an epoch's episodes or scores that may fail before the run stops."""
+    run_configuration: FinetuneRunConfig = Field(default_factory=FinetuneRunConfig)
+    """Validation and the dataset in use."""
 
     @field_validator("run_configuration", mode="before")
     @classmethod

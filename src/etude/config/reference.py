@@ -80,7 +80,7 @@ def _row(name: str, field: FieldInfo) -> str:
     takes = "the block below" if _parts(field) else describe(slot)
     if _parts(field) and not models_in(slot):
         takes += ", by a name of your own"
-    cells = (f"`{name}`", takes, _default(field), field.description or "")
+    cells = (f"`{name}`", takes, _default(field), " ".join((field.description or "").split()))
     return f"| {' | '.join(map(_cell, cells))} |"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny
+from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny
 
 from etude.config.component import CHANGEABLE, DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
 from etude.config.document import KeyPath
@@ -18,65 +18,47 @@ from etude.config.finetuning import (
 from etude.core.errors import ConfigError
 
 
-class EvalGeneralConfig(BaseModel):
+class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
     """How episodes are run, in training and in evaluation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    max_concurrency: Annotated[int, CHANGEABLE] = Field(
-        default=8, ge=1, description="Episodes that run at the same time."
-    )
-    output_dir: Path | None = Field(
-        default=None, description="Where `etude evaluate` writes its results; by default the run folder."
-    )
-    dataset: SerializeAsAny[DatasetConfig] | None = Field(
-        default=None, description="The examples: a file, `module:function`, or a dataset component."
-    )
-    timeout: Annotated[float, CHANGEABLE] = Field(
-        default=300.0, gt=0, description="Seconds that an episode may take."
-    )
-    max_calls: Annotated[int, CHANGEABLE] = Field(
-        default=1000, ge=1, description="Model calls that an episode may make."
-    )
+    max_concurrency: Annotated[int, CHANGEABLE] = Field(default=8, ge=1)
+    """Episodes that run at the same time."""
+    output_dir: Path | None = None
+    """Where `etude evaluate` writes its results; by default the run folder."""
+    dataset: SerializeAsAny[DatasetConfig] | None = None
+    """The examples: a file, `module:function`, or a dataset component."""
+    timeout: Annotated[float, CHANGEABLE] = Field(default=300.0, gt=0)
+    """Seconds that an episode may take."""
+    max_calls: Annotated[int, CHANGEABLE] = Field(default=1000, ge=1)
+    """Model calls that an episode may make."""
 
 
-class EvalConfig(BaseModel):
+class EvalConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
     """Examples, and what scores the episodes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    general: EvalGeneralConfig = Field(
-        default_factory=EvalGeneralConfig, description="How episodes are run, and on which examples."
-    )
-    evaluators: dict[str, SerializeAsAny[EvaluatorConfig]] = Field(
-        default_factory=dict, description="What scores an episode, by name."
-    )
+    general: EvalGeneralConfig = Field(default_factory=EvalGeneralConfig)
+    """How episodes are run, and on which examples."""
+    evaluators: dict[str, SerializeAsAny[EvaluatorConfig]] = Field(default_factory=dict)
+    """What scores an episode, by name."""
 
 
-class Config(BaseModel):
+class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
     """A config file, with every component's own class in place and every default filled in."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    llms: dict[str, SerializeAsAny[LlmConfig]] = Field(
-        default_factory=dict, description="The models that agents call, by name."
-    )
-    workflow: SerializeAsAny[WorkflowConfig] | None = Field(
-        default=None, description="The agent: `module:function`, or a workflow component."
-    )
-    eval: EvalConfig = Field(default_factory=EvalConfig, description="Examples and scores.")
-    trajectory_builders: dict[str, SerializeAsAny[TrajectoryBuilderConfig]] = Field(
-        default_factory=dict, description="What turns episodes into training data; by default `grpo`."
-    )
-    trainer_adapters: dict[str, SerializeAsAny[TrainerAdapterConfig]] = Field(
-        default_factory=dict, description="Where training happens; by default `local`, in this process."
-    )
-    trainers: dict[str, SerializeAsAny[TrainerConfig]] = Field(
-        default_factory=dict, description="The loop over epochs; by default `epochs`."
-    )
-    finetuning: FinetuneConfig = Field(
-        default_factory=FinetuneConfig, description="What to train, and how long."
-    )
+    llms: dict[str, SerializeAsAny[LlmConfig]] = Field(default_factory=dict)
+    """The models that agents call, by name."""
+    workflow: SerializeAsAny[WorkflowConfig] | None = None
+    """The agent: `module:function`, or a workflow component."""
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    """Examples and scores."""
+    trajectory_builders: dict[str, SerializeAsAny[TrajectoryBuilderConfig]] = Field(default_factory=dict)
+    """What turns episodes into training data; by default `grpo`."""
+    trainer_adapters: dict[str, SerializeAsAny[TrainerAdapterConfig]] = Field(default_factory=dict)
+    """Where training happens; by default `local`, in this process."""
+    trainers: dict[str, SerializeAsAny[TrainerConfig]] = Field(default_factory=dict)
+    """The loop over epochs; by default `epochs`."""
+    finetuning: FinetuneConfig = Field(default_factory=FinetuneConfig)
+    """What to train, and how long."""
 
     _as_written: dict[KeyPath, str] = PrivateAttr(default_factory=dict)
     """Text that `resolved_yaml` writes in place of a value: references to the environment, import paths."""

@@ -7,18 +7,17 @@ import numbers
 from decimal import Decimal
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from etude.core.example import text_id
 
-OWN_COPIES = ConfigDict(revalidate_instances="always")
-"""For values that whoever made them may go on to change: what holds one has a copy."""
 
+class DataModel(BaseModel, extra="forbid", validate_assignment=True):
+    """Fields may be assigned, and are checked then as when the value is made. Unknown fields are errors.
 
-class DataModel(BaseModel):
-    """Fields may be assigned, and are checked then as when the value is made. Unknown fields are errors."""
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    A subclass whose values the one who made them may go on to change has `revalidate_instances="always"`:
+    what holds such a value has a copy of it.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Assign a field. Raises ValidationError, and leaves the value as it was, when it does not fit."""

@@ -7,16 +7,14 @@ import re
 from itertools import compress
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from etude.core.data_model import DataModel, Id, Number
 from etude.core.episode import EpisodeRecord
 
 
-class EvalInputItem(DataModel):
+class EvalInputItem(DataModel, arbitrary_types_allowed=True):
     """One episode as an evaluator sees it."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     id: Id
     """Id of the example."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from etude.core.job import ModelVersion, TrainingJobStatus
 
 
-class EpochEntry(BaseModel):
+class EpochEntry(BaseModel, frozen=True):
     """One finished epoch: trained on, or skipped."""
-
-    model_config = ConfigDict(frozen=True)
 
     epoch: int
     """From 1, as in everything that is stored or shown; arguments of interfaces count from 0."""
@@ -33,10 +31,8 @@ class EpochEntry(BaseModel):
     """After the epoch; None when there is no curriculum."""
 
 
-class ValidationEntry(BaseModel):
+class ValidationEntry(BaseModel, frozen=True):
     """One evaluation on the validation examples."""
-
-    model_config = ConfigDict(frozen=True)
 
     epoch: int
     """How many epochs the evaluated weights had trained for: 0 is the base model."""
@@ -45,10 +41,8 @@ class ValidationEntry(BaseModel):
     version: ModelVersion | None = None
 
 
-class History(BaseModel):
+class History(BaseModel, frozen=True):
     """All that a run has done so far, in order."""
-
-    model_config = ConfigDict(frozen=True)
 
     run_id: str
     epochs: tuple[EpochEntry, ...] = ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from etude.core.data_model import OWN_COPIES, DataModel
+from etude.core.data_model import DataModel
 
 
 class TrainingStatusEnum(StrEnum):
@@ -27,20 +27,16 @@ class TrainingStatusEnum(StrEnum):
         return self not in (TrainingStatusEnum.PENDING, TrainingStatusEnum.RUNNING)
 
 
-class TrainingJobRef(DataModel):
+class TrainingJobRef(DataModel, revalidate_instances="always"):
     """Names a submitted job well enough to find it again from another process."""
-
-    model_config = OWN_COPIES
 
     run_id: str
     backend: str
     metadata: dict[str, Any] | None = None
 
 
-class TrainingJobStatus(DataModel):
+class TrainingJobStatus(DataModel, revalidate_instances="always"):
     """The state of a job at one moment."""
-
-    model_config = OWN_COPIES
 
     run_id: str
     backend: str
@@ -52,10 +48,8 @@ class TrainingJobStatus(DataModel):
     """Backend facts: metrics of the job under `metrics`, the new weights under `model_version`."""
 
 
-class ModelVersion(BaseModel):
+class ModelVersion(BaseModel, frozen=True):
     """Weights that a job produced: what an engine adopts."""
-
-    model_config = ConfigDict(frozen=True)
 
     number: int = Field(ge=0)
     """0 is the base model; each job that trains makes the next."""
@@ -65,10 +59,8 @@ class ModelVersion(BaseModel):
     """Hash of the weights, to show that they changed and that the engine has the right ones."""
 
 
-class Skipped(BaseModel):
+class Skipped(BaseModel, frozen=True):
     """Stands in for a training job where there was nothing to train on. It is never a success."""
-
-    model_config = ConfigDict(frozen=True)
 
     reason: str
     """One sentence for a person: what was missing, and why."""

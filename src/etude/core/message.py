@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from typing import Any, TypeAlias
 
-from pydantic import ConfigDict
-
 from etude.core.data_model import DataModel
 
 Message: TypeAlias = dict[str, Any]
@@ -21,10 +19,8 @@ Tool: TypeAlias = dict[str, Any]
 """A tool in OpenAI's format: `{"type": "function", "function": {"name": …, "parameters": …}}`."""
 
 
-class OpenAIMessage(DataModel):
+class OpenAIMessage(DataModel, extra="allow"):
     """A chat message as OpenAI's API defines it. Nothing that came with it is dropped."""
-
-    model_config = ConfigDict(extra="allow")
 
     role: str
     content: str | None = None

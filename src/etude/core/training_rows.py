@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeFloat, model_validator
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeFloat, model_validator
 
 from etude.core.message import Message, Tool
 from etude.core.sample import PER_TOKEN, Answer, Kind, Sample, Turn
@@ -18,8 +18,8 @@ from etude.core.trajectory import Method
 TokenId: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Row(BaseModel, frozen=True, extra="forbid"):
+    """A part of a line."""
 
 
 class RowFunction(_Row):
