@@ -1,7 +1,7 @@
 import pytest
 
 from etude.core.errors import TrainingError
-from etude.groups.lineage import check_adopted, check_changed
+from etude.groups.lineage import check_changed
 from tests.report.histories import version
 
 
@@ -12,12 +12,6 @@ def test_new_weights_have_another_digest_and_a_higher_number():
         check_changed(version(1), version(1), "job")
     with pytest.raises(TrainingError, match="count upwards"):
         check_changed(version(2), version(1), "job")
-
-
-def test_an_engine_samples_from_the_weights_that_it_was_given():
-    check_adopted(1, version(1), "policy")
-    with pytest.raises(TrainingError, match="'policy' still samples from version 0 after adopting version 1"):
-        check_adopted(0, version(1), "policy")
 
 
 def test_a_job_that_starts_from_the_base_may_make_the_same_weights_again():

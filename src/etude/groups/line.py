@@ -23,7 +23,7 @@ from etude.core.job import (
     TrainingStatusEnum,
 )
 from etude.core.trajectory import TrajectoryCollection
-from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_adopted, check_changed
+from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_changed
 from etude.jobs.content import JobNameTakenError
 from etude.store.journal import Journal
 
@@ -68,19 +68,10 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus, advice: Ad
     raise TrainingError(f"{ended}{reason}. {advice.again} to try again; nothing that was collected is lost.")
 
 
-def version_of(status: TrainingJobStatus, required: bool, ref: TrainingJobRef) -> ModelVersion | None:
-    """The weights that a completed job made.
-
-    None when the backend does not say; raises TrainingError when it promised to (`required`).
-    """
+def version_of(status: TrainingJobStatus) -> ModelVersion | None:
+    """The weights that a completed job made; None when the backend does not say."""
     version = (status.metadata or {}).get("model_version")
-    if version is not None:
-        return ModelVersion.model_validate(version)
-    if required:
-        raise TrainingError(
-            f"job {ref.run_id} ({ref.backend}) is completed, and does not say what weights it made"
-        )
-    return None
+    return None if version is None else ModelVersion.model_validate(version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +236,13 @@ class ModelLine:
         """Sample from the weights that a completed job made, once it is sure that they are new.
 
         Either the engine has them and the lineage says so, or everything is as it was. None when the
-        backend does not say what it made. Raises TrainingError.
+        backend does not say what it made. Raises TrainingError, also where it promised to say.
         """
-        version = version_of(status, self.adapter.capabilities().versions, ref)
+        version = version_of(status)
+        if version is None and self.adapter.capabilities().versions:
+            raise TrainingError(
+                f"job {ref.run_id} ({ref.backend}) is completed, and does not say what weights it made"
+            )
         if version is None:
             self._say_once(
                 f"{ref.backend} does not say what weights it made: it cannot be checked that they changed, "
@@ -272,7 +267,12 @@ class ModelLine:
     async def sample_from(self, version: ModelVersion) -> None:
         """Have the engine sample from `version`. Raises TrainingError when it does not."""
         await self.engine.adopt(version)
-        check_adopted(self.engine.version, version, self.model)
+        if self.engine.version != version.number:
+            raise TrainingError(
+                f"the model {self.model!r} still samples from version {self.engine.version} after adopting "
+                f"version {version.number} ({version.location}): the policy sampled next would not be the "
+                "one trained"
+            )
         self.version = version
 
     def _say_once(self, text: str) -> None:

@@ -185,12 +185,3 @@ def check_changed(
             f"job {job} made version {after.number}, and version {before.number} was there before it; "
             "versions must count upwards"
         )
-
-
-def check_adopted(engine_version: int, version: ModelVersion, model: str) -> None:
-    """Raise TrainingError unless the engine samples from the new weights."""
-    if engine_version != version.number:
-        raise TrainingError(
-            f"the model {model!r} still samples from version {engine_version} after adopting version "
-            f"{version.number} ({version.location}): the policy sampled next would not be the one trained"
-        )

@@ -67,7 +67,7 @@ class SharedModelGroup:
         self.agent_wholes: Mapping[str, GroupAgent] = by_name(group_name, agent_wholes)
         self.settings: ModelSettings = agreed(group_name, self.agent_wholes)
         self.protocol = protocol
-        for name in self.agent_wholes if protocol is not None else ():
+        for name in self.agent_wholes:
             if protocol is not None and name not in protocol.agents:
                 known = ", ".join(protocol.agents)
                 raise RequestError(f"protocol '{protocol.name}' has no agent '{name}'; agents: {known}")
@@ -227,7 +227,7 @@ class SharedModelGroup:
             return now
         status = await self.line.status(ref)
         require_completed(ref, status, self.line.advice)
-        if not self._is_hosted_here(ref, status):
+        if not self._is_hosted_here(status):
             await self.line.adopt(ref, status)
         await self._keep(self._state.model_copy(update={"version": self.line.version}))
         return self.line.version
@@ -320,9 +320,9 @@ class SharedModelGroup:
         made_by = TrainingJobRef(run_id=version.location, backend=self.line.adapter.adapter_config.type_name)
         await self.line.log.add(LineageEntry(version=version, job=made_by))
 
-    def _is_hosted_here(self, ref: TrainingJobRef, status: TrainingJobStatus) -> bool:
+    def _is_hosted_here(self, status: TrainingJobStatus) -> bool:
         """Whether the model that a job made is sampled from already: after a state that says so."""
-        version, current = version_of(status, False, ref), self.line.version
+        version, current = version_of(status), self.line.version
         if version is None or current is None or not isinstance(self.line.adapter, OpenAiJobs):
             return False
         return version.location == current.location
