@@ -129,7 +129,7 @@ class TrainerSeam(ABC):
         *args: Any,
         **kwargs: Any,
     ) -> TrainingJobRef | Skipped:
-        """What is collected and submitted in it is the epoch's."""
+        """Count to the epoch all that is collected and submitted in it."""
         if self.__books is None:
             return await proceed(epoch, *args, **kwargs)
         follower, number = self.__follower, epoch

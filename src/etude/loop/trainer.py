@@ -23,7 +23,7 @@ from etude.loop.bookkeeper import require_trained
 from etude.loop.checks import without_stale
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
-from etude.loop.metrics import reason_for_skip, reason_to_stop
+from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
 from etude.store.figures import versions_made, versions_to_keep
 from etude.store.summary import summary_of
 
@@ -233,8 +233,8 @@ class EpochTrainer(Trainer):
             books.check(collection, epoch)
         seconds = time.monotonic() - started
         self._curriculum_facts = {}
-        self._prepared[epoch] = self.apply_curriculum_learning(collection, epoch)
-        self._curriculum_facts |= {"collecting_seconds": seconds}
+        self._prepared[epoch] = selected = self.apply_curriculum_learning(collection, epoch)
+        self._curriculum_facts |= {"collecting_seconds": seconds, **selection_metrics(selected)}
 
     async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
