@@ -24,7 +24,7 @@ from etude.learner.plan import Schedule
 from etude.learner.warm_up import Stage, StageReport, warm_up
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
 from etude.rewards.evaluation_run import measure
-from etude.rollout.tools import describe_tools
+from etude.rollout.reply import describe_tools
 
 from agent import correct, solve
 from task import Question, calculator, draw_questions

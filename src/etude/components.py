@@ -14,7 +14,7 @@ import etude.backends.local
 import etude.backends.openai_adapter
 import etude.inference.local
 import etude.inference.openai_compatible
-import etude.loop.live
+import etude.loop.arguments
 import etude.loop.trainer
 import etude.protocols.registry
 import etude.rewards.evaluator

@@ -6,8 +6,7 @@ import pydantic
 import pytest
 
 from etude.core.errors import RequestError
-from etude.rollout.reply import ToolCall
-from etude.rollout.tools import describe_tools
+from etude.rollout.reply import ToolCall, describe_tools
 
 
 class Place(pydantic.BaseModel):

@@ -147,12 +147,11 @@ async def evaluate(
     line for each episode are written into the run folder, and where the config says. Raises RequestError
     when that cannot be done, and another EtudeError when the work failed.
     """
+    version, engines = None, dict[str, Engine]()
+    if request.run is not None:
+        whose = "" if request.target is None else f"{request.target}:"
+        version = choose_version(Path(request.run), f"{whose}v{request.version or 0}")
     async with AsyncExitStack() as exits:
-        engines: dict[str, Engine] = {}
-        version = None
-        if request.run is not None:
-            whose = "" if request.target is None else f"{request.target}:"
-            version = choose_version(Path(request.run), f"{whose}v{request.version or 0}")
         target = replaced_model(config, version)
         if version is not None and target is not None and isinstance(config.llms[target], LocalLlmConfig):
             engines[target] = await engine_of(config, target, version)

@@ -128,7 +128,7 @@ class TrainerSeam(ABC):
         *args: Any,
         **kwargs: Any,
     ) -> TrainingJobRef | Skipped:
-        """What is collected and submitted in it is the epoch's."""
+        """Count to the epoch all that is collected and submitted in it."""
         if self.__books is None:
             return await proceed(epoch, *args, **kwargs)
         follower, number = self.__follower, epoch
@@ -167,9 +167,8 @@ class TrainerSeam(ABC):
     async def around_cleanup(self, proceed: Callable[..., Awaitable[None]]) -> None:
         """Nobody goes on collecting; the components are freed, whatever one of them raises."""
         async with AsyncExitStack() as exits:
-            if self.__follower is not None:
-                exits.push_async_callback(self.__follower.adapter.cleanup)
-                exits.push_async_callback(self.__follower.builder.cleanup)
+            for component in reversed(self.__parts or ()):
+                exits.push_async_callback(component.cleanup)
             if self.__books is not None:
                 exits.push_async_callback(self.__books.collections.stop)
             await proceed()

@@ -22,7 +22,7 @@ from etude.loop.bookkeeper import require_trained
 from etude.loop.checks import without_stale
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
-from etude.loop.metrics import reason_for_skip, reason_to_stop
+from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
 from etude.store.figures import versions_made, versions_to_keep
 from etude.store.summary import summary_of
 
@@ -205,12 +205,14 @@ class EpochTrainer(Trainer):
             return selected
         if not len(selected):
             return Skipped(reason=reason_for_skip(await self.bookkeeper.metrics(epoch)))
-        fresh = self._without_stale(selected)
-        if not len(fresh):
-            bound = self.run_config.max_staleness
-            reason = f"weights more than {bound} updates ago (max_staleness)"
-            return Skipped(reason=f"all {len(selected)} trajectories are of {reason}")
-        return await self.bookkeeper.submit(fresh)
+        bound = self.run_config.max_staleness
+        if bound is not None and selected.method == "grpo":
+            selected, stale = without_stale(selected, versions_made(self.history), bound)
+            self._curriculum_facts |= {"stale_trajectories": stale}
+            if not len(selected):
+                reason = f"weights more than {bound} updates ago (max_staleness)"
+                return Skipped(reason=f"all {stale} trajectories are of {reason}")
+        return await self.bookkeeper.submit(selected)
 
     async def prepare_epoch(self, epoch: int, run_id: str) -> None:
         """Collect and choose what `run_epoch` submits, unless that was done."""
@@ -230,17 +232,8 @@ class EpochTrainer(Trainer):
             books.check(collection, epoch)
         seconds = time.monotonic() - started
         self._curriculum_facts = {}
-        self._prepared[epoch] = self.apply_curriculum_learning(collection, epoch)
-        self._curriculum_facts |= {"collecting_seconds": seconds}
-
-    def _without_stale(self, collection: TrajectoryCollection) -> TrajectoryCollection:
-        """The data without the trajectories that are too old to be trained on now."""
-        bound = self.run_config.max_staleness
-        if bound is None or collection.method != "grpo":
-            return collection
-        kept, dropped = without_stale(collection, versions_made(self.history), bound)
-        self._curriculum_facts |= {"stale_trajectories": dropped}
-        return kept
+        self._prepared[epoch] = selected = self.apply_curriculum_learning(collection, epoch)
+        self._curriculum_facts |= {"collecting_seconds": seconds, **selection_metrics(selected)}
 
     async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
@@ -306,11 +299,7 @@ class EpochTrainer(Trainer):
         }
 
     async def cleanup(self) -> None:
-        """Free what the builder and the adapter hold; what one of them raises does not stop the other."""
-        try:
-            await self.trajectory_builder.cleanup()
-        finally:
-            await self.trainer_adapter.cleanup()
+        """Free what the trainer holds: nothing. The builder and the adapter are freed around it."""
 
     @asynccontextmanager
     async def _or_forgotten(self, epoch: int) -> AsyncIterator[None]:

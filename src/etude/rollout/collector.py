@@ -136,25 +136,6 @@ class Collector:
         stored = read_episode(self._journal, job.id, job.example)
         if stored is not None:
             return stored
-        record, names = await self._run(job)
-        await self._journal.put(job.id, encode_episode(record, names))
-        return record
-
-    async def _work(
-        self,
-        waiting: Iterator[EpisodeJob],
-        finished: asyncio.Queue[EpisodeRecord | BaseException | None],
-    ) -> None:
-        """Run jobs until there are none, and say so; an error ends the collection."""
-        try:
-            for job in waiting:
-                await finished.put(await self.run(job))
-        except Exception as error:  # noqa: BLE001  the jobs are the caller's code; it is raised there
-            await finished.put(error)
-        else:
-            await finished.put(None)
-
-    async def _run(self, job: EpisodeJob) -> tuple[EpisodeRecord, Mapping[int, str]]:
         recorder = Recorder(
             job.id,
             self._models,
@@ -183,4 +164,19 @@ class Collector:
             failure=failure,
             seconds=time.perf_counter() - started,
         )
-        return record, recorder.names
+        await self._journal.put(job.id, encode_episode(record, recorder.names))
+        return record
+
+    async def _work(
+        self,
+        waiting: Iterator[EpisodeJob],
+        finished: asyncio.Queue[EpisodeRecord | BaseException | None],
+    ) -> None:
+        """Run jobs until there are none, and say so; an error ends the collection."""
+        try:
+            for job in waiting:
+                await finished.put(await self.run(job))
+        except Exception as error:  # noqa: BLE001  the jobs are the caller's code; it is raised there
+            await finished.put(error)
+        else:
+            await finished.put(None)

@@ -18,8 +18,7 @@ from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.rollout.recorder import Recorder
-from etude.rollout.reply import Reply, reply_of
-from etude.rollout.tools import describe_tools
+from etude.rollout.reply import Reply, describe_tools, reply_of
 from etude.rollout.workflow import FunctionScope, current_function
 from etude.wire.bodies import plain_messages
 from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
@@ -235,9 +234,10 @@ class SyncEpisode:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, run on the episode's event loop; for other threads only."""
+        over = EpisodeError(f"episode {self.id} is over; it can make no more calls")
         if self._over:
             work.close()
-            raise self._is_over()
+            raise over
         if threading.get_ident() == self._thread:
             work.close()
             raise EpisodeError("a blocking call on the event loop would wait for ever; write `async def`")
@@ -246,9 +246,6 @@ class SyncEpisode:
         try:
             return waiting.result()
         except concurrent.futures.CancelledError as error:
-            raise self._is_over() from error
+            raise over from error
         finally:
             self._waiting.discard(waiting)
-
-    def _is_over(self) -> EpisodeError:
-        return EpisodeError(f"episode {self.id} is over; it can make no more calls")

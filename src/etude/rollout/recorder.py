@@ -56,10 +56,6 @@ class Models:
             raise RequestError(f"there is no model '{name}'; models: {', '.join(self.engines)}")
         return name
 
-    def sampling_of(self, name: str) -> Sampling:
-        """How a model samples when nothing else is asked for."""
-        return self.sampling.get(name) or Sampling()
-
 
 class Recorder:
     """The calls of one episode, in order.
@@ -88,7 +84,8 @@ class Recorder:
         self._max_calls = max_calls
         self._asked: dict[str, int] = {}
         self._calls: list[Call | None] = []
-        self._names: dict[int, str] = {}
+        self.names: dict[int, str] = {}
+        """Of the calls that are in the journal, by index."""
         self._reader = CallReader(journal, episode_id)
         self._closed = False
         self._under_way: dict[int, float] = {}
@@ -100,11 +97,6 @@ class Recorder:
     def last_index(self) -> int:
         """Index of the call that was started last; -1 when there was none."""
         return len(self._calls) - 1
-
-    @property
-    def names(self) -> Mapping[int, str]:
-        """The names of the calls that are in the journal, by index."""
-        return self._names
 
     def calls(self) -> tuple[Call, ...]:
         """All calls that were started and came to an end."""
@@ -134,7 +126,8 @@ class Recorder:
         """
         await self._admit()
         model = self.models.choose(model)
-        chosen = change_sampling(change_sampling(self.models.sampling_of(model), sampling), self._override)
+        default = self.models.sampling.get(model) or Sampling()
+        chosen = change_sampling(change_sampling(default, sampling), self._override)
         digest = _digest(model, messages, tools, chosen)
         count = self._asked.get(digest, 0)
         self._asked[digest] = count + 1
@@ -150,31 +143,29 @@ class Recorder:
             self._longest = max(self._longest, time.monotonic() - self._under_way.pop(index))
         if not self._closed:
             self._calls[index] = call
-            self._names[index] = name
+            self.names[index] = name
         return name, call
 
     async def _admit(self) -> None:
-        too_many = self._max_calls is not None and len(self._calls) >= self._max_calls
-        if not self._closed and not too_many:
+        if self._closed:
+            problem = "is over; it can make no more calls"
+        elif self._max_calls is not None and len(self._calls) >= self._max_calls:
+            problem = (
+                f"has made {self._max_calls} calls, which is the limit; mend the agent's loop, or raise "
+                "eval.general.max_calls"
+            )
+        else:
             return
         # A loop that catches the error and asks again must not keep the event loop from everyone else.
         await asyncio.sleep(0)
-        if self._closed:
-            raise EpisodeError(f"episode {self.episode_id} is over; it can make no more calls")
-        raise EpisodeError(
-            f"episode {self.episode_id} has made {self._max_calls} calls, which is the limit; "
-            f"mend the agent's loop, or raise eval.general.max_calls"
-        )
+        raise EpisodeError(f"episode {self.episode_id} {problem}")
 
     async def _make(self, name: str, asked: Call) -> Call:
         """The call with its answer, from the model or from the journal."""
 
         async def sample() -> Call:
-            earlier = tuple(
-                call
-                for call in self._calls
-                if call is not None and call.completion is not None and call.model == asked.model
-            )
+            answered = (call for call in self.calls() if call.completion is not None)
+            earlier = tuple(call for call in answered if call.model == asked.model)
             engine, request = self.models.engines[asked.model], asked.request
             completion = await engine.complete(replace(request, earlier=earlier) if earlier else request)
             return replace(asked, completion=completion, retries=count.retries)
@@ -209,7 +200,7 @@ class Recorder:
                 continue
             shared = shared_messages(candidate, call.request.messages)
             if shared > most:
-                best, most = (self._names[candidate.index], candidate), shared
+                best, most = (self.names[candidate.index], candidate), shared
             if shared > len(candidate.request.messages):
                 break  # It continues this one; an earlier one cannot share more that matters.
         return best

@@ -215,23 +215,22 @@ def _meant(value: Any) -> Any:
         return [_meant(inner) for inner in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    kind = kind_of(value)
+    package = type(value).__module__.partition(".")[0]
+    is_data = hasattr(value, "model_dump") or dataclasses.is_dataclass(value)
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()  # Or Python would warn that nobody awaited it.
-        raise NoOutput(f"the workflow returned {kind} that nobody awaited; write `return await …`")
-    if isinstance(value, Iterator | AsyncIterator):
-        raise NoOutput(
-            f"the workflow returned {kind} (does it `yield`?); return all of it, as a list or text"
-        )
-    if isinstance(value, _OURS):
-        raise NoOutput(f"the workflow returned {kind} of etude; return the answer, such as `reply.text`")
-    package = type(value).__module__.partition(".")[0]
-    if package in _CLIENTS:
-        raise NoOutput(f"the workflow returned {kind} of {package}; return the text of the answer in it")
-    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
-        raise NoOutput(f"the workflow returned {kind}; return it as a list: `.tolist()`")
-    is_data = hasattr(value, "model_dump") or dataclasses.is_dataclass(value)
-    if isinstance(value, type) or (callable(value) and not is_data):
-        raise NoOutput(f"the workflow returned {value!r:.80}, which can be called; return its result")
-    return value
+        problem = f"{kind_of(value)} that nobody awaited; write `return await …`"
+    elif isinstance(value, Iterator | AsyncIterator):
+        problem = f"{kind_of(value)} (does it `yield`?); return all of it, as a list or text"
+    elif isinstance(value, _OURS):
+        problem = f"{kind_of(value)} of etude; return the answer, such as `reply.text`"
+    elif package in _CLIENTS:
+        problem = f"{kind_of(value)} of {package}; return the text of the answer in it"
+    elif getattr(value, "ndim", 0) and hasattr(value, "tolist"):
+        problem = f"{kind_of(value)}; return it as a list: `.tolist()`"
+    elif isinstance(value, type) or (callable(value) and not is_data):
+        problem = f"{value!r:.80}, which can be called; return its result"
+    else:
+        return value
+    raise NoOutput(f"the workflow returned {problem}")
