@@ -8,14 +8,21 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from etude.algorithms.samples import Branch, branches_in, is_targeted, pair_of, sample_of, with_returns
+from etude.algorithms.samples import (
+    Branch,
+    branches_in,
+    discounted_returns,
+    is_targeted,
+    pair_of,
+    sample_of,
+    with_returns,
+)
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.message import message_key
 from etude.core.sample import Pair, Sample, Unit
 from etude.protocols.tree import EpisodeTree, Node, choices
-from etude.rewards.shaping import discounted_returns
 
 
 @dataclass(frozen=True, slots=True)

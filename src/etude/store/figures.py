@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from etude.core.history import EpochEntry, History, ValidationEntry
 from etude.core.job import ModelVersion
+from etude.core.stats import shown_mean
 
 Entry: TypeAlias = EpochEntry | ValidationEntry
 
@@ -56,6 +57,12 @@ def version_of(entry: Entry) -> int | None:
     """The number of the version that an entry's figures are of."""
     version = entry.version if isinstance(entry, ValidationEntry) else entry.sampled_from
     return None if version is None else version.number
+
+
+def shown_reward(metrics: Mapping[str, Any]) -> str:
+    """A reward with its interval, as text."""
+    reward, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
+    return "none" if reward is None else shown_mean(reward, low, high)
 
 
 def with_rewards(entries: Sequence[Entry]) -> list[Entry]:
