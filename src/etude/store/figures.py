@@ -49,6 +49,12 @@ def name_of(entry: Entry) -> str:
     return f"validation {_when(entry)}" if isinstance(entry, ValidationEntry) else f"epoch {entry.epoch}"
 
 
+def short_name(entry: Entry) -> str:
+    """The same with the version that it is a figure of."""
+    version = version_of(entry)
+    return name_of(entry) + ("" if version is None else f" (v{version})")
+
+
 def _when(entry: ValidationEntry) -> str:
     return "before training" if entry.epoch == 0 else f"after epoch {entry.epoch}"
 
@@ -124,11 +130,10 @@ def best_version(history: History) -> ModelVersion | None:
 def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
     """The `count` best versions and the last one, from which a run is resumed; oldest first."""
     ranked = sorted(measured_versions(history), key=lambda pair: (-pair[1], -pair[0].number))
-    chosen = {version.number: version for version, _ in ranked}
-    best = list(chosen.values())[:count]
+    best = list({version.number: version for version, _ in ranked}.values())[:count]
     last = last_version(history)
-    kept = {version.number: version for version in [*best, *([last] if last is not None else [])]}
-    return [kept[number] for number in sorted(kept)]
+    kept = best if last is None else [*best, last]
+    return sorted({version.number: version for version in kept}.values(), key=lambda each: each.number)
 
 
 def versions_made(history: History) -> list[int]:
