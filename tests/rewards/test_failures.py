@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.errors import ErrorBudgetExceeded
-from etude.rewards.failures import ErrorBudget
+from etude.rewards.gathering import ErrorBudget
 
 
 def spend(budget: ErrorBudget, episodes: int, scores: int) -> None:

@@ -17,7 +17,6 @@ from etude.core.episode import EpisodeRecord, Event
 from etude.core.errors import TrainingError
 from etude.core.message import Message, message_key
 from etude.core.sample import Pair, Sample, Turn, shared_length
-from etude.rewards.shaping import discounted_returns
 
 EVERY_FUNCTION = "*"
 """Stands for all functions among the targeted ones."""
@@ -214,7 +213,7 @@ def step_returns(
     if not given:
         return None
     steps[-1] += reward
-    return list(discounted_returns(steps, discount))
+    return discounted_returns(steps, discount)
 
 
 def pair_of(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
@@ -256,3 +255,19 @@ def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> No
                 "and the trainer adapter needs them. Use an engine that returns them (an OpenAI-compatible "
                 "endpoint with 'logprobs: true' and 'return_token_ids: true'), or an adapter that takes text."
             )
+
+
+def discounted_returns(step_rewards: Sequence[float], discount: float) -> list[float]:
+    """The return of each step: `G[t] = r[t] + discount * G[t + 1]`.
+
+    Sutton and Barto, Reinforcement Learning (2018), equation 3.9. As many values as steps. Raises
+    ValueError for a discount outside [0, 1].
+    """
+    if not 0 <= discount <= 1:
+        raise ValueError(f"a discount must lie between 0 and 1, found {discount}")
+    returns: list[float] = []
+    following = 0.0
+    for reward in reversed(step_rewards):
+        following = reward + discount * following
+        returns.append(following)
+    return returns[::-1]

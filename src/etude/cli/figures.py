@@ -44,13 +44,13 @@ def by_target(summary: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, An
 def show_evaluators(history: History) -> None:
     """The mean of each evaluator with its interval, in everything that was measured."""
     from etude.report.figure_lines import evaluators_in, shown_bounds
-    from etude.store.figures import figure_of, name_of
+    from etude.store.figures import figure_of, short_name
 
     measured = (entry for entry in history.epochs if entry.resting is None)
     entries: list[Entry] = [*history.validations, *measured]
     names = evaluators_in([figure_of(entry) for entry in entries])
     rows = [
-        (name, name_of(entry), score["mean"], shown_bounds(score["low"], score["high"]), score["n"])
+        (name, short_name(entry), score["mean"], shown_bounds(score["low"], score["high"]), score["n"])
         for name in names
         for entry in entries
         if (score := (entry.metrics.get("evaluators") or {}).get(name)) is not None

@@ -14,7 +14,7 @@ from etude.config.document import dig, dump, strings
 from etude.core.errors import RequestError
 from etude.core.history import History
 from etude.loop.model import load_version
-from etude.report.figure_lines import evaluators_in, shown_score
+from etude.report.figure_lines import evaluators_in, shown_bounds, shown_score
 from etude.store.facts import facts_of, histories_of
 from etude.store.figures import Entry, figure_of, version_of, with_rewards
 from etude.store.files import draft_of
@@ -137,9 +137,8 @@ def _results(history: History, wanted: RunVersion) -> Iterator[str]:
 
 
 def _result(label: str, figure: dict[str, Any]) -> tuple[Any, ...]:
-    low, high, reward = (figure[key] for key in ("reward_low", "reward_high", "avg_reward"))
-    interval = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-    return label, "none" if reward is None else f"{reward:.3f}", interval, figure["n"]
+    reward, interval = figure["avg_reward"], shown_bounds(figure["reward_low"], figure["reward_high"])
+    return label, "none" if reward is None else f"{reward:.3f}", interval or "", figure["n"]
 
 
 def _making(wanted: RunVersion) -> Iterator[str]:

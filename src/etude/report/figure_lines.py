@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.stats import shown_mean
+from etude.store.figures import shown_reward
 
 VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
 
@@ -36,8 +37,7 @@ def shown_figure(figure: Mapping[str, Any]) -> str:
     """A reward with its interval and how many rewards there are, as text."""
     if figure["avg_reward"] is None:
         return "none  n=0"
-    shown = shown_mean(figure["avg_reward"], figure["reward_low"], figure["reward_high"])
-    return shown if figure["n"] is None else f"{shown}  n={figure['n']}"
+    return shown_reward(figure) + ("" if figure["n"] is None else f"  n={figure['n']}")
 
 
 def shown_score(score: Mapping[str, Any] | None) -> str:

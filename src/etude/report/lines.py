@@ -14,6 +14,9 @@ from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.core.stats import shown_mean
 from etude.store.figures import failed_counts
+from etude.core.numbers import finite
+from etude.core.progress import Progress, Silent
+from etude.store.figures import failed_counts, shown_reward
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -108,12 +111,6 @@ def sparkline(values: list[float], width: int = 24) -> str:
     if high - low < 1e-12:
         return _BLOCKS[len(_BLOCKS) // 2] * len(shown)
     return "".join(_BLOCKS[round((value - low) / (high - low) * (len(_BLOCKS) - 1))] for value in shown)
-
-
-def shown_reward(metrics: Mapping[str, Any]) -> str:
-    """A reward with its interval, as text."""
-    reward, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
-    return "none" if reward is None else shown_mean(reward, low, high)
 
 
 def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:

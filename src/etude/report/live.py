@@ -20,11 +20,11 @@ from etude.report.lines import (
     JsonProgress,
     LineProgress,
     RunState,
-    shown_reward,
     shown_time,
     shown_validation,
     sparkline,
 )
+from etude.store.figures import shown_reward
 
 _LEAST, _MOST = 20, 100
 """Columns of the panel."""

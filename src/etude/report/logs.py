@@ -33,13 +33,12 @@ class LogLines(logging.Handler):
 
     def __init__(self, shown: LogLevel) -> None:
         super().__init__()
-        self.shown = shown
+        # Not the handler's own level, which would hide what a logger was given a level for.
+        self._least = logging.getLevelNamesMapping()[shown.name]
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is shown."""
-        least = number_of(self.shown)
-        if not _is_own(record):
-            least = max(least, logging.WARNING)
+        least = self._least if _is_own(record) else max(self._least, logging.WARNING)
         return super().filter(record) is not False and (record.levelno >= least or _has_level(record.name))
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -50,7 +49,9 @@ class LogLines(logging.Handler):
             real: TextIO = getattr(stream, "rich_proxied_file", stream)
             at_terminal = real.isatty()
             formatter = logging.Formatter(_FORMAT, datefmt="%H:%M:%S" if at_terminal else None)
-            print(formatter.format(record), file=stream if at_terminal else real, flush=True)
+            out = stream if at_terminal else real
+            out.write(f"{formatter.format(record)}\n")
+            out.flush()
         except Exception:  # noqa: BLE001  as logging's own handlers do: a line that cannot be written ends no run
             self.handleError(record)
 
@@ -61,12 +62,7 @@ def show_logs(level: LogLevel) -> None:
     for handler in [handler for handler in root.handlers if isinstance(handler, LogLines)]:
         root.removeHandler(handler)
     root.addHandler(LogLines(level))
-    root.setLevel(number_of(level))
-
-
-def number_of(level: LogLevel) -> int:
-    """The level as `logging` counts."""
-    return logging.getLevelNamesMapping()[level.name]
+    root.setLevel(level.name)
 
 
 def _is_own(record: logging.LogRecord) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,9 +16,15 @@ from etude.core.evaluation import (
     EvalOutput,
     EvalOutputItem,
     EvaluationRunOutput,
+    FailureCause,
+    without_numbers,
 )
 from etude.core.example import Example
-from etude.rewards.failures import merge_causes
+
+_CAUSES = 5
+"""Causes of failures that are told apart in metrics; the others are counted by kind only."""
+_LONGEST = 200
+"""Characters of a cause."""
 
 OnEpisode: TypeAlias = Callable[[EpisodeRecord], None]
 OnScore: TypeAlias = Callable[[str, EvalOutputItem], None]
@@ -114,3 +120,22 @@ def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
         calls=dict(calls),
         left_out=[item for output in outputs for item in output.left_out],
     )
+
+
+def merge_causes(causes: Iterable[FailureCause]) -> list[FailureCause]:
+    """The causes with those that differ in numbers only added up: the most frequent, in that order.
+
+    Of each the first line of the message, and the episode that comes first by its id: not the first one in
+    time, which would be another one each time that the run is made.
+    """
+    merged: dict[tuple[str, str], FailureCause] = {}
+    for cause in causes:
+        line = next((line.strip() for line in cause.reason.splitlines() if line.strip()), "no message")
+        reason = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+        key = cause.kind, without_numbers(reason)
+        cause = cause.model_copy(update={"reason": reason})
+        known = merged.get(key)
+        count = cause.count + (known.count if known else 0)
+        first = min(known or cause, cause, key=lambda each: each.episode)
+        merged[key] = first.model_copy(update={"count": count})
+    return sorted(merged.values(), key=lambda cause: (-cause.count, cause.kind, cause.reason))[:_CAUSES]

@@ -5,32 +5,22 @@ Also stored episodes: scored again with other evaluators, and failures forgotten
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from etude.core.call import Sampling
-from etude.core.episode import EpisodeRecord, Failure, call_counts
+from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import ErrorBudgetExceeded, RequestError
-from etude.core.evaluation import EvalInput, EvalInputItem, EvaluationRunOutput
+from etude.core.evaluation import EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.stats import Estimate, estimate
-from etude.rewards.evaluation import (
-    Evaluation,
-    EvaluationRequest,
-    OnEpisode,
-    OnScore,
-    item_of,
-    summary_of,
-)
-from etude.rewards.evaluator import unscored
-from etude.rewards.failures import ErrorBudget, merge_causes
-from etude.rewards.scorer import Scorer, Scores
+from etude.rewards.evaluation import Evaluation, EvaluationRequest, OnScore
+from etude.rewards.gathering import Gathering
+from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow
 from etude.store.episodes import phase_of, read_episode, stored_episodes
@@ -207,118 +197,6 @@ async def measure(
         run = EvaluationRun(collector, {"reward": evaluator}, journal, max_concurrency=max_concurrency)
         output = await run.run(examples, phase="measure", keep_episodes=False)
     return estimate(output.scores()["reward"])
-
-
-class Gathering:
-    """Scores episodes in whatever order they come, and puts the results in the order of the examples."""
-
-    def __init__(
-        self,
-        order: Sequence[tuple[str, int]],
-        scorer: Scorer,
-        error_budget: float,
-        *,
-        keep_episodes: bool = True,
-        on_episode: OnEpisode | None = None,
-        on_score: OnScore | None = None,
-    ) -> None:
-        """`order` has the example's id and the generation of each episode, as they are to come back."""
-        self._order = order
-        self._group_sizes = Counter(example_id for example_id, _ in order)
-        self._scorer = scorer
-        self._budget = ErrorBudget(error_budget, len(order))
-        self._keep_episodes = keep_episodes
-        self._on_episode = on_episode
-        self._on_score = on_score
-        self._waiting: dict[str, list[tuple[EpisodeRecord, EvalInputItem, Scores]]] = {}
-        self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
-        self._calls: Counter[str] = Counter()
-
-    async def output_of(self, records: AsyncGenerator[EpisodeRecord]) -> EvaluationRunOutput:
-        """Have all episodes scored. Not too many wait for their scores, so that memory stays flat.
-
-        Raises ErrorBudgetExceeded when too much failed, and what `records` or a callback raises.
-        """
-        slots = asyncio.Semaphore(2 * self._scorer.max_concurrency)
-
-        async def take(record: EpisodeRecord) -> None:
-            try:
-                await self._take(record)
-            finally:
-                slots.release()
-
-        failure: BaseException | None = None
-        try:
-            async with asyncio.TaskGroup() as tasks, aclosing(records):
-                async for record in records:
-                    await slots.acquire()
-                    tasks.create_task(take(record))
-        except BaseExceptionGroup as group:
-            failure = group
-        # The first error is raised; the others are of tasks that it stopped.
-        while isinstance(failure, BaseExceptionGroup):
-            failure = failure.exceptions[0]
-        if failure is not None:
-            raise failure
-        return self._output()
-
-    async def _take(self, record: EpisodeRecord) -> None:
-        """Score an episode, and with it its example's others when it is the last of them."""
-        if self._on_episode is not None:
-            self._on_episode(record)
-        self._calls.update(call_counts(record))
-        item = item_of(record)
-        scores: Scores = {}
-        if record.failure is None:
-            scores = await self._scorer.score_single(item)
-        if not self._scorer.needs_groups:
-            await self._finish(record, item, scores)
-            return
-        group = self._waiting.setdefault(item.id, [])
-        group.append((record, item, scores))
-        if len(group) == self._group_sizes[item.id]:
-            await self._finish_group(self._waiting.pop(item.id))
-
-    async def _finish_group(self, group: list[tuple[EpisodeRecord, EvalInputItem, Scores]]) -> None:
-        group.sort(key=lambda scored: scored[0].generation)
-        with_output = [(item, scores) for record, item, scores in group if record.failure is None]
-        compared = await self._scorer.score_group([item for item, _ in with_output])
-        for (_, scores), relative in zip(with_output, compared, strict=True):
-            scores |= relative
-        for scored in group:
-            await self._finish(*scored)
-
-    async def _finish(self, record: EpisodeRecord, item: EvalInputItem, scores: Scores) -> None:
-        if record.failure is None:
-            scores = await self._scorer.combine(item, scores)
-        else:
-            reason = f"{record.failure.kind}: {record.failure.reason}"
-            scores = {name: unscored(item, reason) for name in self._scorer.names}
-        kept = item if self._keep_episodes else item.model_copy(update={"episode": None})
-        self._done[item.id, item.generation] = (kept, scores)
-        if self._on_score is not None:
-            for name, output in scores.items():
-                self._on_score(name, output)
-        if record.failure is not None:
-            self._budget.episode_failed(record.id, record.failure.kind, record.failure.reason)
-            return
-        for name, output in scores.items():
-            if output.error is not None:
-                self._budget.score_failed(record.id, name, output.error)
-
-    def _output(self) -> EvaluationRunOutput:
-        self._budget.check_all()
-        done = [self._done[key] for key in self._order]
-        return EvaluationRunOutput(
-            eval_input=EvalInput(eval_input_items=[item for item, _ in done]),
-            evaluation_results=[
-                (name, summary_of([scores[name] for _, scores in done])) for name in self._scorer.names
-            ],
-            workflow_interrupted=self._budget.failed_episodes > 0,
-            failures=dict(self._budget.counts),
-            causes=merge_causes(self._budget.failures),
-            calls=dict(self._calls),
-        )
 
 
 def _require_unique(examples: Sequence[Example]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from etude.core.history import EpochEntry, History, ValidationEntry
 from etude.core.job import ModelVersion
+from etude.core.stats import shown_mean
 
 Entry: TypeAlias = EpochEntry | ValidationEntry
 
@@ -48,6 +49,12 @@ def name_of(entry: Entry) -> str:
     return f"validation {_when(entry)}" if isinstance(entry, ValidationEntry) else f"epoch {entry.epoch}"
 
 
+def short_name(entry: Entry) -> str:
+    """The same with the version that it is a figure of."""
+    version = version_of(entry)
+    return name_of(entry) + ("" if version is None else f" (v{version})")
+
+
 def _when(entry: ValidationEntry) -> str:
     return "before training" if entry.epoch == 0 else f"after epoch {entry.epoch}"
 
@@ -56,6 +63,12 @@ def version_of(entry: Entry) -> int | None:
     """The number of the version that an entry's figures are of."""
     version = entry.version if isinstance(entry, ValidationEntry) else entry.sampled_from
     return None if version is None else version.number
+
+
+def shown_reward(metrics: Mapping[str, Any]) -> str:
+    """A reward with its interval, as text."""
+    reward, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
+    return "none" if reward is None else shown_mean(reward, low, high)
 
 
 def with_rewards(entries: Sequence[Entry]) -> list[Entry]:
@@ -117,11 +130,10 @@ def best_version(history: History) -> ModelVersion | None:
 def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
     """The `count` best versions and the last one, from which a run is resumed; oldest first."""
     ranked = sorted(measured_versions(history), key=lambda pair: (-pair[1], -pair[0].number))
-    chosen = {version.number: version for version, _ in ranked}
-    best = list(chosen.values())[:count]
+    best = list({version.number: version for version, _ in ranked}.values())[:count]
     last = last_version(history)
-    kept = {version.number: version for version in [*best, *([last] if last is not None else [])]}
-    return [kept[number] for number in sorted(kept)]
+    kept = best if last is None else [*best, last]
+    return sorted({version.number: version for version in kept}.values(), key=lambda each: each.number)
 
 
 def versions_made(history: History) -> list[int]:

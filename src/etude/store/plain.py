@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,10 +44,8 @@ def plain(value: Any) -> Any:
 def _key(key: Any) -> str:
     if isinstance(key, str):
         return str(key)
-    if key is None or isinstance(key, bool):
-        return "null" if key is None else str(key).lower()
-    if isinstance(key, int | float):
-        return str(key)
+    if key is None or isinstance(key, int | float):
+        return json.dumps(key)
     raise TypeError(f"a dict key of type {type(key).__qualname__} is not JSON")
 
 

@@ -17,6 +17,7 @@ import secrets
 import shlex
 import subprocess
 import sys
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +175,8 @@ def new_run_name(root: Path) -> str:
     """A name that no folder in `root` has: the day, and two words."""
     day = datetime.date.today().isoformat()
     name = f"{day}-{secrets.choice(_MOODS.split())}-{secrets.choice(_FORMS.split())}"
-    candidate, count = name, 1
-    while (root / candidate).exists():
-        count += 1
-        candidate = f"{name}-{count}"
-    return candidate
+    candidates = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(candidate for candidate in candidates if not (root / candidate).exists())
 
 
 def _run_name(name: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from etude.core.evaluation import without_numbers
 from etude.core.history import History, ValidationEntry
-from etude.core.stats import shown_mean
 from etude.store.figures import (
     TRAINING,
     VALIDATION,
@@ -21,6 +20,7 @@ from etude.store.figures import (
     last_version,
     measured,
     name_of,
+    shown_reward,
     version_of,
     with_rewards,
 )
@@ -142,9 +142,10 @@ def collapse_of(entries: Sequence[Entry]) -> str | None:
     high, low = _bound(last, "reward_high"), _bound(first, "reward_low")
     if high is None or low is None or high >= low:
         return None
+    start, end = (f"{shown_reward(entry.metrics)} ({measured(entry)})" for entry in (first, last))
     return (
-        f"the reward has collapsed to {_reward(last)} ({measured(last)}) from {_reward(first)} "
-        f"({measured(first)}): {_meaning(first, last)}; a lower learning rate may help"
+        f"the reward has collapsed to {end} from {start}: {_meaning(first, last)}; "
+        "a lower learning rate may help"
     )
 
 
@@ -238,8 +239,3 @@ def _bound(entry: Entry, key: str) -> float | None:
     if bound is None and (metrics.get("num_scored") or 0) >= MANY_EQUAL:
         bound = metrics["avg_reward"]
     return bound
-
-
-def _reward(entry: Entry) -> str:
-    metrics = entry.metrics
-    return shown_mean(metrics["avg_reward"], metrics.get("reward_low"), metrics.get("reward_high"))

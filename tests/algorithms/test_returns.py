@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.rewards.shaping import discounted_returns
+from etude.algorithms.samples import discounted_returns
 
 rewards = st.lists(st.floats(-100, 100), max_size=20)
 discounts = st.floats(0, 1)
