@@ -21,8 +21,6 @@ from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
 from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
-from etude.loop.arguments import as_overrides, config_of, is_config, load, refuse
-from etude.core.progress import Progress, Silent
 from etude.loop.arguments import as_overrides, config_of, is_config, load, refuse, with_live
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import config_to_resume, new_run, note_changes, retry_failed

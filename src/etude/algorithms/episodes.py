@@ -9,15 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from etude.algorithms.samples import Branch, branches_in, pair_of, sample_of, with_turns
 from etude.algorithms.samples import (
     Branch,
     branches_in,
     discounted_returns,
-    is_targeted,
     pair_of,
     sample_of,
-    with_returns,
+    with_turns,
 )
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
@@ -25,9 +23,6 @@ from etude.core.errors import RequestError
 from etude.core.message import message_key
 from etude.core.sample import Pair, Sample, SampleOrPair
 from etude.protocols.tree import EpisodeTree, choices
-from etude.rewards.shaping import discounted_returns
-from etude.core.sample import Pair, Sample, Unit
-from etude.protocols.tree import EpisodeTree, Node, choices
 
 
 @dataclass(frozen=True, slots=True)

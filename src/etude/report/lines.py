@@ -12,10 +12,6 @@ from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
-from etude.core.stats import shown_mean
-from etude.store.figures import failed_counts
-from etude.core.numbers import finite
-from etude.core.progress import Progress, Silent
 from etude.store.figures import failed_counts, shown_reward
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
