@@ -62,6 +62,7 @@ class LmServerAdapter(OpenAiJobs):
         """As OpenAiJobs; `client` and `server` are of the same server."""
         super().__init__(adapter_config, client, model, log, run_key)
         self.server = server
+        self.metadata = {FREE_ENGINE: "true"} if adapter_config.free_engine else {}
         self.planned: object = None
         """The config of the run's trajectory builder, which is looked at before anything is sampled."""
         self._algorithms: tuple[Method, ...] = ("grpo", "dpo", "supervised")
@@ -80,7 +81,7 @@ class LmServerAdapter(OpenAiJobs):
             self._known(algorithm_of(*self.planned.method_at(0)))
 
     def capabilities(self) -> Capabilities:
-        """All algorithms that the server knows, or whose losses it has; samples on token ids."""
+        # All algorithms that the server knows, or whose losses it has.
         return Capabilities(
             token_ids_for=frozenset({"samples"}),
             measures=False,
@@ -143,10 +144,6 @@ class LmServerAdapter(OpenAiJobs):
         given = self._hyperparameters.for_api(method)
         common = super().hyperparameters(method, options)
         return common | dict(options) | self.adapter_config.hyperparameters | given
-
-    def metadata(self) -> dict[str, str]:
-        """Has the server know where a job and its engine do not fit on the device together."""
-        return {FREE_ENGINE: "true"} if self.adapter_config.free_engine else {}
 
 
 @register_trainer_adapter(config_type=LmServerAdapterConfig)

@@ -74,6 +74,8 @@ class OpenAiJobs(TrainerAdapter):
         self._start = ModelVersion(number=0, location=model, digest=content_hash(model))
         self._newest = 0
         self._hyperparameters = JobHyperparameters()
+        self.metadata: dict[str, str] = {}
+        """More of a job's metadata."""
         self._made: dict[str, ModelVersion] = {}
         """The versions that jobs made, by the API's ids of these."""
         self.job_log = JobLog(log)
@@ -147,10 +149,6 @@ class OpenAiJobs(TrainerAdapter):
         }
         beta = {"beta": options.get("beta", config.beta)} if method == "dpo" else {}
         return common | beta | self._hyperparameters.for_api(method)
-
-    def metadata(self) -> dict[str, str]:
-        """More of a job's metadata."""
-        return {}
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Where the job stands at the API. Its new events go into the run's log."""
@@ -271,7 +269,7 @@ class OpenAiJobs(TrainerAdapter):
             _TRAINING: content_hash([how, seed]),
             _START: self._start.location,
             **({} if self._run_key is None else {_RUN: self._run_key}),
-            **self.metadata(),
+            **self.metadata,
         }
         request = {"model": self._start.location, "method": how, "metadata": metadata}
         return request if seed is None else request | {"seed": seed}

@@ -146,13 +146,14 @@ class EmbeddedEngine(Engine, TokenEngine):
                 active = self._advance(active)
             except Exception as error:  # noqa: BLE001  whatever broke, nobody may be left waiting
                 cause = f"the engine failed: {type(error).__name__}: {error}"
-                _tell(active, str(error) if isinstance(error, EngineError) else cause)
+                reason = str(error) if isinstance(error, EngineError) else cause
+                _hand_over([(job, reason) for job in active])
                 self._start_afresh()  # What broke half-way may have left anything behind.
                 active = []
         with self._wake:
             active.extend(self._incoming)
             self._incoming.clear()
-        _tell(active, "the engine was closed")
+        _hand_over([(job, "the engine was closed") for job in active])
 
     def _admit(self, active: list[_Job]) -> bool:
         """Take in waiting requests, sleep while there are none; False when the engine closes."""
@@ -183,7 +184,9 @@ class EmbeddedEngine(Engine, TokenEngine):
             if id(job.row) not in grown:
                 continue
             if job.on_token is not None:
-                news.append((job, _newest(job.row)))
+                row = job.row
+                top = row.top_logprobs[-1] if row.top else ()
+                news.append((job, SampledToken(row.ids[-1], row.logprobs[-1], top)))
             result = self._result(job, version)
             if result is not None:
                 news.append((job, result))
@@ -215,15 +218,6 @@ class EmbeddedEngine(Engine, TokenEngine):
         # A character takes four tokens at most, so a stop string that has just appeared is in the tail.
         tail = self._text(sampled[-4 * (max(map(len, stops)) + 1) :])
         return before_stop(self._text(sampled), stops) if any(stop in tail for stop in stops) else None
-
-
-def _newest(row: Row) -> SampledToken:
-    return SampledToken(row.ids[-1], row.logprobs[-1], row.top_logprobs[-1] if row.top else ())
-
-
-def _tell(jobs: Sequence[_Job], reason: str) -> None:
-    """Fail the jobs."""
-    _hand_over([(job, reason) for job in jobs])
 
 
 def _hand_over(news: Sequence[tuple[_Job, _News]]) -> None:

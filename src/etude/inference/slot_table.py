@@ -71,11 +71,12 @@ class SlotTable:
                 self._waiting[row] = (leader, more)
         held = held or self._fresh()
         self._idle.pop(held, None)
-        self._forget_blocks(held)
+        for block in held.blocks:
+            del self._blocks[block]
         held.row, held.conversation, held.ids = row, row.conversation, row.ids
         row.slot, row.cached = held.slot, shared
-        if reuse:
-            self._index(held)
+        new = _blocks(held.ids) if reuse else ()
+        held.blocks = [block for block in new if self._blocks.setdefault(block, held) is held]
 
     def waits(self, row: Row) -> bool:
         """Whether the row is not to read anything yet, because another is about to read the same."""
@@ -143,16 +144,6 @@ class SlotTable:
                 break
             best = self._blocks[block]
         return (None, 0) if best is None else (best, min(_shared(best.ids, row.ids), len(row.ids) - 1))
-
-    def _index(self, held: _Held) -> None:
-        for block in _blocks(held.ids):
-            if self._blocks.setdefault(block, held) is held:
-                held.blocks.append(block)
-
-    def _forget_blocks(self, held: _Held) -> None:
-        for block in held.blocks:
-            del self._blocks[block]
-        held.blocks = []
 
     def _fresh(self) -> _Held:
         """A slot without regard to what it holds, made where there is none to spare."""

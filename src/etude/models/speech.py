@@ -28,10 +28,7 @@ class Speech:
 
     @classmethod
     def of(cls, tokenizer: Any, config: Any, generation: Any) -> Speech:
-        """Put together from a model's tokenizer, config and generation config, which may be None.
-
-        Raises RequestError when the model cannot be used for chat.
-        """
+        """Of a model's tokenizer, config and generation config, which may be None. Raises as `load`."""
         ends, text = _stop_ids(tokenizer, generation, config), config.get_text_config()
         context = int(getattr(text, "max_position_embeddings", None) or _UNKNOWN_CONTEXT)
         return cls(tokenizer, ChatTemplate(tokenizer, ends), ends, context, int(text.vocab_size))
