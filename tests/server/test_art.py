@@ -156,7 +156,7 @@ def test_an_option_is_honoured_or_refused_by_its_name(
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ([{"content": "no role"}, choice(("token_id:5", -1.0))], "role must be a string"),
+        ([{"content": "no role"}, choice(("token_id:5", -1.0))], "must be a dict with a role"),
         ([*ASK, choice(("token_id:4000", -1.0))], "token_id:4000 is not in the vocabulary"),
         ([*ASK, choice(("two words", -1.0))], "'two words' is named by a text that is not one token"),
         ([*ASK, choice(*[("token_id:5", -1.0)] * 200)], "the model's context ends at 128"),

@@ -9,7 +9,7 @@ import pytest
 from etude.core.call import Completion, Usage
 from etude.core.errors import EngineError, EpisodeError, RequestError
 from etude.wire.dialect import ChatBody, RecordedCompletion
-from etude.wire.recording import recording_client
+from etude.wire.gateway import recording_client
 from tests.support import tool_call
 
 ASK = [{"role": "user", "content": "hi"}]

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from etude.core.call import Completion
 from etude.core.errors import EngineError
 from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
-from etude.wire.recording import recording_client
+from etude.wire.gateway import recording_client
 from etude.wire.responses import ResponsesDialect
 from tests.wire.dialects import ASK, CALLING, Scripted, completion
 

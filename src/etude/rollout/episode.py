@@ -108,7 +108,7 @@ class Episode:
         A request that names an entry of `llms` goes to it; any other model name means `model`, or the
         model that `chat` would take. The client does not retry and opens no connection.
         """
-        from etude.wire.recording import recording_client
+        from etude.wire.gateway import recording_client
 
         self.require_model(model)
         return recording_client(lambda body: self.answer(body, model), self.said)
@@ -211,7 +211,7 @@ class SyncEpisode:
 
     def openai(self, model: str | None = None) -> OpenAI:
         """A real `OpenAI` client whose chat completions are recorded into this episode."""
-        from etude.wire.recording import blocking_recording_client
+        from etude.wire.gateway import blocking_recording_client
 
         episode = self._episode
         episode.require_model(model)

@@ -74,9 +74,7 @@ class EmbeddedBackend(Backend):
         settings, policy = self._settings, self._first
         self._first = None
         if policy is None or model.folder is not None:
-            policy = await asyncio.to_thread(
-                load_policy, settings.model, model, device=settings.device, dtype=settings.dtype
-            )
+            policy = await asyncio.to_thread(load_policy, settings, model)
         return EmbeddedEngine(policy, max_batch=settings.max_batch, max_tokens=settings.max_tokens)
 
     async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
@@ -181,8 +179,8 @@ class VllmBackend(Backend):
         """A folder with the whole model."""
         folder = self._folder / f"model-{model.digest}"
         if not folder.exists():
-            dtype = self._process.options.dtype
-            policy = load_policy(self._settings.model, model, device="cpu", dtype=dtype)
+            where = {"device": "cpu", "dtype": self._process.options.dtype}
+            policy = load_policy(self._settings.model_copy(update=where), model)
             with draft_of(folder) as draft:
                 policy.export(draft)
         return folder

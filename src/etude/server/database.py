@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,6 +20,8 @@ METADATA = sa.MetaData()
 """All tables of the database, those of extensions too: `open_database` makes what is not there yet."""
 
 Row: TypeAlias = dict[str, Any]
+Page: TypeAlias = tuple[Sequence[Row], bool]
+"""Some rows, and whether there are more."""
 Order: TypeAlias = Literal["asc", "desc"]
 
 
@@ -133,7 +136,7 @@ def page_of(
     after: str | None,
     limit: int,
     order: Order = "desc",
-) -> tuple[list[Row], bool]:
+) -> Page:
     """Up to `limit` rows, and whether there are more. Raises ApiError when there is no row `after`."""
     number = table.c.number if order == "asc" else -table.c.number
     query = sa.select(table).where(*conditions).order_by(number).limit(limit + 1)
@@ -148,8 +151,9 @@ def page_of(
     return rows[:limit], len(rows) > limit
 
 
-def list_object(data: list[Row], has_more: bool) -> Row:
-    """The list object of a page."""
+def list_object(page: Page, shown: Callable[[Row], Row]) -> Row:
+    """The list object of a page, whose rows the API has as `shown`."""
+    data, has_more = [shown(row) for row in page[0]], page[1]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
     return {"object": "list", "data": data, "has_more": has_more, "first_id": None, "last_id": None} | ends
 

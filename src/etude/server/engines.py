@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from etude.core.errors import EtudeError
 from etude.inference.engine import TokenEngine
@@ -24,8 +24,6 @@ _LOG = logging.getLogger("etude.server")
 
 JOBS = "jobs"
 """The holder that puts the engine away while jobs train."""
-
-State: TypeAlias = Literal["running", "stopping", "stopped"]
 
 
 @dataclass(slots=True, eq=False)
@@ -50,15 +48,10 @@ class EnginePool:
         self._inside = 0
         """Requests that have been let in, whether their model is in memory yet or not."""
         self._changed = asyncio.Condition()
-        self._state: State = "running"
+        self._state: Literal["running", "stopping", "stopped"] = "running"
         self._holds: set[str] = set()
         self.sequences = 0
         """Under way and waiting, over all models."""
-
-    @property
-    def state(self) -> State:
-        """Whether requests are served, or wait."""
-        return self._state
 
     def status(self) -> dict[str, Any]:
         """The object that `GET /engine/status` answers with."""
@@ -83,12 +76,8 @@ class EnginePool:
         model = await asyncio.to_thread(self._models.get, name) if known is None else known.model
         limit = self._settings.max_queue
         if self.sequences + sequences > limit:
-            raise ApiError(
-                429,
-                f"{self.sequences} sequences are under way, and the server takes {limit} at once",
-                code="queue_full",
-                retry_after=1,
-            )
+            message = f"{self.sequences} sequences are under way, and the server takes {limit} at once"
+            raise ApiError(429, message, code="queue_full", retry_after=1)
         self.sequences += sequences
         try:
             async with self._let_in(model) as loaded:
@@ -120,7 +109,7 @@ class EnginePool:
             await self._changed.wait_for(lambda: not self._inside)
         # Without the condition, which a load that is under way may wait for.
         async with self._loading:
-            await self._put_away()
+            await self.close()
         async with self._changed:
             self._state = "stopped"
             self._changed.notify_all()
@@ -133,9 +122,6 @@ class EnginePool:
 
     async def close(self) -> None:
         """Free everything."""
-        await self._put_away()
-
-    async def _put_away(self) -> None:
         for name in list(self._loaded):
             await self._unload(name)
         await self._backend.put_away()
@@ -143,21 +129,15 @@ class EnginePool:
     @asynccontextmanager
     async def _let_in(self, model: ServedModel) -> AsyncIterator[_Loaded]:
         """Wait for the engine, and keep it until the block ends."""
+        async with self._patience(), self._changed:
+            await self._changed.wait_for(lambda: self._state == "running")
+            self._inside += 1
         try:
-            async with asyncio.timeout(self._settings.engine_wait), self._changed:
-                await self._changed.wait_for(lambda: self._state == "running")
-                self._inside += 1
-        except TimeoutError as error:
-            raise self._away() from error
-        try:
-            try:
-                async with asyncio.timeout(self._settings.engine_wait):
+            async with self._patience():
+                loaded = await self._get(model)
+                while self._loaded.get(model.name) is not loaded:
+                    # It had to make room again before anybody could use it.
                     loaded = await self._get(model)
-                    while self._loaded.get(model.name) is not loaded:
-                        # It had to make room again before anybody could use it.
-                        loaded = await self._get(model)
-            except TimeoutError as error:
-                raise self._away() from error
             loaded.users += 1
             try:
                 yield loaded
@@ -169,13 +149,18 @@ class EnginePool:
             async with self._changed:
                 self._changed.notify_all()
 
+    @asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._settings.engine_wait):
+                yield
+        except TimeoutError as error:
+            raise self._away() from error
+
     def _away(self) -> ApiError:
-        return ApiError(
-            503,
-            "the engine is away, or busy with loading or with other models; try again later",
-            code="engine_unavailable",
-            retry_after=max(5.0, self._settings.engine_wait),
-        )
+        message = "the engine is away, or busy with loading or with other models; try again later"
+        wait = max(5.0, self._settings.engine_wait)
+        return ApiError(503, message, code="engine_unavailable", retry_after=wait)
 
     async def _get(self, model: ServedModel) -> _Loaded:
         """The model in memory. Loading goes on when nobody has the patience: the next one will want it."""
@@ -230,13 +215,8 @@ def require_room(speech: Speech, prompt_ids: tuple[int, ...]) -> None:
     if not length:
         raise ApiError(400, "the prompt is empty", code="invalid_value")
     if length >= context:
-        raise ApiError(
-            400,
-            f"the model's context is {context} tokens, and the prompt has {length}; shorten it",
-            param="messages",
-            code="context_length_exceeded",
-        )
-    if max(prompt_ids) >= speech.vocabulary:
-        raise ApiError(
-            400, f"token id {max(prompt_ids)} is not in the vocabulary of {speech.vocabulary}", param="prompt"
-        )
+        message = f"the model's context is {context} tokens, and the prompt has {length}; shorten it"
+        raise ApiError(400, message, param="messages", code="context_length_exceeded")
+    if (largest := max(prompt_ids)) >= speech.vocabulary:
+        message = f"token id {largest} is not in the vocabulary of {speech.vocabulary}"
+        raise ApiError(400, message, param="prompt")

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from etude.core.training_rows import ROWS, DpoRow, GrpoRow, SupervisedRow, method_of
 from etude.core.trajectory import Method
-from etude.server.database import FILES, Order, Row, list_object, new_id, page_of, row_of
+from etude.server.database import FILES, Order, Page, Row, list_object, new_id, page_of, row_of
 from etude.server.errors import ApiError, not_found
 from etude.store.files import draft_of
 from etude.wire.dialect import problems_of
@@ -127,10 +127,8 @@ class FileStore:
         except ApiError:
             return False
 
-    def page(
-        self, purpose: str | None, after: str | None, limit: int, order: Order
-    ) -> tuple[list[Row], bool]:
-        """A page of files, and whether there are more."""
+    def page(self, purpose: str | None, after: str | None, limit: int, order: Order) -> Page:
+        """A page of files."""
         conditions = [] if purpose is None else [FILES.c.purpose == purpose]
         return page_of(self._engine, FILES, *conditions, after=after, limit=limit, order=order)
 
@@ -186,8 +184,7 @@ def file_routes(files: FileStore) -> APIRouter:
         purpose: str | None = None, after: str | None = None, limit: Limit = 10_000, order: Order = "desc"
     ) -> dict[str, Any]:
         """The newest first, in pages."""
-        rows, more = files.page(purpose, after, limit, order)
-        return list_object([file_object(row) for row in rows], more)
+        return list_object(files.page(purpose, after, limit, order), file_object)
 
     @router.get("/{file_id}", summary="Retrieve a file's description")
     def retrieve_file(file_id: str) -> dict[str, Any]:

@@ -195,7 +195,7 @@ class Answering(ABC):
         no_usage = {"usage": None} if self.asked.include_usage else {}
         return {**self._head, "object": self.chunk_kind, "choices": [choice], **no_usage}
 
-    async def whole(self, request: Request, metrics: Metrics) -> Response:
+    async def response(self, request: Request, metrics: Metrics) -> Response:
         """Sample all sequences, and answer. A client that hangs up ends that."""
         answers = await unless_gone(request, self._sample_all)
         sampled = sum(len(answer.ids) for answer in answers)
@@ -245,7 +245,7 @@ async def answered(
         engine = await held.enter_async_context(pool.using(asked.model, sequences))
         answering = taken_apart(engine)
         if not asked.stream:
-            return await answering.whole(request, metrics)
+            return await answering.response(request, metrics)
         stream = SampleStream(engine, answering.requests, held.pop_all())
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         events = answering.events(stream, metrics)

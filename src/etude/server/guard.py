@@ -63,38 +63,26 @@ class RateLimit:
         self._most = float(per_minute)
         self._per_second = per_minute / 60
         self._buckets: dict[str, tuple[float, float]] = {}
-        """Requests that were left in each, and when."""
+        """Requests that were left in each, and when; the client that was let in last is the last."""
 
     def wait(self, client: str, now: float) -> float:
         """Seconds until another request of a client is let in; 0 lets this one in. `now` is in seconds."""
-        left = self._left(client, now)
+        before, then = self._buckets.get(client, (self._most, now))
+        left = min(self._most, before + (now - then) * self._per_second)
         if left < 1:
             return (1 - left) / self._per_second
-        if len(self._buckets) >= _MOST_CLIENTS:
-            self._forget_full(now)
+        self._buckets.pop(client, None)
         self._buckets[client] = (left - 1, now)
+        if len(self._buckets) > _MOST_CLIENTS:  # Memory has a bound; the oldest bucket is the fullest.
+            del self._buckets[next(iter(self._buckets))]
         return 0.0
-
-    def _left(self, client: str, now: float) -> float:
-        left, then = self._buckets.get(client, (self._most, now))
-        return min(self._most, left + (now - then) * self._per_second)
-
-    def _forget_full(self, now: float) -> None:
-        """A full bucket is as good as none. When none is full, all are forgotten: memory has a bound."""
-        waiting = [client for client in self._buckets if self._left(client, now) < self._most]
-        kept = waiting if len(waiting) < _MOST_CLIENTS else []
-        self._buckets = {client: self._buckets[client] for client in kept}
 
 
 class Guard:
     """Checks key, host, version and size of each request, and counts it."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        settings: ServerSettings,
-        metrics: Metrics,
-        extensions: Sequence[ServerExtension] = (),
+        self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, extensions: Sequence[ServerExtension]
     ) -> None:
         self._app = app
         self._open = _OPEN.union(*(extension.open_paths for extension in extensions))
@@ -126,41 +114,45 @@ class Guard:
             await send(message)
 
         try:
-            refused = self._refusal(scope, headers, refusal)
-            if refused is not None:
-                await refused.response()(scope, receive, send_on)
-            else:
-                await self._app(scope, self._limited(scope, headers, receive), send_on)
+            app = self._app
+            try:
+                self._check(scope, headers, refusal)
+            except ApiError as error:
+                app = error.response()
+            await app(scope, self._limited(scope, receive), send_on)
         finally:
             route = getattr(scope.get("route"), "path", "unknown")
             self._metrics.count_request(scope["method"], route, status, time.perf_counter() - started)
 
-    def _refusal(self, scope: Scope, headers: Headers, version: str | None) -> ApiError | None:
-        """Why a request is not let in; `version` says what is wrong with its client's."""
+    def _check(self, scope: Scope, headers: Headers, version: str | None) -> None:
+        """Raise ApiError for a request that is not let in; `version` says what is wrong with its client's."""
         path = scope["path"]
         if path not in self._open:
-            if too_many := self._too_many(scope):
-                return too_many
+            # Before the key is looked at, so that keys cannot be guessed quickly.
+            self._check_rate(scope)
             if not self._has_key(headers):
-                return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+                raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             if self._settings.api_key is None and not self._names_us(headers):
                 # A web page could otherwise reach the server through a name that leads to this machine.
-                return ApiError(403, "this server answers to localhost only; start it with a key")
+                raise ApiError(403, "this server answers to localhost only; start it with a key")
             if version is not None:
-                return ApiError(400, version, code="incompatible_version")
+                raise ApiError(400, version, code="incompatible_version")
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._limit(path):
-            return self._too_large(path)
-        return None
+        self._check_size(path, int(length) if length.isdecimal() else 0)
 
-    def _too_many(self, scope: Scope) -> ApiError | None:
-        """Before the key is looked at, so that keys cannot be guessed quickly."""
+    def _check_rate(self, scope: Scope) -> None:
         address, _ = scope.get("client") or ("", 0)
-        wait = 0.0 if self._rate is None else self._rate.wait(address, time.monotonic())
-        if not wait:
-            return None
-        message = f"more than {self._settings.requests_per_minute} requests a minute came from {address}"
-        return ApiError(429, message, code="rate_limit_exceeded", retry_after=math.ceil(wait))
+        if self._rate is not None and (wait := self._rate.wait(address, time.monotonic())):
+            message = f"more than {self._settings.requests_per_minute} requests a minute came from {address}"
+            raise ApiError(429, message, code="rate_limit_exceeded", retry_after=math.ceil(wait))
+
+    def _check_size(self, path: str, size: int) -> None:
+        large = path.rstrip("/") in self._large
+        limit = self._settings.max_file + _MULTIPART_BYTES if large else self._settings.max_body
+        if size > limit:
+            error = ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
+            error.headers = {"connection": "close"}  # The rest of the body is not read.
+            raise error
 
     def _has_key(self, headers: Headers) -> bool:
         if self._settings.api_key is None:
@@ -175,17 +167,7 @@ class Guard:
             return False
         return name in _LOCAL_NAMES or name == self._settings.host
 
-    def _limit(self, path: str) -> int:
-        large = path.rstrip("/") in self._large
-        return self._settings.max_file + _MULTIPART_BYTES if large else self._settings.max_body
-
-    def _too_large(self, path: str) -> ApiError:
-        message = f"the request is larger than {self._limit(path)} bytes"
-        error = ApiError(413, message, code="request_too_large")
-        error.headers = {"connection": "close"}  # The rest of the body is not read.
-        return error
-
-    def _limited(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+    def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """Receives the body, and stops when it is too large or does not come."""
         seen, complete = 0, False
 
@@ -199,8 +181,7 @@ class Guard:
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
                 complete = not message.get("more_body", False)
-                if seen > self._limit(scope["path"]):
-                    raise self._too_large(scope["path"])
+                self._check_size(scope["path"], seen)
             return message
 
         return receive_some

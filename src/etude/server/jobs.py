@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from etude.jobs.folders import StateFolders
-from etude.server.database import EVENTS, JOBS, MODELS, Row, new_id, page_of, row_of
+from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, page_of, row_of
 from etude.server.errors import ApiError, not_found
 from etude.store.lock import locked_by
 
-WAITING = ("validating_files", "queued")
+_LIVE = ("queued", "running")
 FINAL = ("succeeded", "failed", "cancelled")
 
 _RETRY_SECONDS = 60
@@ -72,7 +72,7 @@ class JobStore:
 
     def require_place(self, most: int) -> None:
         """Raise ApiError 429 when `most` jobs wait."""
-        if len(self.with_status(*WAITING)) >= most:
+        if len(self.with_status("queued")) >= most:
             message = "the queue of training jobs is full"
             raise ApiError(429, message, code="queue_full", retry_after=_RETRY_SECONDS)
 
@@ -87,18 +87,18 @@ class JobStore:
             raise not_found("fine-tuning job", name, param="id", code="fine_tune_not_found")
         return row
 
-    def page(self, metadata: Mapping[str, str], after: str | None, limit: int) -> tuple[list[Row], bool]:
-        """A page of jobs that have all of `metadata`, and whether there are more."""
+    def page(self, metadata: Mapping[str, str], after: str | None, limit: int) -> Page:
+        """A page of jobs that have all of `metadata`."""
         conditions = [JOBS.c.metadata[key].as_string() == value for key, value in metadata.items()]
         return page_of(self._engine, JOBS, *conditions, after=after, limit=limit)
 
-    def events(self, job: str, after: str | None, limit: int) -> tuple[list[Row], bool]:
-        """A page of a job's events, and whether there are more. Raises ApiError 404."""
+    def events(self, job: str, after: str | None, limit: int) -> Page:
+        """A page of a job's events. Raises ApiError 404."""
         self.get(job)
         return page_of(self._engine, EVENTS, EVENTS.c.job == job, after=after, limit=limit)
 
-    def checkpoints(self, job: str, after: str | None, limit: int) -> tuple[list[Row], bool]:
-        """A page of a job's checkpoints, and whether there are more. Raises ApiError 404."""
+    def checkpoints(self, job: str, after: str | None, limit: int) -> Page:
+        """A page of a job's checkpoints. Raises ApiError 404."""
         self.get(job)
         conditions = (MODELS.c.job == job, MODELS.c.step.is_not(None))
         return page_of(self._engine, MODELS, *conditions, after=after, limit=limit)
@@ -125,7 +125,7 @@ class JobStore:
     def cancel(self, job: str) -> Row:
         """End a job that has not ended. Raises ApiError: 404, and 400 when it has."""
         event = "Fine-tuning job cancelled"
-        if not self._move(job, (*WAITING, "running"), "cancelled", finished=time.time(), event=event):
+        if not self._move(job, _LIVE, "cancelled", finished=time.time(), event=event):
             message = f"job {job} has ended: it is {self.get(job)['status']}"
             raise ApiError(400, message, param="id", code="job_already_completed")
         return self.get(job)
@@ -134,7 +134,7 @@ class JobStore:
         """End a job that cannot be done."""
         facts = {"error": {"code": code, "message": message, "param": param}, "finished": time.time()}
         event = f"The job failed: {message}"
-        self._move(job, (*WAITING, "running"), "failed", event=event, level="error", **facts)
+        self._move(job, _LIVE, "failed", event=event, level="error", **facts)
 
     def succeed(self, job: str, model: Mapping[str, Any], **facts: Any) -> None:
         """Running to succeeded, and the new model is there, both or neither, as where it was cancelled."""

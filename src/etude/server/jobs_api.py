@@ -102,9 +102,6 @@ class JobBody(BaseModel):
     training_file: str = Field(min_length=1)
     validation_file: str | None = None
     method: MethodBody = Field(default_factory=lambda: MethodBody(type="supervised"))
-    hyperparameters: Hyperparameters | None = Field(
-        default=None, description="Deprecated by OpenAI in favour of `method`; supervised only."
-    )
     suffix: str | None = Field(default=None, description="Part of the new model's name.")
     seed: int | None = Field(default=None, ge=0, lt=2**53)
     metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
@@ -116,17 +113,6 @@ class JobBody(BaseModel):
         if suffix and not _SUFFIX.fullmatch(suffix):
             raise ValueError("1 to 64 letters, digits, '-' and '_', the first a letter or a digit")
         return suffix or None
-
-    @model_validator(mode="after")
-    def _has_hyperparameters_once(self) -> JobBody:
-        if self.hyperparameters is not None and "method" in self.model_fields_set:
-            raise ValueError("hyperparameters belong under method")
-        return self
-
-    @property
-    def asked(self) -> Hyperparameters:
-        """The hyperparameters that the request gives."""
-        return self.hyperparameters or self.method.hyperparameters
 
     def key(self, header: str | None) -> str | None:
         """The key that makes this request the same as an earlier one; None where it has none."""
@@ -242,8 +228,7 @@ def job_routes(
         wanted = {key[9:-1]: value for key, value in query if key.startswith("metadata[") and key[-1] == "]"}
         if any('"' in key for key in wanted):
             raise ApiError(400, 'a key of metadata cannot have a "', param="metadata", code="invalid_value")
-        rows, more = jobs.page(wanted, after, limit)
-        return list_object([job_object(row) for row in rows], more)
+        return list_object(jobs.page(wanted, after, limit), job_object)
 
     @router.get("/jobs/{job_id}", summary="Retrieve a job")
     def retrieve_job(job_id: str) -> dict[str, Any]:
@@ -260,14 +245,12 @@ def job_routes(
     @router.get("/jobs/{job_id}/events", summary="List a job's events")
     def list_events(job_id: str, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
         """The newest first. Events of the type `metrics` are about a step."""
-        rows, more = jobs.events(job_id, after, limit)
-        return list_object([event_object(row) for row in rows], more)
+        return list_object(jobs.events(job_id, after, limit), event_object)
 
     @router.get("/jobs/{job_id}/checkpoints", summary="List a job's checkpoints")
     def list_checkpoints(job_id: str, after: str | None = None, limit: Limit = 10) -> dict[str, Any]:
         """The models after the last epochs; each can be asked by its name."""
-        rows, more = jobs.checkpoints(job_id, after, limit)
-        return list_object([checkpoint_object(row) for row in rows], more)
+        return list_object(jobs.checkpoints(job_id, after, limit), checkpoint_object)
 
     @router.get("/algorithms", summary="List algorithms")
     def list_algorithms() -> dict[str, Any]:
@@ -284,9 +267,9 @@ def _values(body: JobBody, files: FileStore, models: ModelStore) -> dict[str, An
     training = _file(files, body.training_file, method, "training_file")
     if body.validation_file is not None:
         _file(files, body.validation_file, method, "validation_file")
-    is_fine_tuned = model.folder is not None
+    asked, is_fine_tuned = body.method.hyperparameters, model.folder is not None
     try:
-        values = resolved(method, body.asked, training["rows"], model.lora, fine_tuned=is_fine_tuned)
+        values = resolved(method, asked, training["rows"], model.lora, fine_tuned=is_fine_tuned)
     except ValueError as error:
         param = f"method.{method}.hyperparameters.lora_rank"
         raise ApiError(400, str(error), param=param, code="invalid_value") from error

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from etude.core.job import ModelVersion
 from etude.server.database import MODELS, Row, row_of
 from etude.server.errors import not_found
+from etude.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from etude.models.policy import LoraOptions, Policy
@@ -124,24 +125,22 @@ class ModelStore:
 
 
 def load_policy(
-    source: str,
+    settings: ServerSettings,
     model: ServedModel,
     *,
-    device: str,
-    dtype: str,
     lora: LoraOptions | None = None,
     seed: int = 0,
     keep_base: bool = False,
 ) -> Policy:
-    """Load `source` with the trained tensors of `model` on it.
+    """Load the server's own model with the trained tensors of `model` on it.
 
-    `lora` puts new LoRA weights on a model that has none. `keep_base` keeps the tensors of `source` beside
-    the trained ones. Raises RequestError when the source cannot be
-    loaded, StoreError and EngineError when the tensors are missing, damaged or of another model.
+    `lora` puts new LoRA weights on a model that has none. `keep_base` keeps the server's own tensors beside
+    the trained ones. Raises RequestError when the server's model cannot be loaded, StoreError and
+    EngineError when the tensors are missing, damaged or of another model.
     """
     from etude.models.policy import LoraOptions, Policy
 
-    policy = Policy.load(source, device=device, dtype=dtype)
+    policy = Policy.load(settings.model, device=settings.device, dtype=settings.dtype)
     if model.lora is not None:
         policy.use_lora(LoraOptions(model.lora["r"], model.lora["alpha"]), 0)
     if keep_base and model.folder is not None:

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections import deque
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +59,9 @@ class Workers:
         self._environment = {**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         self._nursery: Process | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._starting: deque[asyncio.Future[Worker]] = deque()
+        self._starting = asyncio.Lock()
+        self._started: asyncio.Queue[Worker | None] = asyncio.Queue()
+        """The workers of the nursery as they are started, and None once it has ended."""
         self._closed = False
 
     async def start(self, order: WorkerOrder) -> Worker | None:
@@ -82,19 +83,22 @@ class Workers:
             return None if self._closed else await self._fork(order)
 
     async def _fork(self, order: WorkerOrder) -> Worker:
-        if self._nursery is None or self._nursery.returncode is not None:
-            command = [sys.executable, "-m", _MODULE]
-            self._nursery = await self._spawn(command, stdin=PIPE, stdout=PIPE, stderr=None)
-            self._listener = asyncio.create_task(self._listen(self._nursery))
-        worker: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
-        self._starting.append(worker)
-        assert self._nursery.stdin is not None
-        self._nursery.stdin.write(order.model_dump_json().encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # The listener notices.
-            await self._nursery.stdin.drain()
-        return await worker
+        async with self._starting:
+            if self._nursery is None or self._nursery.returncode is not None:
+                command = [sys.executable, "-m", _MODULE]
+                self._nursery = await self._spawn(command, stdin=PIPE, stdout=PIPE, stderr=None)
+                self._started = asyncio.Queue()
+                self._listener = asyncio.create_task(self._listen(self._nursery, self._started))
+            assert self._nursery.stdin is not None
+            self._nursery.stdin.write(order.model_dump_json().encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # The listener notices.
+                await self._nursery.stdin.drain()
+            worker = await self._started.get()
+        if worker is None:
+            raise BrokenPipeError("the nursery of the workers has ended")
+        return worker
 
-    async def _listen(self, nursery: Process) -> None:
+    async def _listen(self, nursery: Process, started: asyncio.Queue[Worker | None]) -> None:
         """Note which workers the nursery starts, and how they end."""
         loop = asyncio.get_running_loop()
         running: dict[int, asyncio.Future[int]] = {}
@@ -105,13 +109,12 @@ class Workers:
                 running.pop(pid).set_result(code[0])
             else:
                 running[pid] = loop.create_future()
-                _resolve(self._starting.popleft(), Worker(pid, running[pid]))
+                started.put_nowait(Worker(pid, running[pid]))
         await nursery.wait()
         # Its workers go on. The scheduler finds them by their locks.
         for future in running.values():
             future.set_result(1)
-        while self._starting:
-            _resolve(self._starting.popleft(), BrokenPipeError("the nursery of the workers has ended"))
+        started.put_nowait(None)
 
     def close(self) -> None:
         """Start no more workers. The nursery ends after those that it has."""
@@ -120,7 +123,7 @@ class Workers:
             return
         assert self._nursery.stdin is not None
         self._nursery.stdin.close()
-        if self._starting:
+        if self._starting.locked():
             with contextlib.suppress(ProcessLookupError):
                 self._nursery.kill()
 
@@ -131,15 +134,6 @@ class Workers:
             env=self._environment,
             **streams,  # type: ignore[arg-type]
         )
-
-
-def _resolve(future: asyncio.Future[Worker], outcome: Worker | OSError) -> None:
-    if future.done():  # Nobody waits any more.
-        return
-    if isinstance(outcome, OSError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
 
 
 class Scheduler:

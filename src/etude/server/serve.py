@@ -21,8 +21,6 @@ from etude.store.lock import RunLock
 from etude.wire.dialect import error_object
 from etude.wire.endpoint import listen
 
-_TOLD = "the request did not come in time"
-
 
 def patient_protocol(seconds: float) -> type[H11Protocol]:
     """uvicorn's protocol, with a limit to the time from the beginning of a connection, or from the last
@@ -54,16 +52,12 @@ def patient_protocol(seconds: float) -> type[H11Protocol]:
         def _give_up(self) -> None:
             under_way = self.cycle is not None and not self.cycle.response_complete
             if not under_way and not self.transport.is_closing():
-                self.transport.write(_answer())
+                self.transport.write(f"{head}content-type: application/json\r\n\r\n{body}".encode())
                 self.transport.close()
 
-    return PatientProtocol
-
-
-def _answer() -> bytes:
-    body = json.dumps(error_object(408, _TOLD, code="timeout")).encode()
+    body = json.dumps(error_object(408, "the request did not come in time", code="timeout"))
     head = f"HTTP/1.1 408 Request Timeout\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
-    return f"{head}content-type: application/json\r\n\r\n".encode() + body
+    return PatientProtocol
 
 
 class ServeError(EtudeError):
@@ -84,14 +78,10 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     with listen(settings.host, settings.port) as listening:
         lock = _lock(settings)
         try:
-            backend = _backend(settings)
+            backend = VllmBackend(settings) if settings.engine == "vllm" else EmbeddedBackend(settings)
             _run(create_app(settings, backend), backend, settings, listening, on_ready)
         finally:
             lock.release()
-
-
-def _backend(settings: ServerSettings) -> Backend:
-    return VllmBackend(settings) if settings.engine == "vllm" else EmbeddedBackend(settings)
 
 
 def _run(

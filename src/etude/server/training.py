@@ -93,15 +93,9 @@ def train_job(
 def _load_policy(settings: ServerSettings, job: Row, models: ModelStore, *, keep_base: bool) -> Policy:
     model, values = models.get(job["model"]), job["hyperparameters"]
     fresh = values["lora_rank"] > 0 and model.lora is None
-    policy = load_policy(
-        settings.model,
-        model,
-        device=settings.device,
-        dtype=settings.dtype,
-        lora=LoraOptions(values["lora_rank"], values["lora_alpha"]) if fresh else None,
-        seed=fold(job["seed"], "lora"),
-        keep_base=keep_base and values.get("reference") == "base",
-    )
+    lora = LoraOptions(values["lora_rank"], values["lora_alpha"]) if fresh else None
+    from_base = keep_base and values.get("reference") == "base"
+    policy = load_policy(settings, model, lora=lora, seed=fold(job["seed"], "lora"), keep_base=from_base)
     if keep_base:
         # Where the server's own model is not the reference: the one that the job starts from.
         policy.keep_base()

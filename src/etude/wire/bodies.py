@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, model_validator
+from pydantic_core import to_json
 
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
@@ -153,8 +153,8 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
                 f"found {tool!r:.80}"
             )
     try:
-        json.dumps([messages, tools], ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
+        to_json([messages, tools])
+    except ValueError as error:
         raise RequestError("messages and tools: half of a surrogate pair is no character") from error
 
 

@@ -25,6 +25,7 @@ BOOKKEEPING = frozenset(
 """Parameters of OpenAI's APIs that change nothing about an answer."""
 
 Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
+"""Values of parameters."""
 
 B = TypeVar("B", bound=BaseModel)
 

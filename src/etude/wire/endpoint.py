@@ -144,7 +144,7 @@ class EndpointServer:
                 response = error_response(path, 401, message, code="invalid_api_key")
             else:
                 response = await gateway.answer(request.method, path, request.headers, await request.body())
-            return Response(response.body, response.status, dict(response.headers))
+            return Response(response.content, response.status_code, dict(response.headers))
 
         methods = ["GET", "POST", "PUT", "DELETE", "PATCH"]
         return Starlette(routes=[Route("/{path:path}", record, methods=methods)])
@@ -152,19 +152,15 @@ class EndpointServer:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises RequestError when that is not possible."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Connections inherit it. asyncio would set it only where the socket was made with IPPROTO_TCP, and an
-    # answer whose head and body are two writes waits 40 ms for the client's delayed acknowledgement.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        listening.bind((host, port))
-        listening.listen(_BACKLOG)
+        listening = socket.create_server((host, port), backlog=_BACKLOG)
     except OSError as error:
-        listening.close()
         in_use = f"port {port} on {host} is in use by another program; stop it"
         other = f"cannot listen on {host}:{port}: {error.strerror}"
         reason = in_use if error.errno == errno.EADDRINUSE else other
         raise RequestError(f"{reason}, or choose another port (0 takes a free one)") from error
+    # Connections inherit it. asyncio would set it only where the socket was made with IPPROTO_TCP, and an
+    # answer whose head and body are two writes waits 40 ms for the client's delayed acknowledgement.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listening.setblocking(False)
     return listening

@@ -1,13 +1,16 @@
-"""The APIs that agents speak, over a callable that makes and records the calls."""
+"""The APIs that agents speak, over a callable that makes and records the calls, and clients for them.
+
+The clients are real OpenAI clients whose requests never leave the process.
+"""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import httpx
 from pydantic_core import from_json
 
 from etude.core.errors import EngineError, EtudeError, RequestError
@@ -16,9 +19,15 @@ from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, RecordedCompleti
 from etude.wire.messages import MessagesDialect
 from etude.wire.responses import ResponsesDialect
 
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
 Handler: TypeAlias = Callable[[ChatBody], Awaitable[RecordedCompletion]]
 """Makes and records the call that a request asks for. Raises RequestError when the request is wrong,
 EngineError when the model has no answer, another EtudeError when no calls may be made any more."""
+
+RunOnLoop: TypeAlias = Callable[[Coroutine[Any, Any, httpx.Response]], httpx.Response]
+"""Runs a coroutine on the event loop, and waits for it."""
 
 FUNCTION_HEADER = "x-etude-function"
 """Request header: the function of the agent that makes the call."""
@@ -34,13 +43,13 @@ _DIALECTS: Mapping[str, type[Dialect]] = {
 """By the path of their requests without `/v1`."""
 
 
-@dataclass(frozen=True, slots=True)
-class WireResponse:
-    """An HTTP response."""
-
-    status: int
-    body: bytes
-    headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
+_SETTINGS: dict[str, Any] = {
+    "api_key": "recorded",
+    "base_url": "http://recorded.invalid/v1",
+    "max_retries": 0,
+    "timeout": None,
+}
+"""The engine behind the handler retries, and the episode's timeout ends a request."""
 
 
 class Gateway:
@@ -56,7 +65,7 @@ class Gateway:
         memory = memory or AnswerMemory()
         self._dialects = {path: dialect(memory) for path, dialect in _DIALECTS.items()}
 
-    async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> WireResponse:
+    async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> httpx.Response:
         """Answer one HTTP request.
 
         All errors come back as the API's error object, and tell its client not to retry: what could be
@@ -80,20 +89,20 @@ class Gateway:
             return error_response(path, status, str(error), cause=error)
         reply = dialect.reply(recorded, asked, data, int(time.time()))
         if not asked.stream:
-            return WireResponse(200, json.dumps(reply).encode())
+            return httpx.Response(200, json=reply)
         events = b"".join(server_sent(data, name) for name, data in dialect.events(reply, asked))
-        return WireResponse(200, events, {"content-type": "text/event-stream"})
+        return httpx.Response(200, content=events, headers={"content-type": "text/event-stream"})
 
 
 def error_response(
     path: str, status: int, message: str, *, code: str | None = None, cause: EtudeError | None = None
-) -> WireResponse:
+) -> httpx.Response:
     """The error object of the API that a path belongs to, with its status."""
-    headers = {"content-type": "application/json", "x-should-retry": "false"}
+    headers = {"x-should-retry": "false"}
     if cause is not None:
         headers[ERROR_HEADER] = type(cause).__name__
     error = _DIALECTS.get(_plain_path(path), ChatDialect).error(status, message, code)
-    return WireResponse(status, json.dumps(error).encode(), headers)
+    return httpx.Response(status, json=error, headers=headers)
 
 
 def _plain_path(path: str) -> str:
@@ -101,3 +110,45 @@ def _plain_path(path: str) -> str:
     while path.startswith("/v1/"):
         path = path.removeprefix("/v1")
     return path
+
+
+class RecordingTransport(httpx.AsyncBaseTransport):
+    """Hands each request to a handler and gives back the response. No socket is opened."""
+
+    def __init__(self, handler: Handler, memory: AnswerMemory | None = None) -> None:
+        self._gateway = Gateway(handler, memory)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request of httpx's."""
+        body = await request.aread()
+        return await self._gateway.answer(request.method, request.url.path, request.headers, body)
+
+
+class BlockingRecordingTransport(httpx.BaseTransport):
+    """The same for clients without asyncio: `run` runs a coroutine on the event loop and waits."""
+
+    def __init__(self, handler: Handler, run: RunOnLoop, memory: AnswerMemory | None = None) -> None:
+        self._gateway = Gateway(handler, memory)
+        self._run = run
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request of httpx's."""
+        body = request.read()
+        return self._run(self._gateway.answer(request.method, request.url.path, request.headers, body))
+
+
+def recording_client(handler: Handler, memory: AnswerMemory | None = None) -> AsyncOpenAI:
+    """An `AsyncOpenAI` whose chat completions and responses are made and recorded by `handler`."""
+    from openai import AsyncOpenAI
+
+    # Version 3 of the SDK is annotated with httpx2, and takes a client of httpx all the same.
+    http_client: Any = httpx.AsyncClient(transport=RecordingTransport(handler, memory))
+    return AsyncOpenAI(**_SETTINGS, http_client=http_client)
+
+
+def blocking_recording_client(handler: Handler, run: RunOnLoop, memory: AnswerMemory | None = None) -> OpenAI:
+    """An `OpenAI` client for functions without asyncio; see `recording_client`."""
+    from openai import OpenAI
+
+    http_client: Any = httpx.Client(transport=BlockingRecordingTransport(handler, run, memory))
+    return OpenAI(**_SETTINGS, http_client=http_client)

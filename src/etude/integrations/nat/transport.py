@@ -18,8 +18,7 @@ from pydantic_core import from_json, to_json
 from etude.core.errors import EpisodeError
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.store.journal import Journal
-from etude.wire.gateway import FUNCTION_HEADER, error_response
-from etude.wire.recording import BlockingRecordingTransport, RecordingTransport
+from etude.wire.gateway import FUNCTION_HEADER, BlockingRecordingTransport, RecordingTransport, error_response
 
 BASE_URL = "http://recorded.invalid/v1"
 API_KEY = "recorded"
@@ -91,8 +90,7 @@ def _nobody(request: httpx.Request, model: str) -> httpx.Response:
         f"the model '{model}' is being trained, and was called outside of an episode; give evaluators and "
         "whatever else runs beside the agent an entry of `llms` of their own"
     )
-    answer = error_response(request.url.path, 409, str(error), cause=error)
-    return httpx.Response(answer.status, headers=dict(answer.headers), content=answer.body)
+    return error_response(request.url.path, 409, str(error), cause=error)
 
 
 class Steps:

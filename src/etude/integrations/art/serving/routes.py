@@ -231,7 +231,7 @@ def _page(rows: list[Row], after: str | None, limit: int) -> dict[str, Any]:
     """A page of rows: those that follow the id `after`, or the first."""
     ids = [row["id"] for row in rows]
     start = ids.index(after) + 1 if after in ids else 0
-    return list_object(rows[start : start + limit], len(rows) > start + limit)
+    return list_object((rows[start : start + limit], len(rows) > start + limit), dict)
 
 
 def _train_body(model: ArtModel, body: PreviewTrainBody) -> TrainBody:
