@@ -6,10 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from etude.cli import hints
-from etude.cli.command import AsJson, run_async, then
+from etude.cli.command import AsJson, option, run_async, then
 from etude.cli.console import emit, next_step, path_shown, say, table, unused
 from etude.core.stats import shown_mean
 
@@ -22,12 +20,10 @@ Method = Literal["grpo", "dpo", "expert_iteration"]
 
 
 def demo(
-    task: Annotated[Task, typer.Option(help="What is learnt.")] = "calculator",
-    method: Annotated[Method, typer.Option(help="How it is learnt.")] = "grpo",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for everything; by default demo-TASK here.")
-    ] = None,
+    task: Annotated[Task, option("What is learnt.")] = "calculator",
+    method: Annotated[Method, option("How it is learnt.")] = "grpo",
+    seed: Annotated[int, option("Seed of every random choice.", min=0)] = 0,
+    out: Annotated[Path | None, option("Folder for everything; by default demo-TASK here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch a tiny model learn: no GPU, no download, no account.
@@ -38,8 +34,7 @@ def demo(
     The calculator takes 28 to 31 s on two idle cores; the first run on such a machine took 73 s, and one
     on a busy machine 199 s.
     """
-    from etude.demo.demo import run_demo
-    from etude.demo.tasks import TASKS
+    from etude.demo.demo import TASKS, run_demo
     from etude.report.progress import progress_for
 
     folder = (out or unused(Path(f"demo-{task}"), "-")).absolute()
