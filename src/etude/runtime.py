@@ -109,14 +109,11 @@ async def open_runtime(
 
 def _target_model(config: Config, models: Mapping[str, Engine]) -> str:
     """The model that is trained, and meant where an agent names none."""
-    named = config.finetuning.target_model
-    if named is not None:
-        return named
-    for target in config.finetuning.targets.values():
-        return str(target.model)
-    if not models:
-        raise RequestError("the config has no models; add one: `llms: {policy: {_type: local, …}}`")
-    return next(iter(models))
+    targets = config.finetuning.targets.values()
+    for name in (config.finetuning.target_model, *(target.model for target in targets), *models):
+        if name is not None:
+            return name
+    raise RequestError("the config has no models; add one: `llms: {policy: {_type: local, …}}`")
 
 
 def _sampling(config: Config) -> dict[str, Sampling]:

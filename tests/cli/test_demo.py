@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from etude.demo.tasks import TASKS, examples_folder
+from etude.demo.demo import TASKS, Task, examples_folder
 from tests.cli.projects import etude, events
 
 AGENT = """
@@ -74,7 +74,7 @@ def small_example(tmp_path, monkeypatch):
         ("config.yml", CONFIG),
     ):
         (source / name).write_text(text)
-    monkeypatch.setattr("etude.demo.tasks.examples_folder", lambda: source.parent)
+    monkeypatch.setattr("etude.demo.demo.examples_folder", lambda: source.parent)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -113,10 +113,8 @@ def test_before_and_after_are_the_same_held_out_examples(small_example):
 
 
 def test_an_agent_can_be_measured_in_other_circumstances(small_example, monkeypatch):
-    from etude.demo.tasks import Task
-
     variants = {"with a hint": (("workflow.arguments.hint", "'!'"),)}
-    monkeypatch.setitem(TASKS, "calculator", Task("calculator", "learns", variants))
+    monkeypatch.setitem(TASKS, "calculator", Task("learns", variants))
     shown = etude("demo")
     assert shown.exit_code == 0, shown.stderr
     assert "varied, with a hint" in shown.stdout

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etude.cli import check, dataset, demo, evaluate, export, init, resume, runs, serve, train
-from etude.cli.command import DEBUG, LOG_LEVEL, reported
+from etude.cli import check, dataset, demo, evaluate, export, init, runs, serve, train
+from etude.cli.command import DEBUG, LOG_LEVEL, option, reported
 from etude.cli.console import remember_typing
 from etude.report.logs import LogLevel, show_logs
 
@@ -73,19 +73,18 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def etude(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+        bool, option("Show the version.", "--version", is_eager=True, callback=_show_version)
     ] = False,
     debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show tracebacks, and all log lines; anywhere on the line."),
+        bool, option("Show tracebacks, and all log lines; anywhere on the line.", "--debug")
     ] = False,
     log_level: Annotated[
         LogLevel | None,
-        typer.Option(
+        option(
+            "Show log lines of the agent's code, and Etude's, from this level on (info by default); "
+            "anywhere on the line.",
             case_sensitive=False,
             show_default=False,
-            help="Show log lines of the agent's code, and Etude's, from this level on (info by default); "
-            "anywhere on the line.",
         ),
     ] = None,
 ) -> None:
@@ -101,7 +100,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     check.check,
     check.doctor,
     train.train,
-    resume.resume,
+    train.resume,
     evaluate.evaluate,
     runs.jobs,
     export.transcripts,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, ConfigFile, OutputDir, Overrides, run_async
+from etude.cli.command import RUNS, AsJson, ConfigFile, OutputDir, Overrides, option, run_async
 from etude.cli.console import emit, next_step, path_shown, say, say_wrapped
 
 if TYPE_CHECKING:
@@ -19,21 +20,9 @@ if TYPE_CHECKING:
 
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 
-Drift = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="Look at the chat template of a model instead: over which conversations it extends what was "
-        "sampled. A folder, or a name on the Hugging Face hub.",
-        show_default=False,
-    ),
-]
-
 
 def check(config: ConfigFile, override: Overrides = None, as_json: AsJson = False) -> None:
     """Check a config, its agent, data and models, and estimate the run. Nothing is sampled."""
-    from dataclasses import asdict
-
     from etude.config.load import load_config
     from etude.preflight.check import check_config
 
@@ -92,7 +81,18 @@ def about(seconds: float) -> str:
     return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"
 
 
-def doctor(output_dir: OutputDir = RUNS, drift: Drift = None, as_json: AsJson = False) -> None:
+def doctor(
+    output_dir: OutputDir = RUNS,
+    drift: Annotated[
+        str | None,
+        option(
+            "Look at the chat template of a model instead: over which conversations it extends what "
+            "was sampled. A folder, or a name on the Hugging Face hub.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Look at Python, packages, devices and disk, and say what to install."""
     if drift is not None:
         _audit(drift, as_json)
@@ -134,7 +134,7 @@ def _audit(model: str, as_json: bool) -> None:
 def _show(findings: Findings, facts: dict[str, Any], as_json: bool) -> None:
     """Findings as lines; or with other facts as a JSON object."""
     if as_json:
-        emit({**facts, "findings": findings.as_json()})
+        emit({**facts, "findings": asdict(findings)["items"]})
         return
     for finding in findings.items:
         say_wrapped(f"{_MARKS[finding.status]} {finding.what}: {finding.detail}")

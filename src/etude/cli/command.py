@@ -22,23 +22,32 @@ from etude.report.logs import LogLevel
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ConfigFile: TypeAlias = Annotated[Path, typer.Argument(help="The config file.", show_default=False)]
-Run: TypeAlias = Annotated[
-    str, typer.Argument(help="A run folder, or a run's name in --output-dir.", show_default=False)
-]
+
+def argument(help: str, **settings: Any) -> Any:
+    """An argument of a command."""
+    return typer.Argument(help=help, show_default=False, **settings)
+
+
+def option(help: str, *names: str, **settings: Any) -> Any:
+    """An option of a command; without names, it is called as its parameter is."""
+    return typer.Option(*names, help=help, **settings)
+
+
+ConfigFile: TypeAlias = Annotated[Path, argument("The config file.")]
+Run: TypeAlias = Annotated[str, argument("A run folder, or a run's name in --output-dir.")]
 Overrides: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Set a key of the config: -o finetuning.num_epochs=5, also written -o KEY VALUE. Repeatable.",
         "--override",
         "-o",
         metavar="KEY=VALUE",
-        help="Set a key of the config: -o finetuning.num_epochs=5, also written -o KEY VALUE. Repeatable.",
         show_default=False,
     ),
 ]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+AsJson: TypeAlias = Annotated[bool, option("Write JSON, for machines.", "--json")]
 OutputDir: TypeAlias = Annotated[
-    Path, typer.Option("--output-dir", help="Where runs are looked for by name.", show_default=True)
+    Path, option("Where runs are looked for by name.", "--output-dir", show_default=True)
 ]
 
 RUNS = Path("runs")
@@ -163,3 +172,20 @@ def refuse(reason: str, **options: object) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise RequestError(f"--{name} has no meaning with {reason}")
+
+
+def run_configuration(**settings: Any) -> list[str]:
+    """Overrides of keys in `finetuning.run_configuration`, for those that are given.
+
+    Files are looked for in the current folder first, as everything that is typed on a command line.
+    """
+    import json
+
+    overrides = []
+    for key, value in settings.items():
+        if isinstance(value, Path):
+            value = str(value.absolute() if value.exists() else value)
+        if value is not None:
+            text = json.dumps(value, ensure_ascii=False)
+            overrides.append(f"finetuning.run_configuration.{key}={text}")
+    return overrides

@@ -219,6 +219,8 @@ def _stacked(columns: Sequence[str], row: Sequence[str], width: int) -> list[str
 
 
 def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "", True: "yes", False: "no"}[value]
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from etude.cli import hints
-from etude.cli.command import AsJson, reported, run_async, then
+from etude.cli.command import AsJson, argument, option, reported, run_async, then
 from etude.cli.console import emit, path_shown, say, table, warn
 
 if TYPE_CHECKING:
@@ -30,31 +30,25 @@ def dataset() -> None:
 def buggify(
     source: Annotated[
         str,
-        typer.Argument(
-            help="Right programs with tests, in the columns of codeparrot/apps: a .jsonl, .json or .parquet "
-            "file, or a name on the hub.",
-            show_default=False,
+        argument(
+            "Right programs with tests, in the columns of codeparrot/apps: a .jsonl, .json or .parquet "
+            "file, or a name on the hub."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The .jsonl file to write.", show_default=False)],
-    model: Annotated[str, typer.Option(help="The model that plants the bugs.", show_default=False)],
-    base_url: Annotated[
-        str | None, typer.Option(help="Its endpoint; by default OPENAI_BASE_URL, else OpenAI.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use the first problems only.")] = None,
-    split: Annotated[str | None, typer.Option(help="Problems of this split: train or test.")] = None,
+    out: Annotated[Path, option("The .jsonl file to write.", show_default=False)],
+    model: Annotated[str, option("The model that plants the bugs.", show_default=False)],
+    base_url: Annotated[str | None, option("Its endpoint; by default OPENAI_BASE_URL, else OpenAI.")] = None,
+    limit: Annotated[int | None, option("Use the first problems only.", min=1)] = None,
+    split: Annotated[str | None, option("Problems of this split: train or test.")] = None,
     difficulty: Annotated[
-        Literal["introductory", "interview", "competition"] | None,
-        typer.Option(help="Problems of this difficulty."),
+        Literal["introductory", "interview", "competition"] | None, option("Problems of this difficulty.")
     ] = None,
-    share: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of a problem's right programs to make wrong.")
-    ] = 1.0,
-    per_problem: Annotated[int, typer.Option(min=1, help="Most wrong programs for one problem.")] = 1,
-    attempts: Annotated[int, typer.Option(min=1, help="Answers of the model for one program.")] = 10,
-    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 1.0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Problems at the same time.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
+    share: Annotated[float, option("Share of a problem's right programs to make wrong.", min=0, max=1)] = 1.0,
+    per_problem: Annotated[int, option("Most wrong programs for one problem.", min=1)] = 1,
+    attempts: Annotated[int, option("Answers of the model for one program.", min=1)] = 10,
+    temperature: Annotated[float, option("Sampling temperature.", min=0)] = 1.0,
+    concurrency: Annotated[int, option("Problems at the same time.", min=1)] = 8,
+    seed: Annotated[int, option("Seed of every random choice.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Have a model plant a bug in right programs; each is tried out in a sandbox.

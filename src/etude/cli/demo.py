@@ -6,10 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from etude.cli import hints
-from etude.cli.command import AsJson, run_async, then
+from etude.cli.command import AsJson, option, run_async, then
 from etude.cli.console import emit, next_step, path_shown, say, table, unused
 from etude.core.stats import shown_mean
 
@@ -22,12 +20,10 @@ Method = Literal["grpo", "dpo", "expert_iteration"]
 
 
 def demo(
-    task: Annotated[Task, typer.Option(help="What is learnt.")] = "calculator",
-    method: Annotated[Method, typer.Option(help="How it is learnt.")] = "grpo",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random choice.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for everything; by default demo-TASK here.")
-    ] = None,
+    task: Annotated[Task, option("What is learnt.")] = "calculator",
+    method: Annotated[Method, option("How it is learnt.")] = "grpo",
+    seed: Annotated[int, option("Seed of every random choice.", min=0)] = 0,
+    out: Annotated[Path | None, option("Folder for everything; by default demo-TASK here.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch a tiny model learn: no GPU, no download, no account.
@@ -41,6 +37,8 @@ def demo(
     from etude.demo.demo import run_demo
     from etude.demo.tasks import TASKS
     from etude.report.live import progress_for
+    from etude.demo.demo import TASKS, run_demo
+    from etude.report.progress import progress_for
 
     folder = (out or unused(Path(f"demo-{task}"), "-")).absolute()
     if not as_json:

@@ -6,13 +6,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, refuse, run_async, then
+from etude.cli.command import (
+    RUNS,
+    AsJson,
+    OutputDir,
+    Overrides,
+    argument,
+    option,
+    refuse,
+    run_async,
+    run_configuration,
+    then,
+)
 from etude.cli.console import emit, next_step, path_shown, say, table, warn
 from etude.cli.figures import show_troubles
-from etude.cli.train import run_configuration
 
 if TYPE_CHECKING:
     from etude.config.schema import Config
@@ -26,28 +34,26 @@ _CELL = 60
 
 def evaluate(
     config: Annotated[
-        Path | None, typer.Argument(help="The config file; with --rescore by default the run's own.")
+        Path | None, argument("The config file; with --rescore by default the run's own.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="In place of the config's model: a folder, a name, or RUN[:v3|:best|:last|:base]."),
+        str | None, option("In place of the config's model: a folder, a name, or RUN[:v3|:best|:last|:base].")
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Episodes for each example.")] = 1,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Sample at temperature 0.")] = False,
+    repeat: Annotated[int, option("Episodes for each example.", min=1)] = 1,
+    greedy: Annotated[bool, option("Sample at temperature 0.", "--greedy")] = False,
     dataset: Annotated[
         Path | None,
-        typer.Option(help="Evaluate on this file; by default the validation dataset, else the training one."),
+        option("Evaluate on this file; by default the validation dataset, else the training one."),
     ] = None,
-    per_example: Annotated[bool, typer.Option("--per-example", help="Show a row for each example.")] = False,
+    per_example: Annotated[bool, option("Show a row for each example.", "--per-example")] = False,
     rescore: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Score the stored episodes of RUN; no agent is run.")
+        str | None, option("Score the stored episodes of RUN; no agent is run.", metavar="RUN")
     ] = None,
     phase: Annotated[
-        str | None,
-        typer.Option(help="With --rescore: which episodes, such as validation/5; by default the latest."),
+        str | None, option("With --rescore: which episodes, such as validation/5; by default the latest.")
     ] = None,
     override: Overrides = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run; made up by default.")] = None,
+    name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -89,8 +95,7 @@ def evaluate_in(
     from etude.loop.evaluation import evaluate
     from etude.report.live import progress_for
 
-    shown = progress_for(stream=sys.stderr if as_json else None)
-    with then(lambda: hints.resume(run.path)), shown as progress:
+    with then(lambda: hints.resume(run.path)), _progress(as_json) as progress:
         evaluation = run_async(evaluate(settings, run, request, progress=progress))
     _show(evaluation, {"run": str(run.path)}, as_json=as_json, per_example=per_example)
     if not as_json:
@@ -104,9 +109,7 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, p
     from etude.report.live import progress_for
     from etude.store.run_folder import RunFolder
 
-    # With --json, progress goes beside the object, not into it.
-    shown = progress_for(stream=sys.stderr if as_json else None)
-    with RunFolder.open(run) as folder, then(hints.again), shown as progress:
+    with RunFolder.open(run) as folder, then(hints.again), _progress(as_json) as progress:
         scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))
     _show(evaluation, {"run": str(run), "phase": scored}, as_json=as_json, per_example=per_example)
     if not as_json:
@@ -154,3 +157,10 @@ def _short(value: Any) -> str | None:
         return None
     text = "".join(letter if letter.isprintable() else "·" for letter in " ".join(str(value).split()))
     return text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
+
+
+def _progress(as_json: bool) -> Any:
+    """A display of the progress; beside the JSON object, not in it."""
+    from etude.report.progress import progress_for
+
+    return progress_for(stream=sys.stderr if as_json else None)

@@ -6,10 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, refuse, run_async
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, option, refuse, run_async
 from etude.cli.console import emit, next_step, path_shown, say
 
 if TYPE_CHECKING:
@@ -24,23 +22,19 @@ def export(
     run: Run,
     version: Annotated[
         str,
-        typer.Option(
-            help="best, last, base, or a number such as v3; by default the best one where validations "
+        option(
+            "best, last, base, or a number such as v3; by default the best one where validations "
             "measured any, else the last."
         ),
     ] = "",
-    lora: Annotated[
-        bool, typer.Option("--lora/--merged", help="LoRA weights alone, or the whole model.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; by default in the run.")] = None,
+    lora: Annotated[bool, option("LoRA weights alone, or the whole model.", "--lora/--merged")] = False,
+    out: Annotated[Path | None, option("The folder to write; by default in the run.")] = None,
     trajectories: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write trajectories: FILE.jsonl or FILE.parquet.")
+        Path | None, option("Write trajectories: FILE.jsonl or FILE.parquet.", metavar="FILE")
     ] = None,
-    format: Annotated[
-        Format, typer.Option(help="Of trajectories: all fields, or OpenAI fine-tuning rows.")
-    ] = "rows",
+    format: Annotated[Format, option("Of trajectories: all fields, or OpenAI fine-tuning rows.")] = "rows",
     method: Annotated[
-        Method | None, typer.Option(help="Build trajectories for this method; by default the run's own.")
+        Method | None, option("Build trajectories for this method; by default the run's own.")
     ] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
@@ -119,16 +113,15 @@ async def _write(run: Path, file: Path, format: Format, method: Method | None) -
 def transcripts(
     run: Run,
     phase: Annotated[
-        str | None, typer.Option(help="The episodes: eval, validation/5, train/1; by default the latest.")
+        str | None, option("The episodes: eval, validation/5, train/1; by default the latest.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; by default in the run.")] = None,
-    format: Annotated[Literal["yaml", "json"], typer.Option(help="Of the files.")] = "yaml",
-    limit: Annotated[int | None, typer.Option(min=1, help="Write the first episodes only.")] = None,
+    out: Annotated[Path | None, option("The folder to write; by default in the run.")] = None,
+    format: Annotated[Literal["yaml", "json"], option("Of the files.")] = "yaml",
+    limit: Annotated[int | None, option("Write the first episodes only.", min=1)] = None,
     episode: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="Print this episode, such as train/1/EXAMPLE/3, and write nothing."),
+        str | None, option("Print this episode, such as train/1/EXAMPLE/3, and write nothing.", metavar="ID")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Show answers as the models wrote them.")] = False,
+    raw: Annotated[bool, option("Show answers as the models wrote them.", "--raw")] = False,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:

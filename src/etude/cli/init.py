@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from etude.cli import hints
-from etude.cli.command import AsJson
+from etude.cli.command import AsJson, argument, option
 from etude.cli.console import emit, next_step, path_shown, say
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="The folder to make.", show_default=False)],
+    folder: Annotated[Path, argument("The folder to make.")],
     model: Annotated[
-        str | None,
-        typer.Option(help="The model to start from: a folder, or a name on the Hugging Face hub."),
+        str | None, option("The model to start from: a folder, or a name on the Hugging Face hub.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -38,15 +35,13 @@ def init(
 
 
 def import_nat(
-    config: Annotated[Path, typer.Argument(help="The toolkit's config file.", show_default=False)],
-    folder: Annotated[Path, typer.Argument(help="The folder to make.", show_default=False)],
+    config: Annotated[Path, argument("The toolkit's config file.")],
+    folder: Annotated[Path, argument("The folder to make.")],
     workflow: Annotated[
-        str | None,
-        typer.Option(help="The agent as `module:function`, where it is written already."),
+        str | None, option("The agent as `module:function`, where it is written already.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="The model to train in this process: a folder, or a name on the hub."),
+        str | None, option("The model to train in this process: a folder, or a name on the hub.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

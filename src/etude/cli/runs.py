@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, reported
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, reported
 from etude.cli.console import emit, next_step, path_shown, said_once, say, say_wrapped, table
 from etude.cli.figures import by_target, show_evaluators, show_outcome, show_troubles, side_by_side
 from etude.core.stats import Estimate, shown_mean
@@ -72,7 +72,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 @app.command()
 @reported
 def compare(
-    runs: Annotated[list[str], typer.Argument(help="Two runs or more.", show_default=False)],
+    runs: Annotated[list[str], argument("Two runs or more.")],
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:

@@ -3,77 +3,68 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-
-from etude.cli.command import LOG_LEVEL
+from etude.cli.command import LOG_LEVEL, argument, option
 from etude.cli.console import say
-
-
-def _option(help: str, **bounds: Any) -> Any:
-    return typer.Option(help=help, **bounds)
-
 
 Algorithms = Annotated[
     list[str] | None,
-    _option("An algorithm of your own that jobs may name, as module:Name; it is imported. Repeatable."),
+    option("An algorithm of your own that jobs may name, as module:Name; it is imported. Repeatable."),
 ]
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="A model folder, or a name on the Hugging Face hub.", show_default=False)
-    ],
+    model: Annotated[str, argument("A model folder, or a name on the Hugging Face hub.")],
     name: Annotated[
-        str | None, _option("What clients call the model; left out: the name of its folder.")
+        str | None, option("What clients call the model; left out: the name of its folder.")
     ] = None,
-    host: Annotated[str, _option("Address to listen on; others than loopback need a key.")] = "127.0.0.1",
-    port: Annotated[int, _option("0 takes a free one.", min=0, max=65535)] = 8000,
+    host: Annotated[str, option("Address to listen on; others than loopback need a key.")] = "127.0.0.1",
+    port: Annotated[int, option("0 takes a free one.", min=0, max=65535)] = 8000,
     api_key_env: Annotated[
-        str | None, _option("Environment variable with the key that clients must have.")
+        str | None, option("Environment variable with the key that clients must have.")
     ] = None,
-    data_dir: Annotated[Path, _option("Where files, jobs and new models are kept.")] = Path("server"),
-    engine: Annotated[str, _option("What samples: embedded, or vllm, which the server runs.")] = "embedded",
-    vllm_command: Annotated[str, _option("vLLM's program.")] = "vllm",
-    vllm_arg: Annotated[list[str] | None, _option("An option of `vllm serve`; repeatable.")] = None,
-    device: Annotated[str, _option("auto, cpu, cuda, cuda:N or mps.")] = "auto",
-    dtype: Annotated[str, _option("auto, float32, bfloat16 or float16.")] = "auto",
-    max_batch: Annotated[int, _option("Sequences sampled at once.", min=1)] = 256,
-    max_queue: Annotated[int, _option("Sequences under way and waiting.", min=1)] = 1024,
+    data_dir: Annotated[Path, option("Where files, jobs and new models are kept.")] = Path("server"),
+    engine: Annotated[str, option("What samples: embedded, or vllm, which the server runs.")] = "embedded",
+    vllm_command: Annotated[str, option("vLLM's program.")] = "vllm",
+    vllm_arg: Annotated[list[str] | None, option("An option of `vllm serve`; repeatable.")] = None,
+    device: Annotated[str, option("auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    dtype: Annotated[str, option("auto, float32, bfloat16 or float16.")] = "auto",
+    max_batch: Annotated[int, option("Sequences sampled at once.", min=1)] = 256,
+    max_queue: Annotated[int, option("Sequences under way and waiting.", min=1)] = 1024,
     requests_per_minute: Annotated[
-        int | None, _option("Requests of one client address; left out: no limit.", min=1)
+        int | None, option("Requests of one client address; left out: no limit.", min=1)
     ] = None,
-    max_models: Annotated[int, _option("Models in memory at once.", min=1)] = 3,
-    max_file_mb: Annotated[int, _option("Largest upload, in MiB.", min=1)] = 512,
-    running_jobs: Annotated[int, _option("Training jobs at once.", min=1)] = 1,
+    max_models: Annotated[int, option("Models in memory at once.", min=1)] = 3,
+    max_file_mb: Annotated[int, option("Largest upload, in MiB.", min=1)] = 512,
+    running_jobs: Annotated[int, option("Training jobs at once.", min=1)] = 1,
     training_processes: Annotated[
-        int | None, _option("Processes that train a job together; left out: one for each GPU.", min=1)
+        int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
     ] = None,
     shard_training: Annotated[
-        bool, typer.Option("--shard-training", help="Share weights and optimiser out among them.")
+        bool, option("Share weights and optimiser out among them.", "--shard-training")
     ] = False,
     algorithms: Algorithms = None,
-    waiting_jobs: Annotated[int, _option("Training jobs in the queue.", min=1)] = 100,
-    checkpoint_steps: Annotated[int, _option("Training steps between two checkpoints.", min=1)] = 10,
-    body_timeout: Annotated[float, _option("Seconds to wait for more of a request.", min=1)] = 30.0,
-    engine_wait: Annotated[float, _option("Seconds that requests wait for the engine.", min=0)] = 30.0,
+    waiting_jobs: Annotated[int, option("Training jobs in the queue.", min=1)] = 100,
+    checkpoint_steps: Annotated[int, option("Training steps between two checkpoints.", min=1)] = 10,
+    body_timeout: Annotated[float, option("Seconds to wait for more of a request.", min=1)] = 30.0,
+    engine_wait: Annotated[float, option("Seconds that requests wait for the engine.", min=0)] = 30.0,
     stop_engine_for_jobs: Annotated[
-        bool, typer.Option("--stop-engine-for-jobs", help="Free the device while jobs train.")
+        bool, option("Free the device while jobs train.", "--stop-engine-for-jobs")
     ] = False,
-    drain: Annotated[float, _option("Seconds that requests have to finish at the end.", min=0)] = 30.0,
+    drain: Annotated[float, option("Seconds that requests have to finish at the end.", min=0)] = 30.0,
 ) -> None:
     """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
-    options = {
-        key: value for key, value in locals().items() if key not in ("api_key_env", "max_file_mb", "vllm_arg")
-    }
+    options = dict(locals())
+    api_key_env, max_file_mb = options.pop("api_key_env"), options.pop("max_file_mb")
+    options |= {"algorithms": tuple(algorithms or ()), "vllm_args": tuple(options.pop("vllm_arg") or ())}
     _require_extras()
-    from etude.models.source import locate
+    from etude.models.source import folder_of, locate
     from etude.server.settings import MEBIBYTE, require_safe, server_settings
 
-    options |= {"name": name or _name_of(model), "api_key": _key(api_key_env)}
-    options["algorithms"] = tuple(algorithms or ())
-    options |= {"vllm_args": tuple(vllm_arg or ()), "log_level": LOG_LEVEL.get()}
+    folder = folder_of(model)
+    options["name"] = name or (model if folder is None else folder.resolve().name)
+    options |= {"api_key": _key(api_key_env), "log_level": LOG_LEVEL.get()}
     settings = server_settings(**options, max_file=max_file_mb * MEBIBYTE)
     require_safe(settings)
     locate(settings.model)
@@ -85,13 +76,6 @@ def serve(
 
 def _say_ready(name: str, address: str) -> None:
     say(f"serving {name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it.")
-
-
-def _name_of(model: str) -> str:
-    from etude.models.source import folder_of
-
-    folder = folder_of(model)
-    return model if folder is None else folder.resolve().name
 
 
 def _key(variable: str | None) -> str | None:

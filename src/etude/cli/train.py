@@ -1,15 +1,24 @@
-"""`etude train CONFIG`: collect, train, and again."""
+"""`etude train CONFIG` and `etude resume [RUN]`: collect, train, and again; go on with what was stopped."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from etude.cli import hints
-from etude.cli.command import AsJson, ConfigFile, Overrides, run_async, then
-from etude.cli.console import next_step, path_shown, say
+from etude.cli.command import (
+    RUNS,
+    AsJson,
+    ConfigFile,
+    OutputDir,
+    Overrides,
+    argument,
+    option,
+    run_async,
+    run_configuration,
+    then,
+)
+from etude.cli.console import emit, next_step, path_shown, say
 from etude.cli.figures import show_outcome
 
 if TYPE_CHECKING:
@@ -20,15 +29,11 @@ if TYPE_CHECKING:
 def train(
     config: ConfigFile,
     override: Overrides = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run; made up by default.")] = None,
-    dataset: Annotated[
-        Path | None, typer.Option(help="Train on this file in place of eval.general.dataset.")
-    ] = None,
-    validation_dataset: Annotated[
-        Path | None, typer.Option(help="Validate on this file of held-out examples.")
-    ] = None,
+    name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
+    dataset: Annotated[Path | None, option("Train on this file in place of eval.general.dataset.")] = None,
+    validation_dataset: Annotated[Path | None, option("Validate on this file of held-out examples.")] = None,
     validation_interval: Annotated[
-        int | None, typer.Option(min=1, help="Epochs from one validation to the next.")
+        int | None, option("Epochs from one validation to the next.", min=1)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,23 +52,6 @@ def train(
         train_in(settings, run, as_json=as_json)
 
 
-def run_configuration(**settings: Any) -> list[str]:
-    """Overrides of keys in `finetuning.run_configuration`, for those that are given.
-
-    Files are looked for in the current folder first, as everything that is typed on a command line.
-    """
-    import json
-
-    overrides = []
-    for key, value in settings.items():
-        if isinstance(value, Path):
-            value = str(value.absolute() if value.exists() else value)
-        if value is not None:
-            text = json.dumps(value, ensure_ascii=False)
-            overrides.append(f"finetuning.run_configuration.{key}={text}")
-    return overrides
-
-
 def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
     """Train in an open run folder, and show how it goes and what came of it."""
     from etude.report.live import progress_for
@@ -77,3 +65,65 @@ def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
         show_outcome(summary, f"{summary['epochs_trained']} trained{skipped}", run.path)
         say(f"run             {path_shown(run.path)}")
         next_step(hints.after_training(run.path))
+
+
+def resume(
+    run: Annotated[
+        str | None, argument("A run folder or a run's name; by default the latest unfinished run.")
+    ] = None,
+    retry_failed: Annotated[
+        bool,
+        option(
+            "In epochs that are not finished, try again what failed without the agent's fault: models "
+            "that did not answer, evaluators that gave no score.",
+            "--retry-failed",
+        ),
+    ] = False,
+    override: Overrides = None,
+    output_dir: OutputDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped, without repeating anything that it has done.
+
+    `-o` may change how it goes on: `finetuning.num_epochs`, to train for longer, the error budget, time
+    limits, concurrency, and secrets, which are not kept in run folders.
+    """
+    from etude.loop.lifecycle import config_to_resume, note_changes
+    from etude.store.facts import find_run, latest_unfinished
+    from etude.store.run_folder import RunFolder
+    from etude.store.stored_config import read_request
+
+    path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
+    request = read_request(path)
+    settings = config_to_resume(path, override or ())
+    with RunFolder.open(path) as folder:
+        changed = note_changes(folder, settings)
+        if not as_json:
+            if run is None:
+                say(f"going on with {path.name}")
+            for key, (before, after) in changed.items():
+                say(f"{key}: {before} → {after}")
+        if retry_failed and not _forgets_failures(folder, as_json):
+            return
+        if request is None:
+            train_in(settings, folder, as_json=as_json)
+            return
+        from etude.cli.evaluate import evaluate_in
+
+        evaluate_in(settings, folder, request, as_json=as_json, per_example=False)
+
+
+def _forgets_failures(folder: RunFolder, as_json: bool) -> bool:
+    """Have failures tried again, and say which; False when the run is over, and there is nothing to do."""
+    from etude.loop.lifecycle import retry_failed
+
+    forgotten = run_async(retry_failed(folder))
+    if as_json:
+        emit({"event": "retry_failed", "finished": forgotten is None, "forgotten": dict(forgotten or {})})
+    elif forgotten is None:
+        say(f"nothing to try again: run {folder.name} is finished, with all its epochs")
+    elif not forgotten:
+        say("nothing to try again: no failure but the agent's own in epochs that are not finished")
+    else:
+        say("to be tried again: " + ", ".join(f"{count} × {kind}" for kind, count in forgotten.most_common()))
+    return forgotten is not None

@@ -5,35 +5,53 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from etude.config.import_path import import_object, make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
+from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.demo.report import DemoReport, Variant, shown_episodes
-from etude.demo.tasks import TASKS, copy_example
 from etude.export.model import export_model
 from etude.inference.local import require_local_extra
 from etude.loop.evaluation import Evaluation, engine_of, measure
 from etude.loop.lifecycle import new_run
 from etude.report.files import PLOT
 from etude.runtime import Runtime, open_runtime
+from etude.store.files import write_new_files
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
 from etude.store.versions import LAST, RunVersion, choose_version
 from etude.verbs import train_in
 
-RUN = "training"
-"""Name of the demo's run."""
+_PACKAGE = Path(__file__).parents[1]
 
-GREEDY = "greedy"
-"""The phase of episodes at temperature 0."""
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something to learn."""
+
+    introduction: str
+    """Goes on after `A tiny model …`."""
+    variants: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    """Other circumstances to measure the agent in, as overrides of the config, by what they are called."""
+
+
+TASKS = {
+    "calculator": Task("learns to use a calculator: a question, a tool call, the result, the answer"),
+    "tictactoe": Task(
+        "learns tic-tac-toe against a random opponent; a random player who knows the rules gets 0.5",
+        {"against an optimal opponent": (("workflow.arguments.opponent", "optimal"),)},
+    ),
+    "sort": Task("learns to sort letters"),
+}
+"""The example of the same name has the code and config of each."""
 
 
 async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Progress) -> DemoReport:
@@ -48,15 +66,16 @@ async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Pr
     copy_example(name, folder)
     await _make_base(folder, seed, progress)
     config = demo_config(folder, method, seed)
-    with new_run(config, RUN) as run:
+    with new_run(config, "training") as run:
         await train_in(config, run, progress=progress)
         trained = choose_version(run.path, LAST)
-        phases = _phases(run)
+        validations = EpochLog(run.journal).history(run.name).validations
+        phases = (f"validation/{validations[0].epoch}", f"validation/{validations[-1].epoch}")
         async with _runtime_of(config, run, trained, progress) as runtime:
             # Both were measured while training, and are only read back.
             quiet = replace(runtime, progress=Progress())
             before, after = [await _measure(quiet, str(trained), phase) for phase in phases]
-            greedy = await _measure(runtime, str(trained), GREEDY, greedy=True)
+            greedy = await _measure(runtime, str(trained), "greedy", greedy=True)
         episodes = shown_episodes(run.journal, phases, before, after, seed)
     variants = []
     for title, overrides in task.variants.items():
@@ -78,6 +97,33 @@ async def run_demo(name: str, method: str, seed: int, folder: Path, progress: Pr
     )
 
 
+def examples_folder() -> Path:
+    """The folder with an example for each task: in the installed package, or in the checkout.
+
+    Raises RequestError when there is none.
+    """
+    # In a wheel they are part of the package; in a checkout they lie beside `src`.
+    for folder in (_PACKAGE / "examples", _PACKAGE.parents[1] / "examples"):
+        if folder.is_dir():
+            return folder
+    raise RequestError("the examples are not part of this installation; install etude again")
+
+
+def copy_example(task: str, folder: Path) -> None:
+    """Copy an example's code, config and README into a new folder.
+
+    Raises RequestError for an unknown task, or when the folder has files in it, StoreError when it
+    cannot be written.
+    """
+    source = examples_folder() / task
+    if not source.is_dir():
+        raise RequestError(f"there is no example '{task}' in {source.parent}; install etude again")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RequestError(f"{folder} is there already and not empty; name another folder with --out")
+    files = sorted(file for file in source.iterdir() if file.is_file())
+    write_new_files(folder, {file.name: file.read_text(encoding="utf-8") for file in files})
+
+
 def demo_config(folder: Path, method: str, seed: int, overrides: Iterable[tuple[str, str]] = ()) -> Config:
     """The example's config for a method, with its runs beside it."""
     output_dir = json.dumps(str(folder / "runs"), ensure_ascii=False)
@@ -97,12 +143,6 @@ async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
         progress.scored(EvalOutputItem(id="warm-up", score=value))
 
     await build_base(folder / "base", seed, checked)
-
-
-def _phases(run: RunFolder) -> tuple[str, str]:
-    """The validations before training and after."""
-    validations = EpochLog(run.journal).history(run.name).validations
-    return f"validation/{validations[0].epoch}", f"validation/{validations[-1].epoch}"
 
 
 async def _measure_variant(

@@ -104,12 +104,12 @@ def _lines(calls: Sequence[Call]) -> Iterator[str]:
         for message in new:
             if message.get("role") != "assistant":
                 yield f"{message.get('role')}: {_short(message.get('content'))}"
+        seen = messages
         if call.completion is None:
             yield f"no answer: {call.error}"
-            seen = messages
-            continue
-        yield from _answer(call.completion.message)
-        seen = (*messages, call.completion.message)
+        else:
+            yield from _answer(call.completion.message)
+            seen = (*messages, call.completion.message)
 
 
 def _last_said(calls: Sequence[Call]) -> object:

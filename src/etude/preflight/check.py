@@ -64,22 +64,19 @@ class _NoEngine:
     version = 0
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Raises EngineError."""
         raise EngineError("a check samples nothing")
 
     async def adopt(self, version: ModelVersion) -> None:
-        """Raises EngineError."""
         raise EngineError("a check adopts nothing")
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        pass
 
 
 class _DryBuilder(Builder):
     """Builds everything but the models of this process, which may be large."""
 
     async def get_llm(self, name: str) -> Engine:
-        """The engine of an entry of `llms`; nothing that samples for a local model."""
         if isinstance(self.config.llms.get(name), LocalLlmConfig):
             return _NoEngine()
         return await super().get_llm(name)

@@ -12,15 +12,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from etude.preflight import machine
 from etude.preflight.finding import Findings
-from etude.preflight.machine import (
-    available_memory,
-    existing_folder,
-    free_disk,
-    shown_bytes,
-    total_memory,
-    usable_cores,
-)
+from etude.preflight.machine import shown_bytes
 
 EXTRAS = {
     "local": "models that run and train in this process",
@@ -90,13 +84,12 @@ def _extra(extra: str, use: str, findings: Findings) -> None:
 
 def _backends(findings: Findings) -> None:
     """Where training could happen."""
-    here = "local" if installed("torch") else "local (needs the extra 'local')"
+    extra = "" if installed("torch") else " (needs the extra 'local')"
     key = "" if os.environ.get("OPENAI_API_KEY") else " (needs OPENAI_API_KEY)"
     address = os.environ.get("OPENAI_BASE_URL")
     where = f"; OPENAI_BASE_URL sends models without a base_url to {address}" if address else ""
-    findings.ok(
-        "training backends", f"{here}, lm_server and openpipe_art (servers of yours), openai{key}{where}"
-    )
+    backends = f"local{extra}, lm_server and openpipe_art (servers of yours), openai{key}{where}"
+    findings.ok("training backends", backends)
 
 
 def _requirements(package: str, extra: str = "") -> list[Requirement]:
@@ -131,17 +124,17 @@ def _torch(findings: Findings) -> None:
 
     device = choose_device()
     name = f" ({torch.cuda.get_device_name()})" if device.type == "cuda" else ""
-    threads = os.environ.get("OMP_NUM_THREADS")
+    threads, cores = os.environ.get("OMP_NUM_THREADS"), machine.usable_cores()
     taken = f"{threads} (OMP_NUM_THREADS)" if threads else "1, which suits small models"
     findings.ok("torch", f"{torch.__version__}, device {device.type}{name}")
-    findings.ok("threads", f"{usable_cores()} cores, of which torch takes {taken}; OMP_NUM_THREADS sets it")
+    findings.ok("threads", f"{cores} cores, of which torch takes {taken}; OMP_NUM_THREADS sets it")
 
 
 def _machine(folder: Path, findings: Findings) -> None:
-    total, free = total_memory(), available_memory()
+    total, free = machine.total_memory(), machine.available_memory()
     if total is not None and free is not None:
         findings.ok("memory", f"{shown_bytes(free)} free of {shown_bytes(total)}")
-    disk, existing = free_disk(folder), existing_folder(folder)
+    disk, existing = machine.free_disk(folder), machine.existing_folder(folder)
     if disk < _LITTLE_DISK:
         findings.warn("disk", f"only {shown_bytes(disk)} free in {folder.absolute()}")
     else:

@@ -12,7 +12,6 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.errors import EtudeError
 from etude.core.example import Example
-from etude.core.history import History
 from etude.inference.local import LocalLlmConfig
 from etude.preflight.machine import ModelSize, free_disk, seconds_for, shown_bytes
 from etude.store.episodes import iter_episodes
@@ -212,30 +211,22 @@ def _is_alike(data: dict[str, Any], config: Config) -> bool:
 
 
 def _averages(run: RunFolder) -> _PerEpisode | None:
-    episodes = list(islice(iter_episodes(run.journal, "train/"), _EPISODES))
-    episodes = [episode for episode in episodes if episode.failure is None]
+    latest = islice(iter_episodes(run.journal, "train/"), _EPISODES)
+    episodes = [episode for episode in latest if episode.failure is None]
     if not episodes:
         return None
     done = [call.completion for episode in episodes for call in episode.calls if call.completion is not None]
-    count = len(episodes)
-    calls, seconds = len(done) / count, _seconds(EpochLog(run.journal).history(run.name))
-    assumptions = [f"calls and tokens per episode as in run {run.name} ({calls:.1f} calls)"]
-    if seconds is not None:
-        assumptions.append(f"as fast as run {run.name}, training included")
+    count, name = len(episodes), run.name
+    epochs = [entry.metrics for entry in EpochLog(run.journal).history(name).epochs]
+    played = sum(epoch.get("episodes") or 0 for epoch in epochs)
+    times = ("collecting_seconds", "training_seconds")
+    seconds = sum(epoch.get(key) or 0.0 for epoch in epochs for key in times)
+    calls, is_timed = len(done) / count, bool(played and seconds)
+    counted = f"calls and tokens per episode as in run {name} ({calls:.1f} calls)"
     return _PerEpisode(
         calls=calls,
         prompt_tokens=sum(completion.usage.prompt_tokens for completion in done) / count,
         completion_tokens=sum(completion.usage.completion_tokens for completion in done) / count,
-        assumptions=tuple(assumptions),
-        seconds=seconds,
+        assumptions=(counted, f"as fast as run {name}, training included") if is_timed else (counted,),
+        seconds=seconds / played if is_timed else None,
     )
-
-
-def _seconds(history: History) -> float | None:
-    episodes = sum(entry.metrics.get("episodes") or 0 for entry in history.epochs)
-    seconds = sum(
-        (entry.metrics.get(key) or 0.0)
-        for entry in history.epochs
-        for key in ("collecting_seconds", "training_seconds")
-    )
-    return seconds / episodes if episodes and seconds else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from etude.core.errors import EtudeError
 
@@ -50,7 +50,3 @@ class Findings:
     def of(self, status: Status) -> list[Finding]:
         """Those of one status."""
         return [finding for finding in self.items if finding.status == status]
-
-    def as_json(self) -> list[dict[str, Any]]:
-        """As JSON."""
-        return [asdict(finding) for finding in self.items]

@@ -42,7 +42,11 @@ def check_local_model(
     policy = _outline(llm)
     parameters = sum(value.numel() for value in policy.model.parameters())
     if adapter is not None and adapter.lora is not None:
-        _put_lora(policy, adapter)
+        lora = adapter.lora
+        try:
+            policy.use_lora(LoraOptions(lora.r, lora.alpha, tuple(lora.target_modules or ()) or None), seed=0)
+        except ValueError as error:
+            raise RequestError(f"LoRA weights do not fit this model: {error}") from error
     trainable = sum(value.numel() for value in policy.trainable().values()) if adapter is not None else 0
     prompts = _prompt_lengths(policy, examples)
     size = ModelSize(
@@ -82,15 +86,6 @@ def _outline(llm: LocalLlmConfig) -> Policy:
     return Policy(model, tokenizer, source, torch.device("meta"))
 
 
-def _put_lora(policy: Policy, adapter: LocalAdapterConfig) -> None:
-    assert adapter.lora is not None
-    modules = tuple(adapter.lora.target_modules) if adapter.lora.target_modules else None
-    try:
-        policy.use_lora(LoraOptions(adapter.lora.r, adapter.lora.alpha, modules), seed=0)
-    except ValueError as error:
-        raise RequestError(f"LoRA weights do not fit this model: {error}") from error
-
-
 def _check_template(what: str, policy: Policy, findings: Findings) -> None:
     """Whether conversations go on token for token, and whether the model is shown tools."""
     question = {"role": "user", "content": "Two?"}
@@ -106,11 +101,9 @@ def _check_template(what: str, policy: Policy, findings: Findings) -> None:
     except EtudeError as error:
         findings.fail(what, error)
         return
-    plain = policy.template.prompt(ChatRequest((question,))).ids
-    try:
+    plain, shown = policy.template.prompt(ChatRequest((question,))).ids, False
+    with contextlib.suppress(EtudeError):
         shown = policy.template.prompt(ChatRequest((question,), tools=(TOOL,))).ids != plain
-    except EtudeError:
-        shown = False
     if not shown:
         findings.warn(
             what, "its chat template does not show tools to the model; an agent with tools needs that"
@@ -129,13 +122,11 @@ def _prompt_lengths(policy: Policy, examples: Sequence[Example]) -> list[int]:
 
 
 def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
     if isinstance(value, dict):
-        return [text for item in value.values() for text in _texts(item)]
+        value = list(value.values())
     if isinstance(value, list | tuple):
         return [text for item in value for text in _texts(item)]
-    return []
+    return [value] if isinstance(value, str) else []
 
 
 def _check_room(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,18 +89,18 @@ def seconds_for(size: ModelSize, *, prompt: float, sampled: float, trained: floa
 def _operations_per_second(device: str) -> float:
     """Of a matrix product on this machine, as it is now."""
     import torch
+    from torch.utils.benchmark import Timer
 
     from etude.models.device import limit_threads
 
     limit_threads()
     side = 2048 if device == "cuda" else 512
     matrix = torch.ones(side, side, device=device)
-    (matrix @ matrix)[0, 0].item()
-    count, started = 0, time.perf_counter()
-    while time.perf_counter() - started < _PROBE_SECONDS:
-        (matrix @ matrix)[0, 0].item()
-        count += 1
-    return count * 2 * side**3 / (time.perf_counter() - started)
+    timer = Timer(
+        "(matrix @ matrix)[0, 0].item()", globals={"matrix": matrix}, num_threads=torch.get_num_threads()
+    )
+    seconds: float = timer.blocked_autorange(min_run_time=_PROBE_SECONDS).median
+    return 2 * side**3 / seconds
 
 
 def available_memory(device: str = "cpu") -> int | None:
