@@ -12,12 +12,10 @@ if TYPE_CHECKING:
     from etude.algorithms.algorithm import Algorithm, OfGradient
     from etude.algorithms.distillation import Distillation
     from etude.algorithms.dpo import Dpo
-    from etude.algorithms.expert_iteration import ExpertIteration
+    from etude.algorithms.expert_iteration import ExpertIteration, Supervised
     from etude.algorithms.grpo import Grpo
     from etude.algorithms.malt import Malt
-    from etude.algorithms.reinforce_pp import ReinforcePP
-    from etude.algorithms.rloo import Rloo
-    from etude.algorithms.supervised import Supervised
+    from etude.algorithms.reinforce import ReinforcePP, Rloo
     from etude.algorithms.trajectory_builder import TrajectoryBuilder
     from etude.backends.capabilities import Capabilities
     from etude.backends.trainer_adapter import TrainerAdapter
@@ -71,12 +69,16 @@ _HOMES = {
     ),
     "etude.algorithms.distillation": ("Distillation",),
     "etude.algorithms.dpo": ("Dpo",),
-    "etude.algorithms.expert_iteration": ("ExpertIteration",),
+    "etude.algorithms.expert_iteration": (
+        "ExpertIteration",
+        "Supervised",
+    ),
     "etude.algorithms.grpo": ("Grpo",),
     "etude.algorithms.malt": ("Malt",),
-    "etude.algorithms.reinforce_pp": ("ReinforcePP",),
-    "etude.algorithms.rloo": ("Rloo",),
-    "etude.algorithms.supervised": ("Supervised",),
+    "etude.algorithms.reinforce": (
+        "ReinforcePP",
+        "Rloo",
+    ),
     "etude.algorithms.trajectory_builder": ("TrajectoryBuilder",),
     "etude.backends.capabilities": ("Capabilities",),
     "etude.backends.trainer_adapter": ("TrainerAdapter",),
