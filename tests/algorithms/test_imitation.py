@@ -16,7 +16,7 @@ from etude.algorithms.expert_iteration import (
     SelectionConfig,
     WeightingConfig,
     draw,
-    guess_of,
+    truth_of,
 )
 from etude.core.edge import Encoder, sample_of, trajectory_of
 from etude.core.errors import RequestError
@@ -197,19 +197,19 @@ async def test_a_guess_that_cannot_be_written_is_no_row_but_an_error(tmp_path):
 
 async def test_only_a_decision_is_replaced(tmp_path, fooled):
     undecided = await played(tmp_path, nip(max_message_rounds=3), [ASK, "so", "hm"], retries=0, generation=1)
-    assert guess_of(scored(undecided)) is None
-    assert guess_of(scored(fooled)) is not None
+    assert truth_of(scored(undecided)) is None
+    assert truth_of(scored(fooled)) is not None
     assert verifier_rows(undecided, proportion=1.0) == []
 
 
 async def test_a_prover_has_no_guess(fooled):
     (prover,) = part_of("prover", fooled)
-    assert guess_of(prover) is None
+    assert truth_of(prover) is None
 
 
 async def test_a_play_that_branches_has_no_single_guess(tmp_path):
     record = await played(tmp_path, adp(), ["a", "b", RIGHT, WRONG, RIGHT, WRONG], widths=2)
-    assert all(guess_of(one) is None for one in part_of("verifier", record))
+    assert all(truth_of(one) is None for one in part_of("verifier", record))
 
 
 async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_reward(tmp_path):

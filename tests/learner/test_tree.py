@@ -45,7 +45,6 @@ def test_what_comes_before_a_token_is_told_by_where_subtrees_end(sequences):
         for depth, place in enumerate(path):
             before = [k for k in range(len(tree)) if k <= place < tree.ends[k]]
             assert before == path[: depth + 1].tolist()
-            assert tree.before(int(place)).tolist() == path[:depth].tolist()
 
 
 def test_a_prompt_with_three_answers():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
-from etude.algorithms.collecting import Collecting, CollectingBuilder, Need
+from etude.algorithms.collecting import Collecting, CollectingBuilder
 from etude.algorithms.samples import with_turns
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
@@ -56,9 +56,6 @@ class Algorithm(Collecting):
     scored episodes), `advantages`, `loss`. For the learner it is an `etude.learner.objective.Objective`.
     """
 
-    kind: ClassVar[Kind] = "samples"
-    """The data that it learns from. It decides which backends can do it."""
-
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised")
     """The methods that make its loss: a subclass that overrides none of them has the loss of its parent."""
 
@@ -77,10 +74,6 @@ class Algorithm(Collecting):
     def gradient(self) -> dict[str, Any]:
         """The options of the gradient, as JSON."""
         return self.model_dump(mode="json", include={*gradient_fields(type(self))})
-
-    def needs(self) -> set[Need]:
-        """The data that its samples must have, and a learner must compute for its loss and advantages."""
-        return set() if self.kind == "imitation" else {"logprobs"}
 
     @property
     def skips_idle(self) -> bool:
@@ -115,7 +108,12 @@ class Algorithm(Collecting):
         if "divergence" in self.needs():
             if divergences is None:
                 raise TrainingError(f"{self.type_name}: an option needs a learner in this process: 'local'")
-            samples, metrics = _measured(samples, divergences)
+            by_sample = divergences([sample for group in samples for sample in group])
+            values = iter(by_sample)
+            samples = [
+                [with_turns(sample, "divergence", next(values)) for sample in group] for group in samples
+            ]
+            metrics["kl_in_reward"] = sum(map(sum, by_sample)) / max(len(by_sample), 1)
         return [sample.samples for group in self.assigned(samples) for sample in group], metrics
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
@@ -149,8 +147,8 @@ def _no_loss(algorithm: Algorithm) -> RequestError:
 def gradient_fields(algorithm: type[Algorithm], *, at_server: bool = False) -> Iterator[str]:
     """The names of the options that are about the gradient; of those, the ones that a server has too."""
     for name, field in algorithm.model_fields.items():
-        mark = next((mark for mark in field.metadata if isinstance(mark, Gradient)), None)
-        if mark is not None and (mark.everywhere or not at_server):
+        marks = [mark for mark in field.metadata if isinstance(mark, Gradient)]
+        if any(mark.everywhere or not at_server for mark in marks):
             yield name
 
 
@@ -247,13 +245,3 @@ def _with_advantages(sample: Sample, values: Sequence[float]) -> Sample:
             f"episode {sample.episode or '?'} got {len(values)} advantages for {len(sample.turns)} turns"
         )
     return replace(sample, advantages=sample.by_token(values))
-
-
-def _measured(
-    groups: Sequence[Sequence[Sample]], divergences: Divergences
-) -> tuple[list[list[Sample]], dict[str, float]]:
-    """The samples with the divergence of each turn, and the mean of a sample's."""
-    by_sample = divergences([sample for group in groups for sample in group])
-    values = iter(by_sample)
-    measured = [[with_turns(sample, "divergence", next(values)) for sample in group] for group in groups]
-    return measured, {"kl_in_reward": sum(map(sum, by_sample)) / max(len(by_sample), 1)}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AliasChoices, Field
 
@@ -35,7 +35,7 @@ from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.keys import content_hash, generator
-from etude.core.sample import SampleOrPair
+from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method, TrajectoryCollection
 from etude.protocols.growing import branching
 from etude.rewards.collections import phase_name, worked_on
@@ -64,6 +64,9 @@ class Collected:
 
 class Collecting(TrajectoryBuilderConfig):
     """The first half of an `Algorithm`: which episodes it collects, and which samples it makes of them."""
+
+    kind: ClassVar[Kind] = "samples"
+    """The data that it learns from. It decides which backends can do it."""
 
     num_generations: int = Field(
         default=8,
@@ -100,9 +103,9 @@ class Collecting(TrajectoryBuilderConfig):
         """All algorithms whose losses learn from its data, in one epoch or another."""
         return (self.method_at(0)[0],)
 
-    @abstractmethod
     def needs(self) -> set[Need]:
         """The data that its samples must have, and a learner must compute for its loss and advantages."""
+        return set() if self.kind == "imitation" else {"logprobs"}
 
     def check(self) -> None:
         """Raise RequestError for options under which nothing could ever be learned."""
@@ -147,7 +150,6 @@ class CollectingBuilder(TrajectoryBuilder):
     """Collects several episodes for each example, and has an algorithm make samples of them."""
 
     def __init__(self, trajectory_builder_config: Collecting) -> None:
-        """Keep the algorithm. Nothing is started here."""
         super().__init__(trajectory_builder_config)
         self.algorithm = trajectory_builder_config
         self.method = self.algorithm.methods[-1]
@@ -158,7 +160,6 @@ class CollectingBuilder(TrajectoryBuilder):
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """Those of the algorithm."""
         return self.algorithm.methods
 
     def label_of(self, epoch: int) -> str:
@@ -257,16 +258,10 @@ class CollectingBuilder(TrajectoryBuilder):
         groups = self.algorithm.groups(episodes, Collected(epoch, self.run_config.seed, tally))
         groups = await self.algorithm.completed(groups, self._runtime)
         self._facts = {run_id: tally.facts()}
+        made = [[trajectory_of(unit, group.rewards) for unit in group.units] for group in groups]
         method, options = self.algorithm.method_at(epoch)
         return TrajectoryCollection(
-            trajectories=[
-                [trajectory_of(unit, group.rewards) for unit in group.units]
-                for group in groups
-                if group.units
-            ],
-            run_id=run_id,
-            method=method,
-            options=options,
+            trajectories=[*filter(None, made)], run_id=run_id, method=method, options=options
         )
 
     def facts(self, run_id: str) -> dict[str, Any]:
@@ -341,10 +336,6 @@ class CollectingBuilder(TrajectoryBuilder):
             for branch in branches_of(episode, self.run_config.target_functions, self.target_model):
                 require_tokens(episode, branch, logprobs="logprobs" in self.algorithm.needs())
 
-    def _score_made(self, evaluator: str, item: EvalOutputItem) -> None:
-        if evaluator == self._reward_name():
-            self.runtime.progress.scored(item)
-
     def _rewards_in(self, output: EvaluationRunOutput) -> list[EvalOutputItem]:
         if self.run_config.reward_function is None and len(output.evaluation_results) == 1:
             return output.evaluation_results[0][1].eval_output_items
@@ -364,8 +355,6 @@ class CollectingBuilder(TrajectoryBuilder):
         return named or (None if self._runtime is None else self._runtime.target_model)
 
     def _reward_name(self) -> str:
-        if self.run_config.reward_function is None:
-            raise RequestError(
-                "no reward function: name an evaluator under 'finetuning.reward_function.name'"
-            )
-        return self.run_config.reward_function.name
+        if (reward := self.run_config.reward_function) is not None:
+            return reward.name
+        raise RequestError("no reward function: name an evaluator under 'finetuning.reward_function.name'")

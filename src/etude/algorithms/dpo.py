@@ -158,22 +158,15 @@ class Dpo(Preferences, name="dpo"):
         """The pairs of a group, by falling difference of their rewards; of answers, by turn."""
         if self.compare == "turns":
             return self.turn_pairs(group, tally)
-        pairs = [
-            pair
-            for better, worse in self._ranked(group, lambda scored: scored.reward, tally)
-            for pair in _pairs_of(better, worse, tally)
-        ]
-        return self._limited(pairs, tally)
+        ranked = self._ranked(group, lambda scored: scored.reward, tally)
+        return self._kept([pair for both in ranked for pair in _pairs_of(*both, tally)], tally)
 
     def turn_pairs(self, group: Group, tally: Tally) -> list[Pair]:
         """The pairs of answers to one prompt in the episodes of a group."""
         pairs: list[Pair] = []
         for choice in (choice for scored in group for choice in choices_of(scored)):
             ranked = self._ranked(choice.candidates, lambda candidate: candidate.value, tally)
-            made = [choice.pair(better, worse) for better, worse in ranked]
-            if None in made:
-                tally.left_out[SAME_RESPONSE] += made.count(None)
-            pairs += self._limited([pair for pair in made if pair is not None], tally)
+            pairs += self._kept([choice.pair(better, worse) for better, worse in ranked], tally)
         return pairs
 
     def _ranked(self, items: Sequence[T], value: Callable[[T], float], tally: Tally) -> list[tuple[T, T]]:
@@ -191,20 +184,22 @@ class Dpo(Preferences, name="dpo"):
                 kept.append((better, worse))
         return sorted(kept, key=lambda pair: value(pair[1]) - value(pair[0]))
 
-    def _limited(self, pairs: list[Pair], tally: Tally) -> list[Pair]:
-        kept = pairs[: self.max_pairs_per_group]
-        if len(kept) < len(pairs):
-            tally.left_out[OVER_LIMIT] += len(pairs) - len(kept)
+    def _kept(self, pairs: Sequence[Pair | None], tally: Tally) -> list[Pair]:
+        """Those in which there is a difference, up to the limit."""
+        different = [pair for pair in pairs if pair is not None]
+        kept = different[: self.max_pairs_per_group]
+        tally.leave_out(SAME_RESPONSE, len(pairs) - len(different))
+        tally.leave_out(OVER_LIMIT, len(different) - len(kept))
         return kept
 
 
-def _pairs_of(better: ScoredEpisode, worse: ScoredEpisode, tally: Tally) -> Iterator[Pair]:
+def _pairs_of(better: ScoredEpisode, worse: ScoredEpisode, tally: Tally) -> Iterator[Pair | None]:
     """A preference for each branch that both episodes have and began alike."""
     for chosen, rejected in zip(better.samples(), worse.samples(), strict=False):
         if not same_prompt(chosen, rejected):
             tally.left_out[OTHER_PROMPT] += 1
             continue
-        pair = pair_of(
+        yield pair_of(
             chosen,
             rejected,
             branch=chosen.branch,
@@ -213,7 +208,3 @@ def _pairs_of(better: ScoredEpisode, worse: ScoredEpisode, tally: Tally) -> Iter
             chosen_reward=chosen.reward,
             rejected_reward=rejected.reward,
         )
-        if pair is None:
-            tally.left_out[SAME_RESPONSE] += 1
-            continue
-        yield pair

@@ -93,6 +93,11 @@ class Tally:
     reward_groups: dict[str, int] = field(default_factory=dict)
     """Examples whose episodes are `compared`, and of them the `flat` ones, where all have one reward."""
 
+    def leave_out(self, reason: str, count: int) -> None:
+        """Count what an algorithm leaves out; no reason has a count of 0."""
+        if count:
+            self.left_out[reason] += count
+
     def facts(self) -> dict[str, Any]:
         """The counts as JSON."""
         return asdict(self) | {"drift": dict(self.drift), "left_out": dict(self.left_out)}

@@ -1,4 +1,4 @@
-"""Expert iteration: keep the good episodes and imitate them, by threshold, by rank, or drawn by weight.
+"""Imitation of all episodes, or of the good ones by threshold, by rank, or drawn by weight: expert iteration.
 
 Anthony et al. (2017); as rejection sampling on a model's own answers, Yuan et al. (2023). In protocols,
 guesses can be put right before they are imitated.
@@ -9,30 +9,46 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.collecting import Collected
 from etude.algorithms.episodes import Group, ScoredEpisode, Tally, UnitGroup, is_play, rewards_of, tree_of
 from etude.algorithms.protocol_checks import require_guesses
-from etude.algorithms.samples import Branch, sample_of
-from etude.algorithms.supervised import Supervised
+from etude.algorithms.samples import sample_of
 from etude.core.edge import answered_as
 from etude.core.errors import RequestError
 from etude.core.keys import fold, generator
-from etude.core.sample import Sample
+from etude.core.sample import Kind, Sample
 
 if TYPE_CHECKING:
+    import torch
+
     from etude.config.builder import Builder
+    from etude.learner.objective import MicroBatch
 
 BELOW = "episode with a reward below min_reward"
 NOT_BEST = "episode that is not among its group's best"
 NO_BEST = "group with equal rewards: no episode is better than another"
 NOT_DRAWN = "episode that was not drawn"
+
+
+class Supervised(Algorithm, name="supervised"):
+    """Every episode for supervised training.
+
+    L = -Σ w·log π / Σ w: the mean negative log-likelihood of the sampled tokens.
+    """
+
+    kind: ClassVar[Kind] = "imitation"
+
+    def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """That mean, which is the metric `nll` too."""
+        loss = -(batch.weights_BT * logprobs_BT).sum()
+        return loss, {"nll": float(loss.detach())}
 
 
 class WeightingConfig(BaseModel):
@@ -62,10 +78,7 @@ class GuessReplacementConfig(BaseModel):
         default="none", description="How the share falls from epoch to epoch."
     )
     annealing_rate: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        description="`linear`: what it falls by. `exponential`: the part of it that is lost.",
+        0.1, ge=0, le=1, description="`linear`: what it falls by. `exponential`: the part of it that is lost."
     )
 
     def share(self, epoch: int) -> float:
@@ -135,9 +148,12 @@ def imitations(
             (index, scored) for index, group in enumerate(groups) for scored in group if scored.agent == agent
         ]
         share = config.guess_replacement.share(collected.epoch)
-        guessing = _guessing(own, int(share * len(own)), fold(seed, str(agent), "guess"))
-        for index, scored, guess in guessing:
-            made[index].append(truth_of(scored, guess, discount))
+        count = int(share * len(own))
+        truths = [(*each, truth_of(each[1], discount)) for each in own] if count else []
+        righted = [(index, scored, sample) for index, scored, sample in truths if sample is not None]
+        generator(fold(seed, str(agent), "guess")).shuffle(righted)
+        for index, scored, sample in righted[:count]:
+            made[index].append(sample)
             own.remove((index, scored))
         for index, scored in _selected(own, config, fold(seed, str(agent), "draw"), collected.tally):
             made[index] += scored.samples(discount)
@@ -146,16 +162,6 @@ def imitations(
 
 Indexed: TypeAlias = tuple[int, ScoredEpisode]
 """The index of a group, and an episode of it."""
-
-
-def _guessing(own: Sequence[Indexed], count: int, seed: int) -> list[tuple[int, ScoredEpisode, Guess]]:
-    """The episodes whose decision is replaced, drawn from those that have one."""
-    if not count:
-        return []
-    guesses = [(index, scored, guess_of(scored)) for index, scored in own]
-    deciding = [(index, scored, guess) for index, scored, guess in guesses if guess is not None]
-    generator(seed).shuffle(deciding)
-    return deciding[:count]
 
 
 def _selected(own: Sequence[Indexed], config: SelectionConfig, seed: int, tally: Tally) -> list[Indexed]:
@@ -168,8 +174,7 @@ def _selected(own: Sequence[Indexed], config: SelectionConfig, seed: int, tally:
             )
         ]
     drawn = draw([scored.reward for _, scored in own], config.weighting, generator(seed))
-    if left_out := len(own) - len(set(drawn)):
-        tally.left_out[NOT_DRAWN] += left_out
+    tally.leave_out(NOT_DRAWN, len(own) - len(set(drawn)))
     return [own[index] for index in drawn]
 
 
@@ -188,9 +193,8 @@ def best_episodes(
             return []
     good = [scored for scored in group if min_reward is None or scored.reward >= min_reward]
     kept = sorted(good, key=lambda scored: -scored.reward)[:best_k]
-    for reason, count in ((BELOW, len(group) - len(good)), (NOT_BEST, len(good) - len(kept))):
-        if count:
-            tally.left_out[reason] += count
+    tally.leave_out(BELOW, len(group) - len(good))
+    tally.leave_out(NOT_BEST, len(good) - len(kept))
     return kept
 
 
@@ -214,20 +218,11 @@ def draw(rewards: Sequence[float], config: WeightingConfig, rng: random.Random) 
     return sorted(sorted(drawable, key=lambda index: -keys[index])[: min(size, count)])
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """An agent's decision in a play, and what should have been said in its place."""
+def truth_of(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None:
+    """The sample of a play with the truth for the decision, which was not sampled and has no tokens yet.
 
-    branch: Branch
-    """It ends with the decision."""
-    right: str
-    """The answer that gives the right verdict, as the play's scenario reads it."""
-
-
-def guess_of(scored: ScoredEpisode) -> Guess | None:
-    """The decision in a play that goes one way only; None where there is no play, or nobody decided.
-
-    Raises RequestError when the scenario reads no answer as the right verdict.
+    None where there is no play, where it goes several ways, or where nobody decided. Raises RequestError when
+    the scenario reads no answer as the right verdict.
     """
     if not is_play(scored.episode):
         return None
@@ -244,12 +239,5 @@ def guess_of(scored: ScoredEpisode) -> Guess | None:
             f"episode {scored.episode.id!r}: the scenario reads no answer of '{node.agent}' as the right "
             "verdict, so that its guess cannot be replaced; give the scenario a `write_decision`"
         )
-    return Guess(branch, node.guess)
-
-
-def truth_of(scored: ScoredEpisode, guess: Guess, discount: float = 1.0) -> Sample:
-    """The sample of a play that ends with the truth, which was not sampled and has no tokens yet."""
-    sample = sample_of(
-        guess.branch, scored.episode, scored.reward, discount, agent=scored.agent, reasoning=scored.reasoning
-    )
-    return answered_as(sample, guess.right)
+    about = {"agent": scored.agent, "reasoning": scored.reasoning}
+    return answered_as(sample_of(branch, scored.episode, scored.reward, discount, **about), node.guess)

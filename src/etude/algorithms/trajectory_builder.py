@@ -93,25 +93,22 @@ class TrajectoryBuilder(ABC):
         function could not score, are in the output's `left_out` and nowhere else.
         """
         runtime, reward = self.runtime, self.run_config.reward_function
-
-        def score_made(evaluator: str, item: EvalOutputItem) -> None:
-            if reward is not None and evaluator == reward.name:
-                runtime.progress.scored(item)
-
         output = await runtime.evaluation.run(
-            runtime.examples, on_episode=runtime.progress.episode_finished, on_score=score_made
+            runtime.examples, on_episode=runtime.progress.episode_finished, on_score=self._score_made
         )
         return output if reward is None else output.scored_by(reward.name)
 
+    def _score_made(self, evaluator: str, item: EvalOutputItem) -> None:
+        reward = self.run_config.reward_function
+        if reward is not None and evaluator == reward.name:
+            self.runtime.progress.scored(item)
+
     @abstractmethod
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        """Start collecting for one epoch.
+        """Start collecting for one epoch, under a name of its own.
 
-        Args:
-            run_id: names the collection; unique for each epoch.
-            meta: `epoch` (from 0) and whatever else the trainer knows.
-
-        Raises ValueError when `run_id` is already being collected.
+        `meta` has the `epoch` (from 0) and whatever else the trainer knows. Raises ValueError for a `run_id`
+        that is being collected.
         """
 
     @abstractmethod

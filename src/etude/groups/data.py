@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, tree_of
 from etude.algorithms.expert_iteration import guess_of, truth_of
+from etude.algorithms.episodes import ScoredEpisode, agents_of, by_agent, is_play, tree_of
+from etude.algorithms.expert_iteration import truth_of
 from etude.algorithms.samples import Branch, branches_of, is_targeted, pair_of, same_prompt, sample_of
 from etude.core.call import Call
 from etude.core.edge import trajectory_of
@@ -54,9 +56,9 @@ def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) ->
     ]
     for agent, episodes in guess_replaced.items():
         for scored in _parts(agent, episodes, model):
-            guess = guess_of(scored)
-            if guess is not None:
-                groups.append([trajectory_of(truth_of(scored, guess))])
+            truth = truth_of(scored)
+            if truth is not None:
+                groups.append([trajectory_of(truth)])
     return [group for group in groups if group]
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from etude.core.errors import RequestError
+from etude.learner.tree_attention import attending
 from etude.models.architecture import text_config
 
 
@@ -34,9 +36,9 @@ def layers_of(model: Any) -> list[torch.nn.Module]:
 @contextmanager
 def checkpointed(model: Any) -> Iterator[None]:
     """A forward pass within the block keeps only what goes from layer to layer. Raises RequestError."""
-    layers = layers_of(model)
+    layers, config = layers_of(model), text_config(model)
     for layer in layers:
-        layer.forward = _twice(model, layer.forward)
+        layer.forward = partial(_twice, config, layer.forward)
     try:
         yield
     finally:
@@ -44,21 +46,12 @@ def checkpointed(model: Any) -> Iterator[None]:
             del layer.forward
 
 
-def _twice(model: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-    config = text_config(model)
+def _twice(config: Any, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    attention = config._attn_implementation
 
-    def kept(*args: Any, **kwargs: Any) -> Any:
-        attention = config._attn_implementation
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # The second time is in the backward pass, when the model may attend in another way again.
+        with attending(config, attention):
+            return forward(*args, **kwargs)
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            # The second time is in the backward pass, when the model may attend in another way again.
-            usual = config._attn_implementation
-            config._attn_implementation = attention
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                config._attn_implementation = usual
-
-        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-
-    return kept
+    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -16,7 +16,6 @@ _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4}
 _ROUGHLY = 5e-2
 """By how much of the largest logit others may be off; half precision rounds as much."""
 
-
 _LOGITS = 1 << 24
 """Logits that are held at a time on a CPU, whose caches they outgrow soon."""
 _LOGITS_ON_GPU = 1 << 27
@@ -77,28 +76,28 @@ def selective_logprobs(
     are of. There are only as many logits at a time as may be held: what does not fit into one chunk is
     computed again for the gradient, chunk by chunk.
     """
-    of = _with_entropies if entropies else _logprobs
     held = _LOGITS_ON_GPU if hidden_ED.is_cuda else _LOGITS
     size = max(1, held // vocabulary)
     fields = hidden_ED, targets_E, temperatures_E
     parts = list(zip(*(torch.split(field, size) for field in fields), strict=True))
     if len(parts) <= 1:
-        return of(head, *fields)
-    made = [checkpoint(of, head, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        return _chosen(head, *fields, entropies)
+    made = [
+        checkpoint(_chosen, head, *part, entropies, use_reentrant=False, preserve_rng_state=False)
+        for part in parts
+    ]
     return torch.cat(made, dim=-1)
 
 
-def _logprobs(head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor) -> Tensor:
-    return -F.cross_entropy(_logits(head, hidden_ED, temperatures_E), targets_E, reduction="none")
-
-
-def _with_entropies(head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor) -> Tensor:
-    logprobs_EV = F.log_softmax(_logits(head, hidden_ED, temperatures_E), dim=-1)
+def _chosen(
+    head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor, entropies: bool
+) -> Tensor:
+    logits_EV = head(hidden_ED).float()
+    if bool((temperatures_E != 1).any()):
+        logits_EV = logits_EV / temperatures_E[:, None]
+    if not entropies:
+        return -F.cross_entropy(logits_EV, targets_E, reduction="none")
+    logprobs_EV = F.log_softmax(logits_EV, dim=-1)
     chosen_E = logprobs_EV.gather(1, targets_E[:, None]).squeeze(1)
     # A token that cannot be sampled adds nothing, and not zero times minus infinity.
     return torch.stack([chosen_E, -(logprobs_EV.exp() * logprobs_EV.clamp(min=-1e4)).sum(dim=-1)])
-
-
-def _logits(head: Head, hidden_ED: Tensor, temperatures_E: Tensor) -> Tensor:
-    logits_EV = head(hidden_ED).float()
-    return logits_EV / temperatures_E[:, None] if bool((temperatures_E != 1).any()) else logits_EV

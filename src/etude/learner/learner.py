@@ -9,20 +9,29 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
 
 from etude.core.errors import StoreError, TrainingError
 from etude.core.sample import Sample
 from etude.learner.checkpointing import checkpointed, layers_of
-from etude.learner.cutter import Cutter, Packing
+from etude.learner.head import has_plain_head
 from etude.learner.objective import Objective, Pass, Unit
 from etude.learner.optimiser import Optimiser
+from etude.learner.packed import PackedStep
+from etude.learner.padding import Shares, numbered, padded_passes, padded_row
 from etude.learner.plan import Schedule
 from etude.learner.team import Team, idle
+from etude.learner.tree_model import why_not_trees
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors, save_tensors
+
+Packing: TypeAlias = Literal["tree", "padded"]
+"""`tree` computes tokens that sequences share once, where there are any and the model takes token trees;
+`padded` never does. The gradients are the same."""
 
 OPTIMISER_FILE = "optimiser.safetensors"
 STATE_FILE = "learner.json"
@@ -67,19 +76,33 @@ class Learner:
         self.policy = policy
         self.team = team or Team()
         self.options = options
+        self.note: str | None = None
+        """Why tokens that sequences share are computed for each of them, once it is known that they are."""
         self.step = 0
         self.trained = 0
         """Trainings that are over, since the base model."""
         if options.gradient_checkpointing:
             layers_of(policy.model)
         self._run = self.team.hold(policy)
-        self._cutter = Cutter(self._run, self.team, policy.device, options.packing, options.token_budget)
         self.optimiser = Optimiser(policy.trainable(), betas=options.betas, weight_decay=options.weight_decay)
 
-    @property
-    def note(self) -> str | None:
-        """Why tokens that sequences share are computed for each of them, once it is known that they are."""
-        return self._cutter.note
+    @cached_property
+    def _takes_trees(self) -> bool:
+        """Whether the model takes token trees. All processes must ask together."""
+        with torch.no_grad():
+            reason = self._run(why_not_trees)
+        # How a step is dealt depends on it, so all processes must think the same.
+        if not self.team.any(reason is not None):
+            return True
+        why = reason or "another process cannot run this model on token trees"
+        self.note = f"tokens that sequences share are computed for each of them: {why}"
+        return False
+
+    @cached_property
+    def _has_plain_head(self) -> bool:
+        """The same of the model's head: how a padded pass goes through the model depends on it."""
+        with torch.no_grad():
+            return not self.team.any(not self._run(has_plain_head))
 
     def take_step(
         self,
@@ -133,7 +156,7 @@ class Learner:
         units: list[Unit] = [(trained[index],) for index in live]
         totals: dict[str, float] = {}
         with self.policy.as_base(), torch.no_grad():
-            for chunk in self.team.in_step(self._cutter.passes(units, [[1.0]] * len(units), (1.0, 1.0))):
+            for chunk in self._cut(units, [[1.0]] * len(units), (1.0, 1.0)):
                 if chunk is None:
                     self._run(idle)
                     continue
@@ -203,17 +226,38 @@ class Learner:
             live = [index for index, unit in enumerate(units) if has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
         shares = share, 1.0 / max(trained_tokens(units), 1)
-        passes = self.team.in_step(self._cutter.passes(units, factors, shares))
+        passes = self._cut(units, factors, shares)
         if "reference" not in objective.needs():
             return passes
+        passes = list(passes)
         with self.policy.as_base(), torch.no_grad():
-            return [self._with_reference(chunk) for chunk in passes]
+            references = [self._run(idle if chunk is None else chunk.logprobs) for chunk in passes]
+        return [
+            None if chunk is None else replace(chunk, micro=replace(chunk.micro, reference_BT=reference_BT))
+            for chunk, reference_BT in zip(passes, references, strict=True)
+        ]
 
-    def _with_reference(self, chunk: Pass | None) -> Pass | None:
-        if chunk is None:
-            self._run(idle)
-            return None
-        return replace(chunk, micro=replace(chunk.micro, reference_BT=self._run(chunk.logprobs)))
+    def _cut(
+        self, units: Sequence[Unit], factors: Sequence[Sequence[float]], shares: Shares
+    ) -> Iterable[Pass | None]:
+        """This process's part of a step, as token trees where sequences begin alike, or else padded.
+
+        `factors` and `shares` are those of the whole step.
+        """
+        tree = PackedStep(units) if self.options.packing == "tree" else None
+        if tree is not None and not (tree.pays and self._takes_trees):
+            tree = None
+        plain_head = tree is not None or self._has_plain_head
+        rows = numbered(units, factors)
+        if self.team.size > 1:
+            row = padded_row(units) if tree is None else tree.row()
+            mine = row.part(self.team.rank, self.team.size)
+            rows = [rows[index] for index in mine]
+            tree = None if tree is None else PackedStep([units[index] for index in mine])
+        budget, device = self.options.token_budget, self.policy.device
+        if tree is None:
+            return self.team.in_step(padded_passes(rows, shares, budget, device, plain_head))
+        return self.team.in_step(tree.passes(rows, shares, budget, device))
 
     def save(self, folder: Path, optimiser: Mapping[str, torch.Tensor] | None = None) -> None:
         """Write optimiser state and schedule position beside a version's weights. Raises StoreError.

@@ -8,8 +8,9 @@ weight would be lost by rounding, and with it all steps like it. Each number tra
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn import Parameter
 from etude.core.errors import StoreError
 from etude.models.weights import part_like, whole
 
+_HALF = torch.bfloat16, torch.float16
 _MASTER = "master"
 """Beside the names of AdamW's own tensors."""
 
@@ -31,7 +33,10 @@ class Optimiser:
     def __init__(
         self, parameters: Mapping[str, Parameter], *, betas: tuple[float, float], weight_decay: float
     ) -> None:
-        self.masters = {name: _master(parameter) for name, parameter in parameters.items()}
+        self.masters = {
+            name: Parameter(parameter.detach().float()) if parameter.dtype in _HALF else parameter
+            for name, parameter in parameters.items()
+        }
         """By their parameters' names."""
         self._pairs: dict[str, tuple[Any, Parameter]] = {
             name: (parameter, self.masters[name])
@@ -53,7 +58,7 @@ class Optimiser:
     def gathering(self) -> Iterator[None]:
         """Within the block, what backward passes add to parameters is summed up in float32 instead."""
         hooks = [
-            parameter.register_post_accumulate_grad_hook(_handing_over(master))
+            parameter.register_post_accumulate_grad_hook(partial(_hand_over, master))
             for parameter, master in self._pairs.values()
         ]
         try:
@@ -85,18 +90,14 @@ class Optimiser:
             for parameter, master in pairs:
                 master.copy_(parameter)
 
-    def copies(self) -> dict[str, torch.Tensor]:
-        """The masters that are not the parameters themselves: what a checkpoint needs beside the weights."""
-        return {name: master.detach() for name, (_, master) in self._pairs.items()}
-
     def tensors(self) -> dict[str, torch.Tensor]:
-        """AdamW's state and the masters, as `restore` takes them."""
+        """AdamW's state, and the masters that are not parameters themselves, as `restore` takes them."""
         moments = {
             f"{name}/{key}": value
             for name, master in self.masters.items()
             for key, value in self.adam.state.get(master, {}).items()
         }
-        return moments | {f"{name}/{_MASTER}": value for name, value in self.copies().items()}
+        return moments | {f"{name}/{_MASTER}": master.detach() for name, (_, master) in self._pairs.items()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Go on from what `tensors` gave, or with nothing, from no steps at all.
@@ -131,21 +132,13 @@ class Optimiser:
         self.follow()
 
 
-def _master(parameter: Parameter) -> Parameter:
-    half = parameter.dtype in (torch.bfloat16, torch.float16)
-    return Parameter(parameter.detach().float()) if half else parameter
-
-
-def _handing_over(master: Parameter) -> Callable[[torch.Tensor], None]:
-    def hand_over(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        if master.grad is None:
-            master.grad = parameter.grad.float()
-        else:
-            master.grad += parameter.grad
-        parameter.grad = None
-
-    return hand_over
+def _hand_over(master: Parameter, parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    if master.grad is None:
+        master.grad = parameter.grad.float()
+    else:
+        master.grad += parameter.grad
+    parameter.grad = None
 
 
 def _local(tensor: Any) -> torch.Tensor:

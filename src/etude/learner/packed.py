@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import sub
 from typing import Any
 
 import numpy as np
@@ -75,14 +76,10 @@ class PackedStep:
         places = [np.unique(np.concatenate(paths)) for paths in self._paths]
         order = sorted(range(len(places)), key=lambda index: tuple(places[index][-1:]))
         before = [np.empty(0, np.int64), *(places[index] for index in order)]
-        return Row(
-            tuple(order),
-            tuple(len(places[index]) for index in order),
-            tuple(
-                len(places[index]) - len(np.intersect1d(places[index], last, assume_unique=True))
-                for index, last in zip(order, before, strict=False)
-            ),
-        )
+        alone = [len(places[index]) for index in order]
+        pairs = zip((places[index] for index in order), before, strict=False)
+        shared = [len(np.intersect1d(own, last, assume_unique=True)) for own, last in pairs]
+        return Row(tuple(order), tuple(alone), tuple(map(sub, alone, shared)))
 
 
 def _pass(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,17 +21,14 @@ def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int)
     """
     if units and len(tree) <= token_budget:
         return [list(range(len(units)))]
-    places = [np.unique(np.concatenate(unit)) for unit in units]
     packed: list[list[int]] = []
     held: list[np.ndarray] = []
     used: list[int] = []
-    for piece in _pieces(tree, units, places, token_budget):
-        wanted = np.unique(np.concatenate([places[index] for index in piece]))
+    for piece, wanted in _pieces(tree, units, token_budget):
         costs = [len(wanted) - int(mask[wanted].sum()) for mask in held]
-        room = [token_budget - size - cost for size, cost in zip(used, costs, strict=True)]
-        fitting = [number for number in range(len(packed)) if room[number] >= 0]
+        fitting = [number for number, cost in enumerate(costs) if used[number] + cost <= token_budget]
         if fitting:
-            best = min(fitting, key=lambda number: (costs[number], room[number]))
+            best = min(fitting, key=lambda number: (costs[number], -used[number]))
         else:
             best = len(packed)
             packed.append([])
@@ -44,23 +42,23 @@ def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int)
 
 
 def _pieces(
-    tree: TokenTree, units: Sequence[Sequence[Places]], places: Sequence[Places], token_budget: int
-) -> list[list[int]]:
-    """Units by the largest subtree that fits, with what comes before it; the largest pieces first."""
-    pieces: dict[int, list[int]] = {}
+    tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int
+) -> list[tuple[list[int], Places]]:
+    """Units by the largest subtree that fits, and all of their tokens; the largest pieces first."""
+    places = [np.unique(np.concatenate(unit)) for unit in units]
+    pieces: dict[int, list[int]] = defaultdict(list)
     for index, unit in enumerate(units):
         path = max(unit, key=len)
         sizes = tree.ends[path] - path + tree.depths[path]
         fits = sizes <= token_budget
-        key = int(path[fits.argmax()]) if fits.any() else -1 - index
-        pieces.setdefault(key, []).append(index)
-    result: list[tuple[int, list[int]]] = []
+        pieces[int(path[fits.argmax()]) if fits.any() else -1 - index].append(index)
+    result: list[tuple[list[int], Places]] = []
     for piece in pieces.values():
-        size = len(np.unique(np.concatenate([places[index] for index in piece])))
+        together = np.unique(np.concatenate([places[index] for index in piece]))
         # Preferences may have a second sequence outside the subtree of their first.
-        fits_together = size <= token_budget
-        result += [(size, piece)] if fits_together else [(len(places[index]), [index]) for index in piece]
-    return [piece for _, piece in sorted(result, key=lambda sized: (-sized[0], sized[1]))]
+        fits_together = len(together) <= token_budget
+        result += [(piece, together)] if fits_together else [([index], places[index]) for index in piece]
+    return sorted(result, key=lambda sized: (-len(sized[1]), sized[0]))
 
 
 @dataclass(frozen=True, slots=True)

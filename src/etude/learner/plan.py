@@ -81,11 +81,11 @@ class Schedule:
         """
         warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
         done = min(1.0, (trained + part) / self.trainings)
-        return warm * (self.floor + (1.0 - self.floor) * self._fall(done))
-
-    def _fall(self, done: float) -> float:
-        if self.shape == "linear":
-            return 1.0 - done
-        if self.shape == "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * done))
-        return 1.0
+        match self.shape:
+            case "constant":
+                return warm
+            case "linear":
+                fall = 1.0 - done
+            case "cosine":
+                fall = 0.5 * (1.0 + math.cos(math.pi * done))
+        return warm * (self.floor + (1.0 - self.floor) * fall)

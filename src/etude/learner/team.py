@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -99,7 +100,6 @@ class ProcessTeam(Team):
         return totals
 
     def same(self, text: str) -> bool:
-        """Compares what each process has."""
         return len(set(self._exchange(text))) == 1
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -160,7 +160,6 @@ class ShardingTeam(ProcessTeam):
         return self.any(flag)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """It takes all processes."""
         _together(loss.backward, may_fail=True)
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -170,7 +169,7 @@ class ShardingTeam(ProcessTeam):
         """Put together from all shards, one tensor at a time."""
         gathered: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
-            full = _together(lambda tensor=tensor: whole(tensor), may_fail=True)  # type: ignore[misc]
+            full = _together(partial(whole, tensor), may_fail=True)
             if self.leads:
                 gathered[name] = full.detach().cpu()
         return gathered
@@ -201,25 +200,16 @@ def launch_command(module: str, arguments: Sequence[str], processes: int) -> lis
     processes fails, the others are ended. `--multi_gpu` is its word for several processes on one machine,
     with GPUs or without.
     """
-    options = {
-        "num_processes": str(processes),
-        "num_machines": "1",
-        "machine_rank": "0",
-        "main_process_port": "0",
-        "gpu_ids": "all",
-        "mixed_precision": "no",
-        "dynamo_backend": "no",
-    }
-    flags = [text for name, value in options.items() for text in (f"--{name}", value)]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", *flags]
-    return [*launch, "--module", module, *arguments]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    machines = ["--num_machines=1", "--machine_rank=0", "--main_process_port=0", "--gpu_ids=all"]
+    kind = ["--mixed_precision=no", "--dynamo_backend=no", f"--num_processes={processes}"]
+    return [*launch, *machines, *kind, "--module", module, *arguments]
 
 
 def idle(model: Any) -> torch.Tensor:
     """Zero, after a way through the model that takes part in all its sums."""
-    device = next(model.parameters()).device
-    ids_BT = torch.zeros(1, 1, dtype=torch.long, device=device)
-    return logits_after(model, ids_BT, torch.zeros(1, dtype=torch.long, device=device)).sum() * 0.0
+    zero = torch.zeros(1, dtype=torch.long, device=next(model.parameters()).device)
+    return logits_after(model, zero[None], zero).sum() * 0.0
 
 
 def _together(work: Callable[[], T], *, may_fail: bool = False) -> T:

@@ -4,6 +4,7 @@ when such a tree goes through a model as one row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -50,11 +51,6 @@ class TokenTree:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def before(self, index: int) -> Places:
-        """The tokens that come before one in its sequences, from the first on."""
-        earlier = np.arange(index)
-        return earlier[self.ends[:index] > index]
 
 
 def token_tree(sequences: Sequence[Sequence[int]]) -> TokenTree:
@@ -107,14 +103,9 @@ class Block:
         return slice(self.low, self.high)
 
     @property
-    def is_free(self) -> bool:
-        """Whether all of its queries see all of its keys."""
-        return self.known == self.high - self.low
-
-    @property
-    def scores(self) -> int:
-        """How many it has."""
-        return (self.stop - self.start) * (self.high - self.low)
+    def shape(self) -> tuple[int, int]:
+        """How many queries, and how many keys."""
+        return self.stop - self.start, self.high - self.low
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +133,7 @@ class Queries:
         blocks = [] if most is None else list(_blocks(tree, places, most))
         own = tuple(block for block in blocks if block.high > places[block.start])
         back = tuple(block for block in blocks if block.high <= places[block.start])
-        scores = (sum(block.scores for block in part) for part in (own, back))
+        scores = (sum(math.prod(block.shape) for block in part) for part in (own, back))
         return cls(torch.from_numpy(places).to(device), own, back, *scores)
 
 
@@ -198,14 +189,21 @@ class TreeLayout:
         seen = (key <= query) & (query < self.ends_N[key])
         return seen if window is None else seen & (self.depths_N[query] - self.depths_N[key] < window)
 
-    def mask(self, queries: Queries, block: Block, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor to add to the scores of a block, [queries, keys]: 0, or minus infinity."""
+    def mask(
+        self, queries: Queries, block: Block, window: int | None, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """A tensor to add to the scores of a block, [queries, keys]: 0, or minus infinity.
+
+        None where all of its queries see all of its keys.
+        """
+        if window is None and block.known == block.high - block.low:
+            return None
         name = queries is self.last, block, window, dtype
         if name in self._masks:
             return self._masks[name]  # type: ignore[no-any-return]
         query_Q1, known = queries.places_Q[block.queries, None], 0 if window else block.known
         keys = torch.arange(block.low + known, block.high, device=self.ends_N.device)
-        mask = torch.zeros(block.stop - block.start, block.high - block.low, device=keys.device, dtype=dtype)
+        mask = torch.zeros(block.shape, device=keys.device, dtype=dtype)
         mask[:, known:] = torch.where(self.attends(query_Q1, keys, window), 0.0, float("-inf"))
         if self.all.own_scores + (self.all.back_scores if window else 0) <= _KEPT_SCORES:
             self._masks[name] = mask

@@ -28,9 +28,15 @@ def tree_attention(model: Any) -> Iterator[None]:
     from transformers import AttentionInterface
 
     AttentionInterface.register(_NAME, _attend)
-    config = text_config(model)
+    with attending(text_config(model), _NAME):
+        yield
+
+
+@contextmanager
+def attending(config: Any, name: str) -> Iterator[None]:
+    """Within the block the model of a config attends by the named function of `transformers`."""
     usual = config._attn_implementation
-    config._attn_implementation = _NAME
+    config._attn_implementation = name
     try:
         yield
     finally:
@@ -90,12 +96,6 @@ class AttentionSpec:
     scale: float
     softcap: float | None = None
 
-    def mask(self, block: Block, dtype: torch.dtype) -> Tensor | None:
-        """Added to a block's scores; None where all of its queries see all of its keys."""
-        if block.is_free and self.window is None:
-            return None
-        return self.tree.mask(self.queries, block, self.window, dtype)
-
 
 def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
     """Queries [H, Q, D] over keys and values [G, N, D], H a multiple of G; gives [Q, H, D]."""
@@ -119,7 +119,7 @@ class _BlockAttention(torch.autograd.Function):
         out, sums = _empty_beside(query), _empty_beside(query[..., :1], torch.float32)[..., 0]
 
         def attended(block: Block) -> tuple[Tensor, Tensor]:
-            keys, mask = block.keys, spec.mask(block, query.dtype)
+            keys, mask = block.keys, spec.tree.mask(spec.queries, block, spec.window, query.dtype)
             return kernel.forward(
                 (query[..., block.queries, :], key[..., keys, :], value[..., keys, :], mask)
             )
@@ -145,7 +145,8 @@ class _BlockAttention(torch.autograd.Function):
         kernel = _kernel(query, spec)
         of_query, of_key, of_value = (_empty_beside(x).zero_() for x in (query, key, value))
         for block in (*spec.queries.own, *spec.queries.back):
-            rows, keys, mask = block.queries, block.keys, spec.mask(block, query.dtype)
+            mask = spec.tree.mask(spec.queries, block, spec.window, query.dtype)
+            rows, keys = block.queries, block.keys
             inputs = query[..., rows, :], key[..., keys, :], value[..., keys, :], mask
             grads = kernel.backward(grad_out[..., rows, :], inputs, out[..., rows, :], sums[..., rows])
             of_query[..., rows, :] += grads[0]

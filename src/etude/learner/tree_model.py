@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from etude.inference.fused_weights import can_fuse
 from etude.learner.head import head_logits, off_by
-from etude.learner.tree import Kernel, Queries, TreeLayout, token_tree
+from etude.learner.tree import Kernel, TreeLayout, token_tree
 from etude.learner.tree_attention import AttentionSpec, attend, tree_attention
 from etude.models.architecture import FULL, SLIDING, layer_kinds, logits_after, text_config, without_lora
 
@@ -102,15 +102,12 @@ def _layer(layer: Any, x_NE: torch.Tensor, turn_N1C: torch.Tensor, spec: Attenti
     key = _turned(_heads(attention, "k", normed_NE), turn_N1C)
     value = _heads(attention, "v", normed_NE)
     if len(queries.places_Q) < len(x_NE):
-        x_NE, normed_NE, turn_N1C = (_of(queries, values) for values in (x_NE, normed_NE, turn_N1C))
+        rows = queries.places_Q
+        x_NE, normed_NE, turn_N1C = (x.index_select(0, rows) for x in (x_NE, normed_NE, turn_N1C))
     query = _turned(_heads(attention, "q", normed_NE), turn_N1C)
     mixed = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), spec)
     x_QE = x_NE + attention.o_proj(mixed.flatten(1))
     return x_QE + layer.mlp(_normed(layer.post_attention_layernorm, x_QE))  # type: ignore[no-any-return]
-
-
-def _of(queries: Queries, values: torch.Tensor) -> torch.Tensor:
-    return values.index_select(0, queries.places_Q)
 
 
 def _heads(attention: Any, name: str, x_NE: torch.Tensor) -> torch.Tensor:

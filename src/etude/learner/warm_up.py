@@ -21,11 +21,8 @@ from etude.learner.plan import plan_steps
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 
-Measure = Callable[[], Awaitable[float]]
-"""Measures the policy as it is now."""
-
 OnCheck = Callable[[str, float], None]
-"""Told of each measurement: the stage's name, and the value."""
+"""Is called with the stage's name and the value of each measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +32,9 @@ class Stage:
     name: str
     transcripts: Sequence[Sequence[Message]]
     """Finished conversations in OpenAI's format; gone through again and again, shuffled each time."""
-    measure: Measure | None = None
-    """None takes the loss: nats per token that the assistant said, over the steps since the last check."""
+    measure: Callable[[], Awaitable[float]] | None = None
+    """Measures the policy as it is now; None takes the loss: nats per token that the assistant said, over the
+    steps since the last check."""
     at_least: float | None = None
     """The stage goes on until what is measured has risen to this …"""
     at_most: float | None = None
@@ -62,9 +60,8 @@ class Stage:
 
     def is_over(self, value: float) -> bool:
         """Whether a measurement ends the stage."""
-        return (self.at_least is None or value >= self.at_least) and (
-            self.at_most is None or value <= self.at_most
-        )
+        high_enough = self.at_least is None or value >= self.at_least
+        return high_enough and (self.at_most is None or value <= self.at_most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,13 @@ async def _run(policy: Policy, stage: Stage, seed: int, on_check: OnCheck) -> St
         on_check(stage.name, value)
         if stage.is_over(value):
             return StageReport(stage.name, learner.step, value, loss, time.monotonic() - start)
-    raise TrainingError(_why(stage, value))
+    what = "the loss" if stage.measure is None else "the measured value"
+    bounds = [("at least", stage.at_least), ("at most", stage.at_most)]
+    wanted = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+    raise TrainingError(
+        f"warm-up stage '{stage.name}' did not get where it should: after {stage.max_steps} steps {what} is "
+        f"{value:.3f}, and should be {wanted}; ask for less, take a larger model, or raise max_steps"
+    )
 
 
 def _imitate(learner: Learner, samples: Sequence[Sample], batch_size: int, seed: int) -> float:
@@ -141,13 +144,3 @@ def _shuffled_forever(size: int, seed: int) -> Iterator[int]:
         order = list(range(size))
         generator(seed, "warm-up", number).shuffle(order)
         yield from order
-
-
-def _why(stage: Stage, value: float) -> str:
-    what = "the loss" if stage.measure is None else "the measured value"
-    bounds = [("at least", stage.at_least), ("at most", stage.at_most)]
-    wanted = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
-    return (
-        f"warm-up stage '{stage.name}' did not get where it should: after {stage.max_steps} steps {what} is "
-        f"{value:.3f}, and should be {wanted}; ask for less, take a larger model, or raise max_steps"
-    )

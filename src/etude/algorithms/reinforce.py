@@ -1,16 +1,41 @@
-"""REINFORCE++: advantages that are normalised over the whole batch, and not within each group."""
+"""REINFORCE with the loss of GRPO: RLOO leaves one out, REINFORCE++ compares with the whole batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from etude.algorithms.algorithm import OfGradient
 from etude.algorithms.grpo import Grpo
 from etude.core.sample import Sample
+
+
+class Rloo(Grpo, name="rloo"):
+    """Groups of episodes for RLOO (REINFORCE leave-one-out, Ahmadian et al., 2024).
+
+    The advantage of an episode is its reward minus the mean of its siblings' rewards, and its loss is summed
+    over its tokens: `aggregation: constant` with a `constant_length` of 1. Ratios are clipped as in PPO.
+    """
+
+    clip_high: OfGradient[FiniteFloat] = Field(0.2, gt=0, description="ε_high of the clipped ratio.")
+    aggregation: OfGradient[Literal["token", "sequence", "constant"]] = Field(
+        "constant", description="Averages over all tokens, per sequence, or sums divided by a constant."
+    )
+    constant_length: OfGradient[int] = Field(
+        1, ge=1, description="The constant of `aggregation: constant`, in tokens."
+    )
+    advantage_scale: OfGradient[Literal["std", "none"]] = Field(
+        "none", description="Divide by the group's deviation, or not."
+    )
+
+    def compare(self, rewards: Sequence[float]) -> list[float]:
+        """Each reward minus the mean of the others: the distance to the mean of all, times n / (n - 1)."""
+        factor = len(rewards) / max(len(rewards) - 1, 1)
+        return [value * factor for value in super().compare(rewards)]
 
 
 class ReinforcePP(Grpo, name="reinforce_pp"):
@@ -42,20 +67,16 @@ class ReinforcePP(Grpo, name="reinforce_pp"):
         assigned = super().assigned(groups)
         if any(sample.advantages is not None for group in groups for sample in group):
             return assigned
-        values = [value for group in assigned for sample in group for value in _trained(sample)]
+        samples = [sample for group in assigned for sample in group]
+        rows = [zip(sample.mask, sample.advantages or (), strict=False) for sample in samples]
+        values = [value for row in rows for sampled, value in row if sampled]
         mean = math.fsum(values) / max(len(values), 1)
         deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values), 1))
         scale = 0.0 if deviation <= 1e-9 * max(1.0, abs(mean)) else 1 / deviation
-        return [[_normalised(sample, mean, scale) for sample in group] for group in assigned]
 
+        def normalised(sample: Sample) -> Sample:
+            pairs = zip(sample.mask, sample.advantages or (), strict=True)
+            gains = ((value - mean) * scale if sampled else 0.0 for sampled, value in pairs)
+            return replace(sample, advantages=tuple(gains))
 
-def _trained(sample: Sample) -> list[float]:
-    pairs = zip(sample.mask, sample.advantages or (), strict=False)
-    return [value for sampled, value in pairs if sampled]
-
-
-def _normalised(sample: Sample, mean: float, scale: float) -> Sample:
-    pairs = zip(sample.mask, sample.advantages or (), strict=True)
-    return replace(
-        sample, advantages=tuple((value - mean) * scale if sampled else 0.0 for sampled, value in pairs)
-    )
+        return [[*map(normalised, group)] for group in assigned]
