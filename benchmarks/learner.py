@@ -22,8 +22,8 @@ from learner_trl import Step, steps
 from torch.profiler import ProfilerActivity, profile
 
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.expert_iteration import Supervised
 from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective

@@ -8,9 +8,7 @@ import pytest
 
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.expert_iteration import (
-    ExpertIteration,
-)
+from etude.algorithms.expert_iteration import ExpertIteration
 from etude.algorithms.grpo import EQUAL_REWARDS, Grpo
 from etude.backends.capabilities import EVERY_KIND, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.expert_iteration import Supervised
 from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.learner.flex import block_mask
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.tree import TreeLayout, token_tree

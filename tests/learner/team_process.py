@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.expert_iteration import Supervised
 from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.team import PeerLost, ShardingTeam, Team, joined
 from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from etude.algorithms.expert_iteration import Supervised
 from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.core.errors import StoreError, TrainingError
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.plan import Schedule

@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 import torch
 
-from etude.algorithms.expert_iteration import Supervised
 from etude.algorithms.grpo import Grpo
+from etude.algorithms.supervised import Supervised
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.plan import Schedule
 from etude.models.policy import LoraOptions

@@ -1,4 +1,4 @@
-"""Imitation of all episodes, or of the good ones by threshold, by rank, or drawn by weight: expert iteration.
+"""Expert iteration: imitate the good episodes, by threshold, by rank, or drawn by weight.
 
 Anthony et al. (2017); as rejection sampling on a model's own answers, Yuan et al. (2023). In protocols,
 guesses can be put right before they are imitated.
@@ -11,44 +11,27 @@ import random
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.collecting import Collected
 from etude.algorithms.episodes import Group, ScoredEpisode, Tally, UnitGroup, is_play, rewards_of, tree_of
 from etude.algorithms.protocol_checks import require_guesses
 from etude.algorithms.samples import sample_of
+from etude.algorithms.supervised import Supervised
 from etude.core.edge import answered_as
 from etude.core.errors import RequestError
 from etude.core.keys import fold, generator
-from etude.core.sample import Kind, Sample
+from etude.core.sample import Sample
 
 if TYPE_CHECKING:
-    import torch
-
     from etude.config.builder import Builder
-    from etude.learner.objective import MicroBatch
 
 BELOW = "episode with a reward below min_reward"
 NOT_BEST = "episode that is not among its group's best"
 NO_BEST = "group with equal rewards: no episode is better than another"
 NOT_DRAWN = "episode that was not drawn"
-
-
-class Supervised(Algorithm, name="supervised"):
-    """Every episode for supervised training.
-
-    L = -Σ w·log π / Σ w: the mean negative log-likelihood of the sampled tokens.
-    """
-
-    kind: ClassVar[Kind] = "imitation"
-
-    def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """That mean, which is the metric `nll` too."""
-        loss = -(batch.weights_BT * logprobs_BT).sum()
-        return loss, {"nll": float(loss.detach())}
 
 
 class WeightingConfig(BaseModel):

@@ -15,11 +15,10 @@ from pydantic import AliasChoices, Field
 from etude.algorithms.collecting import Collected
 from etude.algorithms.dpo import Dpo, Preferences
 from etude.algorithms.episodes import Candidate, Choice, Group, Tally, UnitGroup, by_agent, choices_of
-from etude.algorithms.expert_iteration import SelectionConfig, Supervised, imitations
+from etude.algorithms.expert_iteration import SelectionConfig, imitations
 from etude.algorithms.protocol_checks import require_branching, require_calls, require_guesses
 from etude.algorithms.supervised import Supervised
 from etude.config.references import Refers
-from etude.config.references import RefersToAgent
 from etude.core.sample import Pair
 from etude.core.trajectory import Method
 from etude.protocols.growing import Widths

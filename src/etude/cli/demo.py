@@ -34,11 +34,8 @@ def demo(
     The calculator takes 28 to 31 s on two idle cores; the first run on such a machine took 73 s, and one
     on a busy machine 199 s.
     """
-    from etude.demo.demo import run_demo
-    from etude.demo.tasks import TASKS
-    from etude.report.live import progress_for
     from etude.demo.demo import TASKS, run_demo
-    from etude.report.progress import progress_for
+    from etude.report.live import progress_for
 
     folder = (out or unused(Path(f"demo-{task}"), "-")).absolute()
     if not as_json:

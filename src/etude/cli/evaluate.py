@@ -93,7 +93,6 @@ def evaluate_in(
 ) -> None:
     """Evaluate in an open run folder, and show the scores."""
     from etude.loop.evaluation import evaluate
-    from etude.report.live import progress_for
 
     with then(lambda: hints.resume(run.path)), _progress(as_json) as progress:
         evaluation = run_async(evaluate(settings, run, request, progress=progress))
@@ -106,7 +105,6 @@ def evaluate_in(
 def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool, per_example: bool) -> None:
     """Score the stored episodes of a run with the evaluators of a config."""
     from etude.loop.evaluation import rescore_run
-    from etude.report.live import progress_for
     from etude.store.run_folder import RunFolder
 
     with RunFolder.open(run) as folder, then(hints.again), _progress(as_json) as progress:
@@ -161,6 +159,6 @@ def _short(value: Any) -> str | None:
 
 def _progress(as_json: bool) -> Any:
     """A display of the progress; beside the JSON object, not in it."""
-    from etude.report.progress import progress_for
+    from etude.report.live import progress_for
 
     return progress_for(stream=sys.stderr if as_json else None)

@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, tree_of
-from etude.algorithms.expert_iteration import guess_of, truth_of
-from etude.algorithms.episodes import ScoredEpisode, agents_of, by_agent, is_play, tree_of
 from etude.algorithms.expert_iteration import truth_of
 from etude.algorithms.samples import Branch, branches_of, is_targeted, pair_of, same_prompt, sample_of
 from etude.core.call import Call
