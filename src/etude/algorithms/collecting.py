@@ -68,31 +68,18 @@ class Collecting(TrajectoryBuilderConfig):
     kind: ClassVar[Kind] = "samples"
     """The data that it learns from. It decides which backends can do it."""
 
-    num_generations: int = Field(
-        default=8,
-        ge=1,
-        validation_alias=AliasChoices("num_generations", "group"),
-        description="Episodes for each example of an epoch.",
-    )
-    examples_per_epoch: int | None = Field(
-        default=None,
-        ge=1,
-        description="Examples of an epoch, from a shuffle that cycles through the dataset; all by default.",
-    )
-    replace_flat_groups: int = Field(
-        default=0,
-        ge=0,
-        description="Other examples, at most, that an epoch plays in place of those whose episodes all "
-        "earned the same (dynamic sampling, DAPO).",
-    )
-    discount: float = Field(
-        default=1.0, ge=0, le=1, description="Discount of later rewards, for agents that give step rewards."
-    )
-    credit: Literal["episode", "agent"] = Field(
-        default="episode",
-        description="`agent`: in a protocol, each agent of the model is compared with itself in the other "
-        "episodes, by what it earned. `episode`: all have the reward of the episode.",
-    )
+    num_generations: int = Field(default=8, ge=1, validation_alias=AliasChoices("num_generations", "group"))
+    """Episodes for each example of an epoch."""
+    examples_per_epoch: int | None = Field(default=None, ge=1)
+    """Examples of an epoch, from a shuffle that cycles through the dataset; all by default."""
+    replace_flat_groups: int = Field(default=0, ge=0)
+    """Other examples, at most, that an epoch plays in place of those whose episodes all earned the same
+    (dynamic sampling, DAPO)."""
+    discount: float = Field(default=1.0, ge=0, le=1)
+    """Discount of later rewards, for agents that give step rewards."""
+    credit: Literal["episode", "agent"] = "episode"
+    """`agent`: in a protocol, each agent of the model is compared with itself in the other episodes, by what
+    it earned. `episode`: all have the reward of the episode."""
 
     @abstractmethod
     def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:

@@ -32,14 +32,14 @@ class Distillation(Grpo, name="distillation"):
     `teacher_weight` times log π_teacher - log π_sampled.
     """
 
-    teacher: LlmRef = Field("teacher", description="The entry of `llms` that teaches.")
-    teacher_weight: OfGradient[FiniteFloat] = Field(
-        1.0, ge=0, description="Weight of the reverse KL per token."
-    )
-    reward_weight: OfGradient[FiniteFloat] = Field(
-        0.0, ge=0, description="Weight of the reward's advantage; 0: the teacher alone."
-    )
-    drop_flat_groups: bool = Field(False, description="Leave out groups with no advantage by their rewards.")
+    teacher: LlmRef = "teacher"
+    """The entry of `llms` that teaches."""
+    teacher_weight: OfGradient[FiniteFloat] = Field(1.0, ge=0)
+    """Weight of the reverse KL per token."""
+    reward_weight: OfGradient[FiniteFloat] = Field(0.0, ge=0)
+    """Weight of the reward's advantage; 0: the teacher alone."""
+    drop_flat_groups: bool = False
+    """Leave out groups with no advantage by their rewards."""
 
     def check(self) -> None:
         """One episode of an example is enough where the teacher alone counts."""

@@ -54,18 +54,14 @@ class Preferences(Algorithm, name=""):
     kind: ClassVar[Kind] = "pairs"
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "pair_loss")
 
-    beta: OfGradient[FiniteFloat] = Field(
-        0.1, gt=0, description="How hard preferences pull away from the reference."
-    )
-    label_smoothing: OfGradient[float] = Field(
-        0.0, ge=0, lt=0.5, description="Share of pairs that may be the wrong way round (cDPO)."
-    )
-    loss_type: OfGradient[Literal["sigmoid", "sigmoid_norm", "ipo"]] = Field(
-        "sigmoid", description="DPO's, the same on means per token, or IPO's (on means per token)."
-    )
-    reference: OfGradient[Literal["sampler", "base"]] = Field(
-        "sampler", description="The policy that sampled the pairs, or the base model."
-    )
+    beta: OfGradient[FiniteFloat] = Field(0.1, gt=0)
+    """How hard preferences pull away from the reference."""
+    label_smoothing: OfGradient[float] = Field(0.0, ge=0, lt=0.5)
+    """Share of pairs that may be the wrong way round (cDPO)."""
+    loss_type: OfGradient[Literal["sigmoid", "sigmoid_norm", "ipo"]] = "sigmoid"
+    """DPO's, the same on means per token, or IPO's (on means per token)."""
+    reference: OfGradient[Literal["sampler", "base"]] = "sampler"
+    """The policy that sampled the pairs, or the base model."""
 
     @model_validator(mode="after")
     def _smoothed_where_there_are_labels(self) -> Preferences:
@@ -110,23 +106,15 @@ class Preferences(Algorithm, name=""):
 class Dpo(Preferences, name="dpo"):
     """Pairs of episodes, or of answers to one prompt, for DPO."""
 
-    compare: Literal["episodes", "turns"] = Field(
-        default="episodes",
-        description="Episodes of an example by their rewards; or the answers to one prompt within an "
-        "episode: in a protocol by what they were worth, elsewhere by the step reward after each.",
-    )
-    pairs: Literal["all", "best_vs_worst"] = Field(
-        default="all", description="Pair every two episodes of an example, or only its best and its worst."
-    )
-    min_reward_diff: float = Field(
-        default=0.01, gt=0, description="Pairs whose rewards differ by less are left out; ties always are."
-    )
-    max_pairs_per_group: int | None = Field(
-        default=None,
-        ge=1,
-        description="Keep at most this many pairs of an example (of a prompt, when turns are compared): the "
-        "clearest.",
-    )
+    compare: Literal["episodes", "turns"] = "episodes"
+    """Episodes of an example by their rewards; or the answers to one prompt within an episode: in a protocol
+    by what they were worth, elsewhere by the step reward after each."""
+    pairs: Literal["all", "best_vs_worst"] = "all"
+    """Pair every two episodes of an example, or only its best and its worst."""
+    min_reward_diff: float = Field(default=0.01, gt=0)
+    """Pairs whose rewards differ by less are left out; ties always are."""
+    max_pairs_per_group: int | None = Field(default=None, ge=1)
+    """Keep at most this many pairs of an example (of a prompt, when turns are compared): the clearest."""
 
     def check(self) -> None:
         """Raise RequestError for groups in which there is never a pair."""

@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from etude.algorithms.collecting import Collected
 from etude.algorithms.episodes import Group, ScoredEpisode, Tally, UnitGroup, is_play, rewards_of, tree_of
@@ -34,35 +34,28 @@ NO_BEST = "group with equal rewards: no episode is better than another"
 NOT_DRAWN = "episode that was not drawn"
 
 
-class WeightingConfig(BaseModel):
+class WeightingConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """Drawing episodes by weight. The weight is the reward above the least, and a little for everybody."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    sample_size_factor: float = Field(
-        default=0.5, gt=0, description="How many are drawn, as a share of all episodes."
-    )
-    minimum: float | None = Field(
-        default=None, description="Reward that counts as the least; left out: the least that there is."
-    )
-    use_replacement: bool = Field(default=True, description="Whether an episode can be drawn twice.")
-    epsilon: float = Field(
-        default=0.01, ge=0, description="Added to the share of each episode, divided by their number."
-    )
+    sample_size_factor: float = Field(default=0.5, gt=0)
+    """How many are drawn, as a share of all episodes."""
+    minimum: float | None = None
+    """Reward that counts as the least; left out: the least that there is."""
+    use_replacement: bool = True
+    """Whether an episode can be drawn twice."""
+    epsilon: float = Field(default=0.01, ge=0)
+    """Added to the share of each episode, divided by their number."""
 
 
-class GuessReplacementConfig(BaseModel):
+class GuessReplacementConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """In a protocol: some episodes are imitated with the verifier's decision replaced by the truth."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    proportion: float = Field(default=0.0, ge=0, le=1, description="Share of the episodes, at first.")
-    annealing: Literal["none", "linear", "exponential"] = Field(
-        default="none", description="How the share falls from epoch to epoch."
-    )
-    annealing_rate: float = Field(
-        0.1, ge=0, le=1, description="`linear`: what it falls by. `exponential`: the part of it that is lost."
-    )
+    proportion: float = Field(default=0.0, ge=0, le=1)
+    """Share of the episodes, at first."""
+    annealing: Literal["none", "linear", "exponential"] = "none"
+    """How the share falls from epoch to epoch."""
+    annealing_rate: float = Field(0.1, ge=0, le=1)
+    """`linear`: what it falls by. `exponential`: the part of it that is lost."""
 
     def share(self, epoch: int) -> float:
         """The share in an epoch, from 0."""
@@ -75,31 +68,24 @@ class GuessReplacementConfig(BaseModel):
                 return self.proportion * (1 - self.annealing_rate) ** epoch
 
 
-class SelectionConfig(BaseModel):
+class SelectionConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """Which episodes are imitated."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    min_reward: float | None = Field(default=None, description="Keep episodes with at least this reward.")
-    best_k: int | None = Field(
-        default=None,
-        ge=1,
-        description="Keep the best k episodes of each example; 1 when min_reward is not given either.",
-    )
-    weighting: WeightingConfig | None = Field(
-        default=None, description="Draw from all episodes by weight, in place of the two above."
-    )
-    guess_replacement: GuessReplacementConfig = Field(
-        default_factory=GuessReplacementConfig, description="Decisions replaced by the truth."
-    )
+    min_reward: float | None = None
+    """Keep episodes with at least this reward."""
+    best_k: int | None = Field(default=None, ge=1)
+    """Keep the best k episodes of each example; 1 when min_reward is not given either."""
+    weighting: WeightingConfig | None = None
+    """Draw from all episodes by weight, in place of the two above."""
+    guess_replacement: GuessReplacementConfig = Field(default_factory=GuessReplacementConfig)
+    """Decisions replaced by the truth."""
 
 
 class ExpertIteration(Supervised, SelectionConfig, name="expert_iteration"):
     """Good episodes for supervised training."""
 
-    rollouts: Literal["this_epoch", "all"] = Field(
-        default="this_epoch", description="`all`: select from the episodes of earlier epochs too."
-    )
+    rollouts: Literal["this_epoch", "all"] = "this_epoch"
+    """`all`: select from the episodes of earlier epochs too."""
 
     async def check_protocol(self, builder: Builder) -> None:
         """Raise RequestError for guesses of a protocol that are to be replaced, and cannot be."""

@@ -55,61 +55,54 @@ class Grpo(Algorithm, name="grpo"):
 
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "importance")
 
-    credit: Literal["episode", "agent", "turn"] = Field(  # type: ignore[assignment]
-        "episode",
-        description="`agent`: in a protocol, each agent of the model is compared with itself in the other "
-        "episodes, by what it earned. `turn`: and each of its answers by what it earned from there on; where "
-        "a play branches, with the other answers to its prompt. `episode`: all have the episode's reward.",
-    )
-    drop_flat_groups: bool = Field(True, description="Leave out groups with no advantage.")
-    variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = Field(
-        "dapo", description="A name for a choice of the options below; each can be changed."
-    )
-    clip_low: OfGradient[float] = Field(0.2, gt=0, lt=1, description="ε_low of the clipped ratio.")
-    clip_high: OfGradient[FiniteFloat] = Field(0.28, gt=0, description="ε_high (clip-higher, DAPO).")
-    beta: OfGradient[FiniteFloat] = Field(0.0, ge=0, description="Weight of the KL to the base model.")
-    reward_kl: Annotated[FiniteFloat, Gradient(everywhere=False)] = Field(
-        0.0, ge=0, description="Price in the reward of each nat away from the base model; `local` only."
-    )
-    kl_estimator: OfGradient[Literal["k3", "unbiased"]] = Field(
-        "k3", description="How that KL is estimated (Schulman's, or times the ratio: DeepSeek-V3.2)."
-    )
-    entropy_bonus: OfGradient[FiniteFloat] = Field(0.0, ge=0, description="Weight of each token's entropy.")
-    aggregation: OfGradient[Literal["token", "sequence", "constant"]] = Field(
-        "token",
-        description="Averages over all tokens (DAPO), per sequence (GRPO), or by a constant (Dr. GRPO).",
-    )
-    constant_length: OfGradient[int] = Field(256, ge=1, description="Tokens of `aggregation: constant`.")
-    ratio: OfGradient[Literal["token", "sequence"]] = Field(
-        "token", description="Each token's own ratio, or one of the whole sequence (GSPO)."
-    )
-    surrogate: OfGradient[Literal["clip", "cispo"]] = Field(
-        "clip", description="Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO)."
-    )
-    advantage_scale: OfGradient[Literal["std", "none"]] = Field(
-        "std", description="Divide by the group's deviation (GRPO), or not (Dr. GRPO)."
-    )
-    overlong_limit: OfGradient[int | None] = Field(
-        None, ge=1, description="Tokens at which an answer is punished by 1; left out: none is (DAPO)."
-    )
-    overlong_buffer: OfGradient[int] = Field(1, ge=1, description="Tokens before it over which that grows.")
-    mask_truncated: OfGradient[bool] = Field(False, description="Leave cut-off answers out (DAPO).")
-    correction: OfGradient[Literal["none", "truncate", "mask"]] = Field(
-        "none",
-        description="Importance weights for tokens that other weights, or another engine, sampled: bounded "
-        "(truncated importance sampling, Yao et al., 2025), or 0 out of bounds (Zheng et al., 2025).",
-    )
-    correction_level: OfGradient[Literal["token", "sequence"]] = Field(
-        "token", description="Each token's own importance weight, or the product over the sequence."
-    )
-    correction_floor: OfGradient[float] = Field(0.0, ge=0, le=1, description="Their lower bound.")
-    correction_cap: OfGradient[FiniteFloat] = Field(2.0, ge=1, description="Their upper bound.")
-    off_policy_limit: OfGradient[FiniteFloat | None] = Field(
-        None,
-        gt=0,
-        description="Leave out bad sequences that the policy has become this much less likely to sample, in "
-        "nats per token (DeepSeek-V3.2).",
-    )
+    credit: Literal["episode", "agent", "turn"] = "episode"  # type: ignore[assignment]
+    """`agent`: in a protocol, each agent of the model is compared with itself in the other episodes, by what
+    it earned. `turn`: and each of its answers by what it earned from there on; where a play branches, with
+    the other answers to its prompt. `episode`: all have the episode's reward."""
+    drop_flat_groups: bool = True
+    """Leave out groups with no advantage."""
+    variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = "dapo"
+    """A name for a choice of the options below; each can be changed."""
+    clip_low: OfGradient[float] = Field(0.2, gt=0, lt=1)
+    """ε_low of the clipped ratio."""
+    clip_high: OfGradient[FiniteFloat] = Field(0.28, gt=0)
+    """ε_high (clip-higher, DAPO)."""
+    beta: OfGradient[FiniteFloat] = Field(0.0, ge=0)
+    """Weight of the KL to the base model."""
+    reward_kl: Annotated[FiniteFloat, Gradient(everywhere=False)] = Field(0.0, ge=0)
+    """Price in the reward of each nat away from the base model; `local` only."""
+    kl_estimator: OfGradient[Literal["k3", "unbiased"]] = "k3"
+    """How that KL is estimated (Schulman's, or times the ratio: DeepSeek-V3.2)."""
+    entropy_bonus: OfGradient[FiniteFloat] = Field(0.0, ge=0)
+    """Weight of each token's entropy."""
+    aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "token"
+    """Averages over all tokens (DAPO), per sequence (GRPO), or by a constant (Dr. GRPO)."""
+    constant_length: OfGradient[int] = Field(256, ge=1)
+    """Tokens of `aggregation: constant`."""
+    ratio: OfGradient[Literal["token", "sequence"]] = "token"
+    """Each token's own ratio, or one of the whole sequence (GSPO)."""
+    surrogate: OfGradient[Literal["clip", "cispo"]] = "clip"
+    """Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO)."""
+    advantage_scale: OfGradient[Literal["std", "none"]] = "std"
+    """Divide by the group's deviation (GRPO), or not (Dr. GRPO)."""
+    overlong_limit: OfGradient[int | None] = Field(None, ge=1)
+    """Tokens at which an answer is punished by 1; left out: none is (DAPO)."""
+    overlong_buffer: OfGradient[int] = Field(1, ge=1)
+    """Tokens before it over which that grows."""
+    mask_truncated: OfGradient[bool] = False
+    """Leave cut-off answers out (DAPO)."""
+    correction: OfGradient[Literal["none", "truncate", "mask"]] = "none"
+    """Importance weights for tokens that other weights, or another engine, sampled: bounded (truncated
+    importance sampling, Yao et al., 2025), or 0 out of bounds (Zheng et al., 2025)."""
+    correction_level: OfGradient[Literal["token", "sequence"]] = "token"
+    """Each token's own importance weight, or the product over the sequence."""
+    correction_floor: OfGradient[float] = Field(0.0, ge=0, le=1)
+    """Their lower bound."""
+    correction_cap: OfGradient[FiniteFloat] = Field(2.0, ge=1)
+    """Their upper bound."""
+    off_policy_limit: OfGradient[FiniteFloat | None] = Field(None, gt=0)
+    """Leave out bad sequences that the policy has become this much less likely to sample, in nats per token
+    (DeepSeek-V3.2)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pydantic import Field
-
 from etude.algorithms.algorithm import OfGradient
 from etude.algorithms.grpo import Grpo
 from etude.core.sample import Sample
@@ -21,12 +19,11 @@ class ReinforcePP(Grpo, name="reinforce_pp"):
     taken off first, as suits several episodes of each example.
     """
 
-    baseline: OfGradient[bool] = Field(False, description="Compare with the group before normalising.")
-    drop_flat_groups: bool = Field(
-        False,
-        description="Leave out groups whose rewards are all equal. They do have an advantage here, unless "
-        "there is a `baseline`.",
-    )
+    baseline: OfGradient[bool] = False
+    """Compare with the group before normalising."""
+    drop_flat_groups: bool = False
+    """Leave out groups whose rewards are all equal. They do have an advantage here, unless there is a
+    `baseline`."""
 
     def check(self) -> None:
         """Raise RequestError for groups that can never have an advantage."""

@@ -18,16 +18,14 @@ class Rloo(Grpo, name="rloo"):
     over its tokens: `aggregation: constant` with a `constant_length` of 1. Ratios are clipped as in PPO.
     """
 
-    clip_high: OfGradient[FiniteFloat] = Field(0.2, gt=0, description="ε_high of the clipped ratio.")
-    aggregation: OfGradient[Literal["token", "sequence", "constant"]] = Field(
-        "constant", description="Averages over all tokens, per sequence, or sums divided by a constant."
-    )
-    constant_length: OfGradient[int] = Field(
-        1, ge=1, description="The constant of `aggregation: constant`, in tokens."
-    )
-    advantage_scale: OfGradient[Literal["std", "none"]] = Field(
-        "none", description="Divide by the group's deviation, or not."
-    )
+    clip_high: OfGradient[FiniteFloat] = Field(0.2, gt=0)
+    """ε_high of the clipped ratio."""
+    aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "constant"
+    """Averages over all tokens, per sequence, or sums divided by a constant."""
+    constant_length: OfGradient[int] = Field(1, ge=1)
+    """The constant of `aggregation: constant`, in tokens."""
+    advantage_scale: OfGradient[Literal["std", "none"]] = "none"
+    """Divide by the group's deviation, or not."""
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """Each reward minus the mean of the others: the distance to the mean of all, times n / (n - 1)."""

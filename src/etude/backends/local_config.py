@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from etude.backends.capabilities import EVERY_KIND, Capabilities, JobHyperparameters
 from etude.config.component import CHANGEABLE
@@ -15,59 +15,48 @@ LOCAL_CAPABILITIES = Capabilities(token_ids_for=EVERY_KIND, versions=True, from_
 """All algorithms, a user's too, on token ids."""
 
 
-class LoraConfig(BaseModel):
+class LoraConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """Train LoRA weights and leave the model's own as they are (Hu et al., 2021)."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    r: int = Field(default=16, ge=1, description="Rank.")
-    alpha: float = Field(default=32.0, gt=0, description="Scale: updates are multiplied by alpha / r.")
-    target_modules: list[str] | None = Field(
-        default=None, description="Names of layers to put LoRA weights on; left out: all linear layers."
-    )
+    r: int = Field(default=16, ge=1)
+    """Rank."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Scale: updates are multiplied by alpha / r."""
+    target_modules: list[str] | None = None
+    """Names of layers to put LoRA weights on; left out: all linear layers."""
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """Train in this process, on the model that the agents sample from."""
 
-    learning_rate: float = Field(default=1e-5, gt=0, description="Of AdamW: the highest of the run.")
-    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant",
-        description="How the learning rate falls from there to the end of the run.",
-    )
-    lr_schedule_epochs: int | None = Field(
-        default=None,
-        ge=1,
-        description="Epochs of training over which it falls; left out: `finetuning.num_epochs`, or a job's "
-        "own steps where every job starts from the base model.",
-    )
-    lr_floor: float = Field(
-        default=0.0, ge=0, le=1, description="Share of the learning rate that is left at the end."
-    )
-    weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
-    warmup_steps: int = Field(default=0, ge=0, description="Optimiser steps over which it rises from 0.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
-    batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        description="Trajectories (or pairs) per optimiser step; left out: all of an epoch's.",
-    )
-    passes: int = Field(default=1, ge=1, description="Times that an epoch's trajectories are gone over.")
-    token_budget: Annotated[int, CHANGEABLE] = Field(
-        default=16384,
-        ge=1,
-        description="Tokens that go through the model at a time: memory for speed.",
-    )
-    packing: Literal["tree", "padded"] = Field(
-        default="tree",
-        description="Compute tokens that trajectories share once (`tree`), or for each of them (`padded`).",
-    )
-    gradient_checkpointing: Annotated[bool, CHANGEABLE] = Field(
-        default=False,
-        description="Compute what happens inside of layers again for the gradient in place of keeping it: "
-        "less memory, about a third more time.",
-    )
-    lora: LoraConfig | None = Field(default=None, description="Train LoRA weights; left out: all weights.")
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Of AdamW: the highest of the run."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls from there to the end of the run."""
+    lr_schedule_epochs: int | None = Field(default=None, ge=1)
+    """Epochs of training over which it falls; left out: `finetuning.num_epochs`, or a job's own steps where
+    every job starts from the base model."""
+    lr_floor: float = Field(default=0.0, ge=0, le=1)
+    """Share of the learning rate that is left at the end."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Of AdamW."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps over which it rises from 0."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are clipped to this norm."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Trajectories (or pairs) per optimiser step; left out: all of an epoch's."""
+    passes: int = Field(default=1, ge=1)
+    """Times that an epoch's trajectories are gone over."""
+    token_budget: Annotated[int, CHANGEABLE] = Field(default=16384, ge=1)
+    """Tokens that go through the model at a time: memory for speed."""
+    packing: Literal["tree", "padded"] = "tree"
+    """Compute tokens that trajectories share once (`tree`), or for each of them (`padded`)."""
+    gradient_checkpointing: Annotated[bool, CHANGEABLE] = False
+    """Compute what happens inside of layers again for the gradient in place of keeping it: less memory, about
+    a third more time."""
+    lora: LoraConfig | None = None
+    """Train LoRA weights; left out: all weights."""
 
     def lora_with(self, given: JobHyperparameters) -> LoraConfig | None:
         """The LoRA weights that are trained; None for all weights."""

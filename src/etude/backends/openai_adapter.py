@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from etude.backends.capabilities import Capabilities
 from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
@@ -25,37 +25,29 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 
-class ReinforcementConfig(BaseModel):
+class ReinforcementConfig(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """OpenAI's reinforcement fine-tuning: it samples and grades by itself, on the prompts of the run."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    grader: dict[str, Any] = Field(
-        description="OpenAI's grader object. A row has `item.expected` and `item.inputs` of the example."
-    )
-    reasoning_effort: Literal["default", "low", "medium", "high"] = Field(
-        default="default", description="How long the model thinks."
-    )
-    compute_multiplier: float | Literal["auto"] = Field(
-        default="auto", description="Factor of the compute spent on exploring."
-    )
+    grader: dict[str, Any]
+    """OpenAI's grader object. A row has `item.expected` and `item.inputs` of the example."""
+    reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
+    """How long the model thinks."""
+    compute_multiplier: float | Literal["auto"] = "auto"
+    """Factor of the compute spent on exploring."""
 
 
 class OpenAiAdapterConfig(JobsConfig, name="openai"):
     """Train at OpenAI, through its fine-tuning API."""
 
-    min_rows: int = Field(default=10, ge=1, description="The API refuses training files with fewer rows.")
-    usd_per_million_tokens: float | None = Field(
-        default=None, ge=0, description="Price of training. Left out: as known for the model, if it is."
-    )
-    max_usd: float | None = Field(
-        default=None, gt=0, description="Refuse a job that is estimated to cost more than this."
-    )
-    reinforcement: ReinforcementConfig | None = Field(
-        default=None,
-        description="Lets the method `grpo` become OpenAI's reinforcement fine-tuning, with its grader in "
-        "place of the run's rewards.",
-    )
+    min_rows: int = Field(default=10, ge=1)
+    """The API refuses training files with fewer rows."""
+    usd_per_million_tokens: float | None = Field(default=None, ge=0)
+    """Price of training. Left out: as known for the model, if it is."""
+    max_usd: float | None = Field(default=None, gt=0)
+    """Refuse a job that is estimated to cost more than this."""
+    reinforcement: ReinforcementConfig | None = None
+    """Lets the method `grpo` become OpenAI's reinforcement fine-tuning, with its grader in place of the run's
+    rewards."""
 
 
 USD_PER_MILLION_TOKENS = {

@@ -29,49 +29,33 @@ _RUN_KEY = "run/key"
 class JobsConfig(TrainerAdapterConfig):
     """How jobs are made and followed, wherever the API is."""
 
-    base_url: str | None = Field(
-        default=None,
-        description="Address of the API, ending in `/v1`. Left out: that of the model that is trained.",
-    )
-    api_key: SecretStr | None = Field(
-        default=None,
-        description="Left out: the model's own key where the address is the model's, else `OPENAI_API_KEY`.",
-    )
-    n_epochs: int | Literal["auto"] = Field(
-        default="auto", description="Times that a job goes over its data."
-    )
-    batch_size: int | Literal["auto"] = Field(default="auto", description="Rows per step.")
-    learning_rate_multiplier: float | Literal["auto"] = Field(
-        default="auto", description="Factor of the default."
-    )
-    beta: float | Literal["auto"] = Field(
-        default="auto", description="How hard preferences pull away from the reference, in DPO."
-    )
-    min_rows: int = Field(default=1, ge=1, description="Fewer rows are not worth a job.")
-    daily_limit_wait: Annotated[float, CHANGEABLE] = Field(
-        default=3600.0, gt=0, description="Seconds until the next try when the day's jobs are used up."
-    )
-    daily_limit_tries: Annotated[int, CHANGEABLE] = Field(
-        default=25, ge=1, description="Tries before that is an error."
-    )
-    max_poll_interval: Annotated[float, CHANGEABLE] = Field(
-        default=60.0,
-        gt=0,
-        description="Longest pause in seconds between two looks at a job; they grow from the trainer's "
-        "`poll_interval`.",
-    )
-    outage_limit: Annotated[float, CHANGEABLE] = Field(
-        default=1800.0,
-        ge=0,
-        description="Seconds without an answer after which a run gives up waiting for a job. The job goes "
-        "on, and a resumed run finds it.",
-    )
-    request_timeout: Annotated[float, CHANGEABLE] = Field(
-        default=60.0, gt=0, description="Seconds for one request."
-    )
-    max_retries: Annotated[int, CHANGEABLE] = Field(
-        default=4, ge=0, description="More attempts of a request that failed."
-    )
+    base_url: str | None = None
+    """Address of the API, ending in `/v1`. Left out: that of the model that is trained."""
+    api_key: SecretStr | None = None
+    """Left out: the model's own key where the address is the model's, else `OPENAI_API_KEY`."""
+    n_epochs: int | Literal["auto"] = "auto"
+    """Times that a job goes over its data."""
+    batch_size: int | Literal["auto"] = "auto"
+    """Rows per step."""
+    learning_rate_multiplier: float | Literal["auto"] = "auto"
+    """Factor of the default."""
+    beta: float | Literal["auto"] = "auto"
+    """How hard preferences pull away from the reference, in DPO."""
+    min_rows: int = Field(default=1, ge=1)
+    """Fewer rows are not worth a job."""
+    daily_limit_wait: Annotated[float, CHANGEABLE] = Field(default=3600.0, gt=0)
+    """Seconds until the next try when the day's jobs are used up."""
+    daily_limit_tries: Annotated[int, CHANGEABLE] = Field(default=25, ge=1)
+    """Tries before that is an error."""
+    max_poll_interval: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
+    """Longest pause in seconds between two looks at a job; they grow from the trainer's `poll_interval`."""
+    outage_limit: Annotated[float, CHANGEABLE] = Field(default=1800.0, ge=0)
+    """Seconds without an answer after which a run gives up waiting for a job. The job goes on, and a resumed
+    run finds it."""
+    request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
+    """Seconds for one request."""
+    max_retries: Annotated[int, CHANGEABLE] = Field(default=4, ge=0)
+    """More attempts of a request that failed."""
 
     @field_validator("base_url")
     @classmethod

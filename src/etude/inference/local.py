@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 class LocalLlmConfig(LlmConfig, name="local"):
     """A model that runs, and can be trained, in this process."""
 
-    model: str | Path = Field(description="A model folder, or a name on the Hugging Face hub.")
-    device: Annotated[str, CHANGEABLE] = Field(
-        default="auto", description="`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="`auto` is bfloat16 on CUDA and float32 elsewhere."
-    )
-    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling: probability mass kept.")
-    max_tokens: int = Field(default=512, ge=1, description="Most tokens of one completion.")
-    max_batch: Annotated[int, CHANGEABLE] = Field(
-        default=256, ge=1, description="Most requests that are sampled at once."
-    )
+    model: str | Path
+    """A model folder, or a name on the Hugging Face hub."""
+    device: Annotated[str, CHANGEABLE] = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto` is bfloat16 on CUDA and float32 elsewhere."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling: probability mass kept."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Most tokens of one completion."""
+    max_batch: Annotated[int, CHANGEABLE] = Field(default=256, ge=1)
+    """Most requests that are sampled at once."""
 
     @property
     def sampling(self) -> Sampling:

@@ -87,58 +87,45 @@ _OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "n"})
 class OpenAiLlmConfig(LlmConfig, name="openai"):
     """A model behind an OpenAI-compatible endpoint: OpenAI, vLLM, SGLang, llama.cpp, a router."""
 
-    model_name: str = Field(min_length=1, description="The endpoint's name for the model.")
-    base_url: str | None = Field(
-        default=None,
-        description="Address that ends before `/chat/completions`. Left out: `OPENAI_BASE_URL`, else OpenAI.",
-    )
-    api_key: SecretStr | None = Field(
-        default=None, description="Left out: `OPENAI_API_KEY`, else none is sent."
-    )
-    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling: probability mass kept.")
-    max_tokens: int | None = Field(default=None, ge=1, description="Most tokens of one completion.")
-    request_timeout: Annotated[float, CHANGEABLE] = Field(
-        default=60.0, gt=0, description="Seconds for one attempt, all in all."
-    )
-    max_retries: Annotated[int, CHANGEABLE] = Field(
-        default=4,
-        ge=0,
-        description="More attempts after 408, 409, 429, 5xx, a lost connection or a malformed answer.",
-    )
-    retry_wait: Annotated[float, CHANGEABLE] = Field(
-        default=0.5,
-        ge=0,
-        description="Seconds before the first retry; doubles with each. `Retry-After` goes first.",
-    )
-    max_retry_wait: Annotated[float, CHANGEABLE] = Field(
-        default=30.0, ge=0, description="Longest wait in seconds between two attempts."
-    )
-    provider: Literal["auto", "openai", "openrouter", "vllm", "etude", "other"] = Field(
-        default="auto",
-        description="Who answers there; `auto` goes by the address. Say `vllm`, or `etude` for `etude "
-        "serve`, to have token ids.",
-    )
-    logprobs: bool | None = Field(
-        default=None,
-        description="Ask for the sampled tokens' logprobs; left out: where the provider tells them. At "
-        "temperatures other than 1 a vLLM server must run with `--logprobs-mode processed_logprobs` for them "
-        "to be those of the sampling distribution.",
-    )
-    top_logprobs: int | None = Field(
-        default=None, ge=0, le=20, description="Ask for the most likely tokens as well."
-    )
-    return_token_ids: bool | None = Field(
-        default=None,
-        description="Ask for token ids, as vLLM >= 0.10.2 gives them; GRPO on this model needs them. Left "
-        "out: where the provider tells them. But for `etude` it also switches off the model's own top_k, "
-        "min_p and repetition penalty; `extra_body` can set them again.",
-    )
-    headers: dict[str, SecretStr] = Field(default_factory=dict, description="More request headers.")
-    extra_body: dict[str, Any] = Field(default_factory=dict, description="More fields of the request body.")
-    omit: list[Literal["temperature", "top_p", "seed", "max_tokens", "stop"]] = Field(
-        default_factory=list, description="Fields that the endpoint does not take and that are not sent."
-    )
+    model_name: str = Field(min_length=1)
+    """The endpoint's name for the model."""
+    base_url: str | None = None
+    """Address that ends before `/chat/completions`. Left out: `OPENAI_BASE_URL`, else OpenAI."""
+    api_key: SecretStr | None = None
+    """Left out: `OPENAI_API_KEY`, else none is sent."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling: probability mass kept."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one completion."""
+    request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
+    """Seconds for one attempt, all in all."""
+    max_retries: Annotated[int, CHANGEABLE] = Field(default=4, ge=0)
+    """More attempts after 408, 409, 429, 5xx, a lost connection or a malformed answer."""
+    retry_wait: Annotated[float, CHANGEABLE] = Field(default=0.5, ge=0)
+    """Seconds before the first retry; doubles with each. `Retry-After` goes first."""
+    max_retry_wait: Annotated[float, CHANGEABLE] = Field(default=30.0, ge=0)
+    """Longest wait in seconds between two attempts."""
+    provider: Literal["auto", "openai", "openrouter", "vllm", "etude", "other"] = "auto"
+    """Who answers there; `auto` goes by the address. Say `vllm`, or `etude` for `etude serve`, to have token
+    ids."""
+    logprobs: bool | None = None
+    """Ask for the sampled tokens' logprobs; left out: where the provider tells them. At temperatures other
+    than 1 a vLLM server must run with `--logprobs-mode processed_logprobs` for them to be those of the
+    sampling distribution."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    """Ask for the most likely tokens as well."""
+    return_token_ids: bool | None = None
+    """Ask for token ids, as vLLM >= 0.10.2 gives them; GRPO on this model needs them. Left out: where the
+    provider tells them. But for `etude` it also switches off the model's own top_k, min_p and repetition
+    penalty; `extra_body` can set them again."""
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """More request headers."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """More fields of the request body."""
+    omit: list[Literal["temperature", "top_p", "seed", "max_tokens", "stop"]] = Field(default_factory=list)
+    """Fields that the endpoint does not take and that are not sent."""
 
     @field_validator("base_url")
     @classmethod

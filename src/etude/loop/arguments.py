@@ -190,14 +190,16 @@ def as_overrides(settings: Mapping[str, Any]) -> list[str]:
 class LiveWorkflowConfig(WorkflowConfig, name="live"):
     """An agent that a program gave as a Python object."""
 
-    name: str = Field(description="The name of the function.")
+    name: str
+    """The name of the function."""
     value: Any = _VALUE
 
 
 class LiveEvaluatorConfig(EvaluatorConfig, name="live"):
     """An evaluator that a program gave as a Python object."""
 
-    name: str = Field(description="The name of the function.")
+    name: str
+    """The name of the function."""
     value: Any = _VALUE
 
 
@@ -206,7 +208,8 @@ class LiveRowsConfig(RowsConfig, name="live"):
 
     source_key = "name"
 
-    name: str = Field(description="A word for them.")
+    name: str
+    """A word for them."""
     value: Any = _VALUE
 
     def _contents(self) -> Iterable[Any]:

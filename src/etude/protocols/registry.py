@@ -131,35 +131,26 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
 
     target_functions: ClassVar[tuple[str, ...]] = ("*",)
 
-    protocol: str = Field(
-        description="`nip`, `adp`, `debate`, `merlin_arthur`, `mnip`, `solo_verifier`, or `module:name`."
-    )
-    arguments: dict[str, Any] = Field(default_factory=dict, description="Parameters of the protocol.")
-    scenario: str = Field(description="The task: a registered scenario, or `module:name`.")
-    scenario_arguments: dict[str, Any] = Field(
-        default_factory=dict, description="Parameters of the scenario."
-    )
-    policy: LlmRef | None = Field(
-        default=None,
-        description="The model of agents that `policies` does not name; left out: the trained one.",
-    )
-    policies: Annotated[dict[str, LlmRef], Refers("agents")] = Field(
-        default_factory=dict, description="The models of agents by name."
-    )
-    widths: _Width | list[_Width] | Annotated[dict[str, _Width | list[_Width]], Refers("agents")] = Field(
-        default=1,
-        description="Answers for each turn: a number, a list by round, or these by agent. 1 is a rollout.",
-    )
-    retries: int = Field(
-        default=RETRIES, ge=0, description="How often a malformed answer is asked for again before it counts."
-    )
-    sampling: Annotated[dict[str, dict[str, Any]], Refers("agents")] = Field(
-        default_factory=dict,
-        description="Sampling parameters by agent, such as `{prover: {max_tokens: 200}}`.",
-    )
-    timeout: Annotated[float | None, CHANGEABLE] = Field(
-        default=None, gt=0, description="Seconds that a play may take."
-    )
+    protocol: str
+    """`nip`, `adp`, `debate`, `merlin_arthur`, `mnip`, `solo_verifier`, or `module:name`."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the protocol."""
+    scenario: str
+    """The task: a registered scenario, or `module:name`."""
+    scenario_arguments: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the scenario."""
+    policy: LlmRef | None = None
+    """The model of agents that `policies` does not name; left out: the trained one."""
+    policies: Annotated[dict[str, LlmRef], Refers("agents")] = Field(default_factory=dict)
+    """The models of agents by name."""
+    widths: _Width | list[_Width] | Annotated[dict[str, _Width | list[_Width]], Refers("agents")] = 1
+    """Answers for each turn: a number, a list by round, or these by agent. 1 is a rollout."""
+    retries: int = Field(default=RETRIES, ge=0)
+    """How often a malformed answer is asked for again before it counts."""
+    sampling: Annotated[dict[str, dict[str, Any]], Refers("agents")] = Field(default_factory=dict)
+    """Sampling parameters by agent, such as `{prover: {max_tokens: 200}}`."""
+    timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
+    """Seconds that a play may take."""
 
     def agents(self) -> Mapping[str, str | None]:
         """Those of the protocol. Raises RequestError when it cannot be made."""
@@ -194,7 +185,8 @@ async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) ->
 class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):
     """The sum of an agent's payoffs in the protocol."""
 
-    agent: AgentRef = Field(description="The agent, such as `verifier`.")
+    agent: AgentRef
+    """The agent, such as `verifier`."""
 
 
 @register_evaluator(config_type=ProtocolRewardConfig)

@@ -166,11 +166,12 @@ def _example_of(item: EvalInputItem) -> Example:
 class FunctionEvaluatorConfig(EvaluatorConfig, name="function"):
     """An evaluator that is a Python function: `evaluators: {correct: "my_agent:correct"}`."""
 
-    function: str = Field(description="Import path of the function, `package.module:name`.")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="More keyword arguments for it.")
-    timeout: Annotated[float | None, CHANGEABLE] = Field(
-        default=None, gt=0, description="Seconds that one evaluation may take."
-    )
+    function: str
+    """Import path of the function, `package.module:name`."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """More keyword arguments for it."""
+    timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
+    """Seconds that one evaluation may take."""
 
 
 @register_evaluator(config_type=FunctionEvaluatorConfig)
@@ -221,9 +222,8 @@ class WeightedEvaluator(Evaluator):
 class WeightedEvaluatorConfig(EvaluatorConfig, name="weighted"):
     """A weighted sum of other evaluators' scores."""
 
-    weights: Annotated[dict[str, FiniteFloat], Refers("evaluators")] = Field(
-        min_length=1, description="The weights of other entries of `eval.evaluators`, by name."
-    )
+    weights: Annotated[dict[str, FiniteFloat], Refers("evaluators")] = Field(min_length=1)
+    """The weights of other entries of `eval.evaluators`, by name."""
 
 
 @register_evaluator(config_type=WeightedEvaluatorConfig)

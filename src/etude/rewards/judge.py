@@ -52,12 +52,14 @@ class MalformedAnswer(Exception):
 class JudgeConfig(EvaluatorConfig):
     """Keys that the judges share."""
 
-    model: LlmRef = Field(description="The entry of `llms` that judges.")
-    temperature: float = Field(default=0.0, ge=0, description="Sampling temperature of the judge.")
-    max_tokens: int | None = Field(default=4096, ge=1, description="Most tokens of one answer of the judge.")
-    attempts: int = Field(
-        default=3, ge=1, description="How often to ask when the answer is malformed, before giving up."
-    )
+    model: LlmRef
+    """The entry of `llms` that judges."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Sampling temperature of the judge."""
+    max_tokens: int | None = Field(default=4096, ge=1)
+    """Most tokens of one answer of the judge."""
+    attempts: int = Field(default=3, ge=1)
+    """How often to ask when the answer is malformed, before giving up."""
 
 
 async def ask(
@@ -131,11 +133,12 @@ def parse_reasoning(answer: dict[str, Any]) -> str:
 class LlmJudgeConfig(JudgeConfig, name="llm_judge"):
     """A model that scores each episode by itself. The score is the judge's grade divided by `scale`."""
 
-    prompt: str = Field(min_length=1, description="What to judge by, in words.")
-    scale: float = Field(default=10, gt=0, description="The best grade; the worst is 0.")
-    transcript: bool = Field(
-        default=False, description="Show the judge the whole conversation, and not the output alone."
-    )
+    prompt: str = Field(min_length=1)
+    """What to judge by, in words."""
+    scale: float = Field(default=10, gt=0)
+    """The best grade; the worst is 0."""
+    transcript: bool = False
+    """Show the judge the whole conversation, and not the output alone."""
 
 
 class LlmJudge(Evaluator):
@@ -179,7 +182,8 @@ async def llm_judge(config: LlmJudgeConfig, builder: Builder) -> AsyncIterator[E
 class GroupJudgeConfig(JudgeConfig, name="group_judge"):
     """A model that compares all episodes of an example, and gives each a score in [0, 1]."""
 
-    rubric: str = Field(default=RUBRIC, min_length=1, description="What makes one attempt better.")
+    rubric: str = Field(default=RUBRIC, min_length=1)
+    """What makes one attempt better."""
 
 
 class GroupJudge(Evaluator):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from etude.config.component import DatasetConfig
 from etude.config.import_path import import_object
@@ -43,13 +43,13 @@ class Row:
             )
 
 
-class DatasetStructure(BaseModel):
+class DatasetStructure(BaseModel, extra="forbid", use_attribute_docstrings=True):
     """Which columns hold the question and the answer."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    question_key: str = Field(default="question", description="The column that becomes the input `question`.")
-    answer_key: str = Field(default="answer", description="The column that becomes the expected answer.")
+    question_key: str = "question"
+    """The column that becomes the input `question`."""
+    answer_key: str = "answer"
+    """The column that becomes the expected answer."""
 
 
 class RowsConfig(DatasetConfig):
@@ -58,23 +58,22 @@ class RowsConfig(DatasetConfig):
     source_key: ClassVar[str]
     """The option that says where the rows come from, for errors."""
 
-    id_key: str = Field(default="id", description="The column that holds each row's id.")
-    ids: Literal["column", "from_row"] = Field(
-        default="column", description="`from_row` makes a stable id from each row's content."
-    )
-    inputs: list[str] | None = Field(
-        default=None, description="Columns the agent is given; by default all but id and expected answer."
-    )
-    expected: str | None = Field(
-        default=None,
-        description="The column of the expected answer; by default `expected`, or else `answer`.",
-    )
-    structure: DatasetStructure | None = Field(
-        default=None, description="Names the columns of question and answer, where they are called otherwise."
-    )
-    limit: int | None = Field(default=None, ge=1, description="Use at most this many rows.")
-    shuffle: bool = Field(default=False, description="Shuffle the rows, before `limit` is applied.")
-    seed: int = Field(default=0, ge=0, description="Seed of the shuffling.")
+    id_key: str = "id"
+    """The column that holds each row's id."""
+    ids: Literal["column", "from_row"] = "column"
+    """`from_row` makes a stable id from each row's content."""
+    inputs: list[str] | None = None
+    """Columns the agent is given; by default all but id and expected answer."""
+    expected: str | None = None
+    """The column of the expected answer; by default `expected`, or else `answer`."""
+    structure: DatasetStructure | None = None
+    """Names the columns of question and answer, where they are called otherwise."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use at most this many rows."""
+    shuffle: bool = False
+    """Shuffle the rows, before `limit` is applied."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the shuffling."""
 
     def read(self) -> Iterator[Row]:
         """The rows, one at a time.
@@ -99,7 +98,8 @@ class FileDatasetConfig(RowsConfig):
 
     source_key = "file_path"
 
-    file_path: Path = Field(description="The file.")
+    file_path: Path
+    """The file."""
 
     def read(self) -> Iterator[Row]:
         """The rows of the file. Raises DatasetError when it is missing, not UTF-8 or not readable."""
@@ -192,10 +192,14 @@ class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
 
     source_key = "path"
 
-    path: str = Field(description="Name on the hub, or a folder.")
-    subset: str | None = Field(default=None, description="The dataset's configuration, where it has several.")
-    split: str = Field(default="train", description="The split; slices such as `train[:100]` work.")
-    revision: str | None = Field(default=None, description="Version on the hub.")
+    path: str
+    """Name on the hub, or a folder."""
+    subset: str | None = None
+    """The dataset's configuration, where it has several."""
+    split: str = "train"
+    """The split; slices such as `train[:100]` work."""
+    revision: str | None = None
+    """Version on the hub."""
 
     def _contents(self) -> Iterable[Any]:
         try:
@@ -218,8 +222,10 @@ class PythonDatasetConfig(RowsConfig, name="python"):
 
     source_key = "function"
 
-    function: str = Field(description="`package.module:name` of the function or iterable.")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+    function: str
+    """`package.module:name` of the function or iterable."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function."""
 
     def _contents(self) -> Iterator[Any]:
         origin = import_object(self.function)

@@ -131,13 +131,12 @@ def as_workflow(
 class FunctionWorkflowConfig(WorkflowConfig, name="function"):
     """Agent code named by an import path."""
 
-    function: str = Field(description="`package.module:name` of the function, decorated or plain.")
-    timeout: Annotated[float | None, CHANGEABLE] = Field(
-        default=None, gt=0, description="Seconds that an episode may take."
-    )
-    arguments: dict[str, Any] = Field(
-        default_factory=dict, description="Further keyword arguments of the function."
-    )
+    function: str
+    """`package.module:name` of the function, decorated or plain."""
+    timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
+    """Seconds that an episode may take."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the function."""
 
 
 @register_workflow(config_type=FunctionWorkflowConfig)
