@@ -6,15 +6,26 @@ is never tokenised again for training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from etude.core.message import Message, Tool, message_key
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """The form that an answer must have. Tokens that would break it cannot be sampled."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    text: str = ""
+    """The schema as JSON, the regular expression, the choices as a JSON list of texts, or the grammar in
+    Lark's notation."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. Fields and defaults are OpenAI's."""
+    """How to sample. Fields and defaults are OpenAI's, and vLLM's where OpenAI has none."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -22,6 +33,29 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     """When set, takes the place of the request's own key."""
+    top_k: int = 0
+    """How many of the likeliest tokens are left to choose from; 0 for all."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest one's probability are left out."""
+    min_tokens: int = 0
+    """The answer cannot end before it has as many."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the answer, besides the model's own."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for each time that the answer has it."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of all tokens that the answer has."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that prompt or answer have, and multiplies the negative ones
+    (Keskar et al., 2019)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the logits of tokens, by their ids."""
+    constraint: Constraint | None = None
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that are not at their defaults, by name."""
+        values = {option.name: (getattr(self, option.name), option.default) for option in fields(self)}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +72,11 @@ class ChatRequest:
     earlier: tuple[Call, ...] = field(default=(), compare=False, repr=False)
     """Finished calls of the same episode to the same model, oldest first. An engine extends the
     tokens of the one that this prompt continues, and never tokenises what was sampled again."""
+    tool_choice: str = "auto"
+    """`auto`, `none`, `required`, or `function:NAME` for the tool that must be called."""
+    parallel_tool_calls: bool = True
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Variables for the model's chat template, like `enable_thinking` or `reasoning_effort`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from etude.core.call import Call, ChatRequest, Sampling
@@ -23,6 +23,8 @@ from etude.wire.sampling import change_sampling
 
 _PARENT_CANDIDATES = 8
 """How many of the latest calls are looked at for the one that a new call continues."""
+_IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
+"""Fields of `Sampling` that are hashed even at their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +210,9 @@ class Recorder:
 
 def _digest(model: str, messages: tuple[Message, ...], tools: tuple[Tool, ...], sampling: Sampling) -> str:
     """A hash of all that can change the answer: 16 hexadecimal digits."""
-    chosen = [sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed]
-    text = json.dumps([model, messages, tools, chosen])
+    chosen: list[Any] = [getattr(sampling, name) for name in _IN_EVERY_DIGEST]
+    rest = {name: value for name, value in sampling.changed().items() if name not in _IN_EVERY_DIGEST}
+    text = json.dumps([model, messages, tools, chosen + [rest] * bool(rest)], default=asdict)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

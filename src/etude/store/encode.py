@@ -13,6 +13,9 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
 from etude.core.episode import EpisodeRecord, Event, Failure
 from etude.core.example import Example
@@ -21,11 +24,12 @@ from etude.store.plain import plain
 
 _INT32 = "i"
 _FLOAT64 = "d"
+_SAMPLING = TypeAdapter(Sampling)
 
 
 def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
     """JSON of a call; `parent` is the name under which a decoder finds the earlier call, and that call."""
-    request, sampling = call.request, call.request.sampling
+    request = call.request
     name, before = parent or (None, None)
     shared = 0 if before is None else shared_messages(before, request.messages)
     has_tools = before is not None and before.request.tools == request.tools
@@ -34,7 +38,10 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
         "model": call.model,
         "function": call.function,
         "key": request.key,
-        "sampling": [sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed],
+        "sampling": to_jsonable_python(request.sampling.changed()) or None,
+        "tool_choice": None if request.tool_choice == "auto" else request.tool_choice,
+        "parallel_tool_calls": None if request.parallel_tool_calls else False,
+        "template_options": dict(request.template_options) or None,
         "parent": None if name is None else [name, shared],
         "messages": request.messages[shared:],
         "tools": None if has_tools else request.tools,
@@ -52,14 +59,22 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
     if parent is not None:
         messages = conversation_so_far(parent)[: data["parent"][1]] + messages
         tools = parent.request.tools if "tools" not in data else tools
-    temperature, top_p, max_tokens, stop, seed = data["sampling"]
-    sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), seed)
+    sampling = _SAMPLING.validate_python(data.get("sampling", {}))
     completion = data.get("completion")
     return Call(
         index=data["index"],
         function=data["function"],
         model=data["model"],
-        request=ChatRequest(messages, tools, sampling, data["key"], conversation),
+        request=ChatRequest(
+            messages,
+            tools,
+            sampling,
+            data["key"],
+            conversation,
+            tool_choice=data.get("tool_choice", "auto"),
+            parallel_tool_calls=data.get("parallel_tool_calls", True),
+            template_options=data.get("template_options", {}),
+        ),
         completion=None if completion is None else _decode_completion(completion, parent),
         error=data.get("error"),
         retries=data.get("retries", 0),

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from etude.core.call import Sampling
+from etude.core.call import Constraint, Sampling
 from etude.core.errors import RequestError
 
-SAMPLING_NAMES = ("temperature", "top_p", "max_tokens", "stop", "seed")
+SAMPLING_NAMES = tuple(option.name for option in fields(Sampling))
 
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+TokenId: TypeAlias = Annotated[int, Field(ge=0)]
+Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
+
+
+def _by_token(bias: Any) -> Any:
+    """A `logit_bias` as requests have it, also of one that `Sampling` keeps."""
+    return dict(bias) if isinstance(bias, tuple) else bias
 
 
 class SamplingFields(BaseModel):
@@ -24,12 +31,25 @@ class SamplingFields(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1, strict=True)
     stop: Text | tuple[Text, ...] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, strict=True)
+    top_k: int | None = Field(default=None, ge=-1, strict=True)
+    min_p: float | None = Field(default=None, ge=0, le=1, strict=True)
+    min_tokens: int | None = Field(default=None, ge=0, strict=True)
+    stop_token_ids: tuple[TokenId, ...] | None = None
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2, strict=True)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2, strict=True)
+    repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False, strict=True)
+    logit_bias: Annotated[dict[TokenId, Bias], BeforeValidator(_by_token)] | None = None
+    constraint: Constraint | None = None
 
     def given(self) -> dict[str, Any]:
         """Those that are not None, as `Sampling` keeps them."""
         values = {name: value for name in SAMPLING_NAMES if (value := getattr(self, name)) is not None}
         if isinstance(self.stop, str):
             values["stop"] = (self.stop,)
+        if self.logit_bias is not None:
+            values["logit_bias"] = tuple(sorted(self.logit_bias.items()))
+        if self.top_k == -1:  # As vLLM says "all".
+            values["top_k"] = 0
         return values
 
 
