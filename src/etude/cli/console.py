@@ -41,7 +41,7 @@ def emit(data: Any) -> None:
 
 
 def next_line(command: str) -> str:
-    """What to type next, as it is printed."""
+    """The command to type next, as it is printed."""
     return f"next: {command}"
 
 

@@ -39,7 +39,7 @@ class EvalConfig(BaseModel, extra="forbid", frozen=True, use_attribute_docstring
     general: EvalGeneralConfig = Field(default_factory=EvalGeneralConfig)
     """How episodes are run, and on which examples."""
     evaluators: dict[str, SerializeAsAny[EvaluatorConfig]] = Field(default_factory=dict)
-    """What scores an episode, by name."""
+    """The evaluators that score an episode, by name."""
 
 
 class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=True):
@@ -52,13 +52,13 @@ class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=Tr
     eval: EvalConfig = Field(default_factory=EvalConfig)
     """Examples and scores."""
     trajectory_builders: dict[str, SerializeAsAny[TrajectoryBuilderConfig]] = Field(default_factory=dict)
-    """What turns episodes into training data; by default `grpo`."""
+    """The builder that turns episodes into training data; by default `grpo`."""
     trainer_adapters: dict[str, SerializeAsAny[TrainerAdapterConfig]] = Field(default_factory=dict)
     """Where training happens; by default `local`, in this process."""
     trainers: dict[str, SerializeAsAny[TrainerConfig]] = Field(default_factory=dict)
     """The loop over epochs; by default `epochs`."""
     finetuning: FinetuneConfig = Field(default_factory=FinetuneConfig)
-    """What to train, and how long."""
+    """The model to train, and for how long."""
 
     _as_written: dict[KeyPath, str] = PrivateAttr(default_factory=dict)
     """Text that `resolved_yaml` writes in place of a value: references to the environment, import paths."""

@@ -134,7 +134,7 @@ class LlmJudgeConfig(JudgeConfig, name="llm_judge"):
     """A model that scores each episode by itself. The score is the judge's grade divided by `scale`."""
 
     prompt: str = Field(min_length=1)
-    """What to judge by, in words."""
+    """The criteria to judge by, in words."""
     scale: float = Field(default=10, gt=0)
     """The best grade; the worst is 0."""
     transcript: bool = False
@@ -183,7 +183,7 @@ class GroupJudgeConfig(JudgeConfig, name="group_judge"):
     """A model that compares all episodes of an example, and gives each a score in [0, 1]."""
 
     rubric: str = Field(default=RUBRIC, min_length=1)
-    """What makes one attempt better."""
+    """The criteria by which an attempt is better."""
 
 
 class GroupJudge(Evaluator):
