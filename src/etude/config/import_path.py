@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic_core import ValidationError
 
 from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
