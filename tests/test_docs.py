@@ -148,7 +148,8 @@ def test_the_page_on_extending_names_every_type_that_is_shipped():
         "`etude.Trainer`": "trainers",
     }
     for interface, kind in kinds.items():
-        shipped = {name for name in names(kind) if lookup(kind, name).config_type.__module__.startswith("etude.")}
+        types = {name: lookup(kind, name).config_type for name in names(kind)}
+        shipped = {name for name, config_type in types.items() if config_type.__module__.startswith("etude.")}
         assert set(re.findall(r"`(\w+)`", shown[interface])) == shipped
 
 
