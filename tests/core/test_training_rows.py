@@ -93,6 +93,7 @@ def test_a_line_tells_its_method(row: dict, method: str) -> None:
         ("supervised", {"messages": [ASKED, SAID], "typo": 1}, "typo"),
         ("supervised", {"messages": [ASKED | {"weight": 1}, SAID]}, "only messages of the role assistant"),
         ("supervised", {"messages": [{"role": "assistant"}]}, "needs a content"),
+        ("supervised", {"messages": [ASKED | {"reasoning_content": "hm"}, SAID]}, "reasoning_content"),
         ("supervised", {"messages": [{"role": "tool", "content": "4"}, SAID]}, "tool_call_id"),
         ("dpo", {"input": {"messages": [ASKED]}, "preferred_output": [SAID]}, "non_preferred_output"),
         (

@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 from etude.core.call import Call, continues
+from etude.core.edge import thinking_key
 from etude.core.episode import EpisodeRecord, Event
 from etude.core.errors import TrainingError
 from etude.core.message import Message, message_key
@@ -224,7 +225,7 @@ def pair_of(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
     when the sequences are equal, or when nothing was sampled after they part.
     """
     if not chosen.ids or not rejected.ids:
-        differ = _keys(chosen.messages) != _keys(rejected.messages)
+        differ = [*map(thinking_key, chosen.messages)] != [*map(thinking_key, rejected.messages)]
         return Pair(chosen, rejected, notes=notes) if differ else None
     start = shared_length(chosen.ids, rejected.ids)
     if not any(chosen.mask[start:]) or not any(rejected.mask[start:]):

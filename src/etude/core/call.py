@@ -110,6 +110,11 @@ class Completion:
     fault: str = ""
     """Why it was, where the engine can tell: which kind of message its template writes differently."""
 
+    @property
+    def thinking(self) -> str:
+        """What the model thought before it answered; empty where it did not, or the engine does not tell."""
+        return str(self.message.get("reasoning_content") or "")
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

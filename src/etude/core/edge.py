@@ -18,7 +18,7 @@ from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Traject
 
 Ids = tuple[int, ...]
 
-_KEPT = ("tool_calls", "tool_call_id", "name", "function_call", "refusal")
+_KEPT = ("reasoning_content", "tool_calls", "tool_call_id", "name", "function_call", "refusal")
 _ROLES = {role.value: role for role in EpisodeItemRole} | {"developer": EpisodeItemRole.SYSTEM}
 
 
@@ -40,13 +40,13 @@ def trajectory_of(unit: SampleOrPair, group_rewards: Sequence[float] | None = No
     else:
         facts |= {"generation": unit.generation, "episode": unit.episode, "branch": unit.branch}
         facts |= {"agent": unit.agent} if unit.agent is not None else {}
-        tools = list(unit.tools) or None
-        fields = {"episode": _items(unit), "shaped_rewards": unit.returns, "tools": tools}
+        fields = {"episode": _items(unit), "shaped_rewards": unit.returns}
     return Trajectory(
         reward=unit.reward,
         example_id=first.example,
         episode_id=first.episode,
         agent=first.agent,
+        tools=list(first.tools) or None,
         group_rewards=None if group_rewards is None else list(group_rewards),
         metadata={**facts, **unit.notes},
         **fields,
@@ -179,10 +179,14 @@ def _preference(pair: Pair) -> DPOItem:
             tokens[f"{name}_mask"] = sample.mask[start:]
             if sample.logprobs is not None:
                 tokens[f"{name}_logprobs"] = sample.logprobs[start:]
+    replies: dict[str, OpenAIMessage] = {}
+    if len(chosen) == len(rejected) == 1:
+        replies = {"chosen_message": _flat(chosen[0]), "rejected_message": _flat(rejected[0])}
     return DPOItem(
-        prompt=[OpenAIMessage.model_validate(_flat(message)) for message in prompt],
+        prompt=[_flat(message) for message in prompt],
         chosen_response=_response(chosen),
         rejected_response=_response(rejected),
+        **replies,
         temperature=pair.chosen.turns[0].temperature,
         turns=len(pair.chosen.turns),
         **tokens,
@@ -192,14 +196,20 @@ def _preference(pair: Pair) -> DPOItem:
 def parted(
     chosen: Sequence[Message], rejected: Sequence[Message]
 ) -> tuple[list[Message], list[Message], list[Message]]:
-    """The messages that two conversations share, and what followed in each."""
-    shared = shared_length([*map(message_key, chosen)], [*map(message_key, rejected)])
+    """The messages that two conversations share, thinking included, and what followed in each."""
+    shared = shared_length([*map(thinking_key, chosen)], [*map(thinking_key, rejected)])
     return list(chosen[:shared]), list(chosen[shared:]), list(rejected[shared:])
 
 
-def _flat(message: Message) -> Message:
+def thinking_key(message: Message) -> tuple[str, str]:
+    """Equal for messages of equal content and equal thinking."""
+    return message_key(message), str(message.get("reasoning_content") or "")
+
+
+def _flat(message: Message) -> OpenAIMessage:
     """The message with text for content; parts that are not text are described by themselves."""
-    return message | {"content": text_of(message)} if isinstance(message.get("content"), list) else message
+    flat = {"content": text_of(message)} if isinstance(message.get("content"), list) else {}
+    return OpenAIMessage.model_validate(message | flat)
 
 
 def _response(messages: Sequence[Message]) -> str:

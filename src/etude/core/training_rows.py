@@ -51,6 +51,8 @@ class RowMessage(_Row):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[RowText] | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    """Assistant messages: what was thought before the answer."""
     tool_calls: list[RowToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
@@ -59,10 +61,14 @@ class RowMessage(_Row):
 
     @model_validator(mode="after")
     def _says_something(self) -> RowMessage:
-        if self.content is None and not self.tool_calls and self.refusal is None:
+        said = (self.content, self.refusal, self.reasoning_content)
+        if all(text is None for text in said) and not self.tool_calls:
             raise ValueError("a message needs a content, or tool_calls")
-        if self.role != "assistant" and (self.tool_calls or self.weight is not None):
-            raise ValueError("only messages of the role assistant have tool_calls and a weight")
+        own = (self.tool_calls or None, self.weight, self.reasoning_content)
+        if self.role != "assistant" and any(value is not None for value in own):
+            raise ValueError(
+                "only messages of the role assistant have tool_calls, reasoning_content and a weight"
+            )
         if self.role == "tool" and self.tool_call_id is None:
             raise ValueError("a message of the role tool needs its tool_call_id")
         return self

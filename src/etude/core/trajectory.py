@@ -56,7 +56,8 @@ class EpisodeItem(DataModel):
     finish_reason: str = "stop"
     """Assistant items: why the model stopped; `length` where it was cut off."""
     metadata: dict[str, Any] | None = None
-    """`tool_calls`, `tool_call_id` and `name` of the message, and for people facts of the call."""
+    """`reasoning_content` (what the model thought before its answer), `tool_calls`, `tool_call_id` and `name`
+    of the message, and for people facts of the call."""
 
     @property
     def is_sampled(self) -> bool:
@@ -76,6 +77,11 @@ class DPOItem(DataModel):
     prompt: list[OpenAIMessage] | str
     chosen_response: str
     rejected_response: str
+    """The text of an answer, without its thinking; of several messages a transcript."""
+    chosen_message: OpenAIMessage | None = None
+    rejected_message: OpenAIMessage | None = None
+    """The answers with their thinking and tool calls, for training files; None where one has several
+    messages."""
     prompt_ids: tuple[int, ...] | None = None
     chosen_ids: tuple[int, ...] | None = None
     rejected_ids: tuple[int, ...] | None = None

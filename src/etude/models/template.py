@@ -105,7 +105,7 @@ class ChatTemplate:
             (number, index)
             for number, messages in enumerate(conversations)
             for index, message in enumerate(messages)
-            if message.get("role") == "assistant"
+            if message.get("role") == "assistant" and message.get("weight") != 0
         ]
         asked = self._applied([conversations[number][:index] for number, index in turns], tools, ask=True)
         closed = self._applied(
