@@ -85,6 +85,15 @@ def _tool_call(wire: Any) -> ToolCall:
     )
 
 
+def schema_of(response_format: Any) -> Any:
+    """A pydantic model as OpenAI's `response_format`; anything else as it is."""
+    from pydantic import BaseModel
+
+    if not (isinstance(response_format, type) and issubclass(response_format, BaseModel)):
+        return response_format
+    return {"type": "json_schema", "json_schema": {"schema": response_format.model_json_schema()}}
+
+
 def describe_tools(tools: Sequence[Tool | Callable[..., Any]] | None) -> tuple[Tool, ...]:
     """OpenAI's description of each tool: dicts are taken as they are, functions are described.
 

@@ -20,6 +20,9 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 """Kinds of constraints, by vLLM's names in `structured_outputs`, and after `guided_`."""
 
+FORM_FIELDS = ("response_format", "structured_outputs", *(f"guided_{name}" for name in _STRUCTURED))
+"""Fields of a request that give its answer a form, OpenAI's and vLLM's."""
+
 
 def read_format(value: Wish | None, param: str) -> Constraint | None:
     """The constraint of a `response_format`; None where any text will do.
