@@ -79,7 +79,12 @@ class EmbeddedEngine(Engine, TokenEngine):
         )
         earlier_calls = sum(len(message.get("tool_calls") or ()) for message in request.messages)
         message = self.policy.template.parse(
-            sampled.text, request.tools, prompt_ids=sampled.prompt_ids, first_call=earlier_calls
+            sampled.text,
+            request.tools,
+            ids=sampled.ids,
+            prompt_ids=sampled.prompt_ids,
+            options=request.template_options,
+            first_call=earlier_calls,
         )
         return Completion(
             message=message,
