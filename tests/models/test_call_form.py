@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from etude.core.call import ChatRequest
 from etude.models.call_form import call_form
+from etude.models.probe import ARGUMENTS
 from tests.models.test_template import template_of
 from tests.models.tiny_models import CALCULATOR, CHATML, FORGETFUL, user
 
-ARGUMENTS = '{"probed_key": "probed value"}'
+WRITTEN = json.dumps(ARGUMENTS)
 
 
 def test_a_template_is_asked_how_it_writes_calls():
@@ -44,7 +47,7 @@ def test_arguments_that_are_not_json_have_no_form():
 
 
 def test_a_family_with_one_call_an_answer_has_no_separator():
-    form = call_form(f'{{"name": "probed_name", "parameters": {ARGUMENTS}}}', None)
+    form = call_form(f'{{"name": "probed_name", "parameters": {WRITTEN}}}', None)
     assert (form.prefix, form.between, form.suffix, form.separator) == (
         '{"name": "',
         '", "parameters": ',

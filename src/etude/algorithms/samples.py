@@ -68,7 +68,10 @@ def branches_in(calls: Sequence[Call]) -> list[Branch]:
         if extended is not None:
             extended.append(call)
             continue
-        drifted = call.completion.drifted or any(_repeats(branch, call) for branch in open_branches)
+        # A fault without drift is a family that begins anew on purpose, like one that drops its thinking.
+        drifted = call.completion.drifted or (
+            not call.completion.fault and any(_repeats(branch, call) for branch in open_branches)
+        )
         faults.append((call.completion.fault or UNTOLD) if drifted else "")
         open_branches.append([call])
     return [*map(Branch, count(), map(tuple, open_branches), faults)]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from etude.core.message import Message, Tool, message_key
+from etude.core.message import Message, Tool, is_same
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,8 @@ class Completion:
     drifted: bool = False
     """True when the prompt could not extend the conversation's earlier tokens and was rendered anew."""
     fault: str = ""
-    """Why it was, where the engine can tell: which kind of message its template writes differently."""
+    """Why it was, where the engine can tell: which kind of message its template writes differently. Without
+    `drifted`: why the model's family begins anew here on purpose."""
     constraint: Constraint | None = None
     """The form that it was sampled in, where the request's tools ask for another than its sampling has."""
 
@@ -148,4 +149,4 @@ def continues(messages: Sequence[Message], earlier: Call) -> bool:
     if earlier.completion is None or len(messages) <= len(earlier.request.messages):
         return False
     history = (*earlier.request.messages, earlier.completion.message)
-    return all(a == b or message_key(a) == message_key(b) for a, b in zip(history, messages, strict=False))
+    return all(a == b or is_same(a, b) for a, b in zip(history, messages, strict=False))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from etude.core.call import ChatRequest, Completion, Sampling, Usage
 from etude.core.errors import EngineError, ImpossibleCall
@@ -52,17 +52,9 @@ class EmbeddedEngine(Engine, TokenEngine):
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        *,
-        max_batch: int = 256,
-        max_tokens: int = 512,
-        deterministic: bool = False,
-        template_options: Mapping[str, Any] | None = None,
+        self, policy: Policy, *, max_batch: int = 256, max_tokens: int = 512, deterministic: bool = False
     ) -> None:
-        """`max_batch` requests are sampled at once, the others wait; `max_tokens` is for requests without, as
-        are the variables of the chat template."""
-        self._template_options = template_options or {}
+        """`max_batch` requests are sampled at once, the others wait; `max_tokens` is for requests without."""
         self.policy = policy
         self._max_batch = max_batch
         self._max_tokens = max_tokens
@@ -83,15 +75,17 @@ class EmbeddedEngine(Engine, TokenEngine):
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message; others are sampled beside it."""
-        if self._template_options:
-            options = {**self._template_options, **request.template_options}
-            request = replace(request, template_options=options)
         prompt, sampling = self.policy.template.prompt(request), sampling_of(request, self.policy.template)
         sampled = await self.sample(TokenRequest(prompt.ids, sampling, request.key, request.conversation))
         earlier_calls = sum(len(message.get("tool_calls") or ()) for message in request.messages)
         offered = () if request.tool_choice == "none" else request.tools
         message = self.policy.template.parse(
-            sampled.text, offered, prompt_ids=sampled.prompt_ids, first_call=earlier_calls
+            sampled.text,
+            offered,
+            ids=sampled.ids,
+            prompt_ids=sampled.prompt_ids,
+            options=request.template_options,
+            first_call=earlier_calls,
         )
         return Completion(
             message=message,

@@ -59,7 +59,6 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
         max_batch=config.max_batch,
         max_tokens=config.max_tokens,
         deterministic=builder.config.finetuning.deterministic,
-        template_options=config.chat_template_kwargs,
     )
     try:
         yield engine

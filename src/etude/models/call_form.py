@@ -5,23 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from etude.core.message import Message, Tool
-
-_NAME, _ARGUMENTS = "probed_name", {"probed_key": "probed value"}
-
-PROBE_TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "A probe.",
-        "parameters": {
-            "type": "object",
-            "properties": {"probed_key": {"type": "string", "description": "A probe."}},
-            "required": ["probed_key"],
-        },
-    },
-}
-"""The tool that the probed answers call."""
+from etude.models.probe import ARGUMENTS, NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +34,6 @@ class CallForm:
         return f"{self.prefix}{(self.separator or '').join(written)}{self.suffix}"
 
 
-def probe_answer(calls: int) -> Message:
-    """An answer with so many calls of the probed tool, their arguments as JSON text."""
-    function = {"name": _NAME, "arguments": json.dumps(_ARGUMENTS)}
-    made = [{"id": f"probe{index:04d}", "type": "function", "function": function} for index in range(calls)]
-    return {"role": "assistant", "content": None, "tool_calls": made}
-
-
 def call_form(one: str, two: str | None) -> CallForm | None:
     """The form that two renderings show: of an answer with one call, and of one with two calls or None.
 
@@ -75,8 +52,8 @@ def call_form(one: str, two: str | None) -> CallForm | None:
 def _pieces(text: str) -> list[str]:
     """The text between the probed names and arguments; a single piece where there is none."""
     pieces, rest = [], text
-    while _NAME in rest:
-        before, _, after = rest.partition(_NAME)
+    while NAME in rest:
+        before, _, after = rest.partition(NAME)
         start = next((at for at, sign in enumerate(after) if sign == "{" and _json_end(after, at)), None)
         if start is None:
             break
@@ -91,4 +68,4 @@ def _json_end(text: str, start: int) -> int:
         value, end = json.JSONDecoder().raw_decode(text, start)
     except ValueError:
         return 0
-    return end if value == _ARGUMENTS else 0
+    return end if value == ARGUMENTS else 0

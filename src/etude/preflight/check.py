@@ -252,9 +252,9 @@ def _check_shape(what: str, name: str, llm: Any, methods: Collection[Method], fi
     if shaping and any(kind_of(method) != "imitation" for method in methods):
         findings.warn(
             what,
-            f"llms.{name}.extra_body has {', '.join(shaping)}: answers are sampled from another distribution "
-            "than the recorded one, by which they are trained on. Ask for it in the agent's calls, where it is "
-            "recorded (`response_format=…` for a form); of what cannot be, `correction` bounds the error",
+            f"llms.{name}.extra_body has {', '.join(shaping)}: what trains knows nothing of it, and takes "
+            "the answers for those of another distribution. Ask for it in the agent's calls, such as "
+            "`response_format=…`, which are recorded",
         )
 
 

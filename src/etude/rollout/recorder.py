@@ -37,6 +37,8 @@ class Models:
     engines: Mapping[str, Engine]
     sampling: Mapping[str, Sampling] = field(default_factory=dict)
     default: str | None = None
+    template_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Variables of each model's chat template where a call gives none."""
 
     def __post_init__(self) -> None:
         """Raises RequestError when there are no models, or the default is none of them."""
@@ -148,7 +150,7 @@ class Recorder:
             conversation=self.episode_id,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
-            template_options=template_options or {},
+            template_options={**self.models.template_options.get(model, {}), **(template_options or {})},
         )
         digest = _digest(model, request)
         count = self._asked.get(digest, 0)
