@@ -79,6 +79,9 @@ async def open_runtime(
             seed=config.finetuning.seed,
             limits=Limits(general.max_concurrency, general.timeout, general.max_calls),
             sampling=_sampling(config),
+            template_options={
+                name: getattr(llm, "chat_template_kwargs", {}) for name, llm in config.llms.items()
+            },
             # Where several are trained there is none that is meant before the others.
             default_model=None if config.finetuning.targets else target,
         )

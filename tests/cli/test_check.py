@@ -217,3 +217,21 @@ def test_the_doctor_lists_where_training_could_happen(project, monkeypatch):
     found = {one["what"]: one["detail"] for one in json.loads(etude("doctor", "--json").stdout)["findings"]}
     assert "openai (needs OPENAI_API_KEY)" in found["training backends"]
     assert "to http://localhost:1/v1" in found["training backends"]
+
+
+def test_a_form_that_training_knows_nothing_of_is_named(local):
+    at = {"_type": "openai", "model_name": "m", "base_url": "http://localhost:1/v1", "provider": "etude"}
+    form = {"response_format": {"type": "json_object"}, "top_k": 5, "user": "me"}
+    backend = {"_type": "lm_server", "base_url": "http://localhost:1/v1"}
+    change(local / "config.yml", llms__policy=at | {"extra_body": form}, trainer_adapters={"there": backend})
+    report, _ = checked("config.yml")
+    assert "llms.policy.extra_body has response_format, top_k:" in details(report, "warning")["training"]
+    change(local / "config.yml", llms__policy=at | {"extra_body": {"user": "me"}})
+    assert "training" not in details(checked("config.yml")[0], "warning")
+
+
+def test_an_option_that_the_chat_template_does_not_have_is_named(local):
+    change(local / "config.yml", llms__policy__chat_template_kwargs={"enable_thinking": False})
+    report, code = checked("config.yml")
+    assert code == 2 and not report["ready"]
+    assert "has no option 'enable_thinking'" in details(report, "error")["model policy"]

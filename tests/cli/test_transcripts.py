@@ -87,6 +87,7 @@ def test_an_episode_reads_from_top_to_bottom(project):
         "  prompt:\n"
         "  - user: v0?\n"
         "  assistant: 'yes'\n"
+        "  finish_reason: stop\n"
         "output: 'yes'\n"
         "reward: 1.0\n"
         "scores:\n"

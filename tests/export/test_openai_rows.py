@@ -1,13 +1,17 @@
 """OpenAI's fine-tuning rows, written out by hand."""
 
+import pytest
+
+from etude.algorithms.samples import branches_of, pair_of, sample_of
 from etude.backends.openai_rows import supervised_row
 from etude.core.call import Call, ChatRequest, Completion
+from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord
 from etude.core.example import Example
 from etude.core.message import OpenAIMessage
-from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.core.training_rows import DpoRow, SupervisedRow
+from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 from etude.export.rows import openai_row
-from etude.export.trajectories import PhaseTrajectories
 from tests.support import tool_call
 
 CALL = tool_call("calculator", {"expression": "1+2"})
@@ -72,39 +76,69 @@ def episode(name, *replies):
     return EpisodeRecord(name, Example("e"), 0, tuple(calls))
 
 
-def pair(**facts):
-    item = DPOItem(
-        prompt=[OpenAIMessage.model_validate(ASKED)], chosen_response="good", rejected_response="bad"
-    )
-    return Trajectory(episode=[item], reward=1.0, metadata=facts or None)
+def preference(chosen, rejected):
+    """The trajectory of a preference of one episode over another."""
+    sides = [sample_of(branches_of(side, ["*"], None)[0], side, 1.0) for side in (chosen, rejected)]
+    pair = pair_of(*sides)
+    assert pair is not None
+    return trajectory_of(pair)
 
 
-def in_phase(trajectory):
-    collection = TrajectoryCollection(trajectories=[[trajectory]], run_id="r", method="dpo")
-    return PhaseTrajectories("train/1", collection, ("<workflow>",), "policy")
-
-
-def test_a_pair_of_replies_is_taken_from_the_episodes_as_they_were():
-    records = {"a": episode("a", CALL), "b": episode("b", {"role": "assistant", "content": "30"})}
-    trajectory = pair(chosen_episode="a", rejected_episode="b", branch=0, turns=1)
-    assert openai_row(trajectory, in_phase(trajectory), records.get) == {
+@pytest.mark.parametrize("thought", [{}, {"reasoning_content": "One and two is three."}])
+def test_a_pair_of_replies_is_written_as_they_were(thought):
+    called, said = CALL | thought, {"role": "assistant", "content": "30"}
+    row = openai_row(preference(episode("a", called), episode("b", said)), "dpo")
+    assert row == {
         "input": {"messages": [ASKED], "tools": [TOOL], "parallel_tool_calls": True},
-        "preferred_output": [CALL],
-        "non_preferred_output": [{"role": "assistant", "content": "30"}],
+        "preferred_output": [called],
+        "non_preferred_output": [said],
     }
+    assert DpoRow.model_validate(row).preferred_output[0].to_wire() == called
+
+
+def test_replies_that_differ_in_their_thinking_alone_are_a_pair():
+    said = {"role": "assistant", "content": "3"}
+    thought = said | {"reasoning_content": "1 + 2"}
+    row = openai_row(preference(episode("a", thought), episode("b", said)), "dpo")
+    assert row["preferred_output"] == [thought]
+    assert row["non_preferred_output"] == [said]
 
 
 def test_a_pair_over_several_turns_has_no_place_in_the_format():
     answer = {"role": "assistant", "content": "3"}
-    records = {"a": episode("a", CALL, answer), "b": episode("b", answer)}
-    trajectory = pair(chosen_episode="a", rejected_episode="b", branch=0, turns=2)
-    assert openai_row(trajectory, in_phase(trajectory), records.get) is None
+    assert openai_row(preference(episode("a", CALL, answer), episode("b", answer)), "dpo") is None
 
 
-def test_a_builder_that_does_not_name_the_episodes_gives_its_texts():
-    trajectory = pair()
-    assert openai_row(trajectory, in_phase(trajectory), {}.get) == {
+def test_a_builder_that_has_no_messages_gives_its_texts():
+    item = DPOItem(
+        prompt=[OpenAIMessage.model_validate(ASKED)], chosen_response="good", rejected_response="bad"
+    )
+    assert openai_row(Trajectory(episode=[item], reward=1.0), "dpo") == {
         "input": {"messages": [ASKED]},
         "preferred_output": [{"role": "assistant", "content": "good"}],
         "non_preferred_output": [{"role": "assistant", "content": "bad"}],
     }
+
+
+def test_thinking_goes_with_the_answer_and_is_learned_with_it_alone():
+    """The second call repeats the first answer without its thinking: the tokens are a branch of their own."""
+    thought = {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}
+    more = {"role": "user", "content": "and 4?"}
+    calls = [
+        Call(0, "f", "m", ChatRequest((ASKED,)), Completion(thought, "stop", (1,), (2, 3), (-0.1, -0.1))),
+        Call(
+            1,
+            "f",
+            "m",
+            ChatRequest((ASKED, thought, more)),
+            Completion(thought | {"content": "7"}, "stop", (1, 3, 4), (2, 5), (-0.1, -0.1)),
+        ),
+    ]
+    record = EpisodeRecord("a", Example("e"), 0, tuple(calls))
+    first, second = (trajectory_of(sample_of(each, record, 1.0)) for each in branches_of(record, ["*"], None))
+    assert [item.content for item in first.episode] == ["1 plus 2?", "3"]
+    assert first.episode[-1].metadata["reasoning_content"] == "1 + 2"
+    assert [item.given for item in second.episode] == [False, True, False, False]
+    row = supervised_row(second)
+    assert row["messages"] == [ASKED, thought | {"weight": 0}, more, thought | {"content": "7"}]
+    assert SupervisedRow.model_validate(row).messages[1].reasoning_content == "1 + 2"

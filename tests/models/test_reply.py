@@ -6,14 +6,17 @@ import json
 
 import pytest
 
-from etude.models.reply import parse_reply
+from etude.models.template import ChatTemplate
 from tests.models.tiny_models import CALCULATOR, tokenizer
 
 TAGGED = '<tool_call>{"name": "calculator", "arguments": {"a": 1}}</tool_call>'
 
 
 def parse(text, tools=(CALCULATOR,), words=None, prompt="", first_call=0):
-    return parse_reply(words or tokenizer(), text, tools, prompt, first_call)
+    words = words or tokenizer()
+    template = ChatTemplate(words, frozenset({words.eos_token_id}))
+    prompt_ids = template.rendering.ids_of([prompt])[0]
+    return template.parse(text, tools, prompt_ids=prompt_ids, first_call=first_call)
 
 
 def call(name, arguments, number=0):

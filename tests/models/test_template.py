@@ -138,14 +138,16 @@ def test_a_client_may_drop_and_renumber_ids_and_empty_fields():
     assert prompt.ids[: len(sequence)] == sequence
 
 
-def test_a_template_that_drops_earlier_thoughts_makes_a_new_prompt_and_tells():
+def test_a_template_that_drops_earlier_thoughts_makes_a_new_prompt_on_purpose():
     template = template_of(FORGETFUL)
     thought = "<think>hm</think>it is 3."
     _, one = turn(template, FORGETFUL, [user("a")], thought)
-    prompt, _ = turn(template, FORGETFUL, [user("a"), said(thought), user("b")], "c", earlier=[one])
-    assert prompt.drifted
+    assert one.completion.message == said("it is 3.") | {"reasoning_content": "hm"}
+    prompt, _ = turn(template, FORGETFUL, [user("a"), said("it is 3."), user("b")], "c", earlier=[one])
+    assert not prompt.drifted
     assert prompt.fault.message == 1
-    assert prompt.fault.reason == "role assistant with thinking: rewritten once the conversation goes on"
+    assert prompt.fault.on_purpose
+    assert prompt.fault.reason == "role assistant: its thinking is left out once the user speaks again"
     assert "hm" not in tokenizer(FORGETFUL).decode(prompt.ids)
     unthinking, _ = turn(template, FORGETFUL, [user("a")], "it is 3.")
     assert not unthinking.drifted

@@ -39,6 +39,18 @@ async def test_a_play_reads_from_top_to_bottom(journal: Journal) -> None:
     )
 
 
+async def test_thinking_stands_before_the_answer_and_is_told_to_nobody(journal: Journal) -> None:
+    thought = {"role": "assistant", "content": "one", "reasoning_content": "a secret"}
+    engine = scripted(prover=[thought], verifier=["Decision: accept"])
+    record = await play_record(adp(), engine, journal)
+    assert transcript(record)["turns"][0] == {
+        "round": 0,
+        "prover.thinking": "a secret",
+        "prover@main": "one",
+    }
+    assert not any("secret" in str(request.messages) for request in engine.requests)
+
+
 async def test_both_formats_say_the_same(journal: Journal) -> None:
     questions = "Question for Expert_1: a?\nQuestion for Expert_2: b\n  c?"
     engine = scripted(verifier=[questions, "hm"], prover0=["no – «never»"], prover1=[""])

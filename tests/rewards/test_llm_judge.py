@@ -134,3 +134,9 @@ def test_any_text_is_one_object_or_malformed(text: str) -> None:
 def test_any_object_is_found_bare_and_fenced(value: dict[str, Any]) -> None:
     text = json.dumps(value)
     assert parse_object(text) == parse_object(f"```json\n{text}\n```") == value
+
+
+def test_thinking_without_the_transcript_would_show_nothing() -> None:
+    assert config(thinking=True, transcript=True).thinking
+    with pytest.raises(ValueError, match="set transcript: true as well"):
+        config(thinking=True)

@@ -86,3 +86,10 @@ def test_a_common_prefix_is_common_and_leaves_something(
 
 def test_the_prefix_of_nothing_is_empty() -> None:
     assert common_prefix([]) == 0
+
+
+def test_a_judge_reads_no_thinking_unless_it_asks_for_it() -> None:
+    thought = ANSWER | {"reasoning_content": "two and two"}
+    asked = item(([QUESTION], thought), ([QUESTION, thought, QUESTION], thought))
+    assert messages_of(asked) == [QUESTION, ANSWER, QUESTION, ANSWER]
+    assert messages_of(asked, thinking=True) == [QUESTION, thought, QUESTION, thought]

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import numpy
 import pytest
+from pydantic import BaseModel
 
-from etude.core.call import ChatRequest, Sampling
+from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.episode import Event
 from etude.core.errors import EngineError, RequestError
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.episode import Episode
+from etude.rollout.recorder import Models, Recorder
 from etude.rollout.workflow import function
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, examples, jobs
@@ -305,3 +308,45 @@ async def test_an_episode_that_is_over_takes_no_calls(journal: Journal) -> None:
     await collect_one(play, journal)
     with pytest.raises(Exception, match="train/0/0 is over"):
         await kept[0].chat(ASK)
+
+
+class _Colour(BaseModel):
+    name: str
+
+
+async def test_a_call_may_ask_for_a_form_a_tool_and_the_templates_options(journal: Journal) -> None:
+    offered = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "ab"]
+
+    async def play(example, episode):
+        for response_format in (_Colour, {"type": "json_object"}, {"type": "text"}):
+            await episode.chat(ASK, response_format=response_format)
+        choice = {"type": "function", "function": {"name": "b"}}
+        await episode.chat(ASK, tools=offered, tool_choice=choice)
+        await episode.chat(ASK, chat_template_kwargs={"enable_thinking": False})
+        with pytest.raises(RequestError, match="response_format must be of the type"):
+            await episode.chat(ASK, response_format="json")
+        with pytest.raises(RequestError, match="there is no tool 'c'"):
+            await episode.chat(ASK, tools=offered, tool_choice=choice | {"function": {"name": "c"}})
+        return "done"
+
+    engine = ScriptedEngine(["{}"])
+    await collect_one(play, journal, engine=engine)
+    forms = [request.sampling.constraint for request in engine.requests]
+    schema = Constraint("json_schema", json.dumps(_Colour.model_json_schema()))
+    assert forms == [schema, Constraint("json_object"), None, None, None]
+    assert [request.tool_choice for request in engine.requests[2:4]] == ["auto", "function:b"]
+    assert engine.requests[-1].template_options == {"enable_thinking": False}
+
+
+async def test_a_model_has_options_of_its_template_for_calls_that_give_none(journal: Journal) -> None:
+    engine = ScriptedEngine(["a"])
+    models = Models({"policy": engine}, template_options={"policy": {"thinks": False, "effort": "high"}})
+    recorder = Recorder("e", models, journal, seed=0)
+    for options in (None, {"effort": "low"}):
+        await recorder.ask(
+            tuple(ASK), model=None, tools=(), sampling={}, function="f", template_options=options
+        )
+    assert [request.template_options for request in engine.requests] == [
+        {"thinks": False, "effort": "high"},
+        {"thinks": False, "effort": "low"},
+    ]

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from etude.core.call import Call, continues
+from etude.core.call import Call, Sampling, continues
+from etude.core.edge import thinking_key
 from etude.core.episode import EpisodeRecord, Event
 from etude.core.errors import TrainingError
 from etude.core.message import Message, message_key
@@ -67,7 +68,10 @@ def branches_in(calls: Sequence[Call]) -> list[Branch]:
         if extended is not None:
             extended.append(call)
             continue
-        drifted = call.completion.drifted or any(_repeats(branch, call) for branch in open_branches)
+        # A fault without drift is a family that begins anew on purpose, like one that drops its thinking.
+        drifted = call.completion.drifted or (
+            not call.completion.fault and any(_repeats(branch, call) for branch in open_branches)
+        )
         faults.append((call.completion.fault or UNTOLD) if drifted else "")
         open_branches.append([call])
     return [*map(Branch, count(), map(tuple, open_branches), faults)]
@@ -143,7 +147,7 @@ def sample_of(
                 start=len(prompt),
                 stop=len(ids),
                 message=len(messages),
-                temperature=call.request.sampling.temperature,
+                sampling=drawn_by(call),
                 model_version=completion.model_version,
                 call=call.index,
                 function=call.function,
@@ -169,6 +173,14 @@ def sample_of(
         notes={"drifted": branch.drifted, **notes},
     )
     return with_turns(made, "value", step_returns(branch.calls, episode.events, reward, discount))
+
+
+def drawn_by(call: Call) -> Sampling:
+    """How a call's answer was sampled, as far as the distributions of its tokens depend on it."""
+    sampling = call.request.sampling.shape()
+    if call.completion is None or call.completion.constraint is None:
+        return sampling
+    return replace(sampling, constraint=call.completion.constraint)
 
 
 def _logprobs(
@@ -224,7 +236,7 @@ def pair_of(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
     when the sequences are equal, or when nothing was sampled after they part.
     """
     if not chosen.ids or not rejected.ids:
-        differ = _keys(chosen.messages) != _keys(rejected.messages)
+        differ = [*map(thinking_key, chosen.messages)] != [*map(thinking_key, rejected.messages)]
         return Pair(chosen, rejected, notes=notes) if differ else None
     start = shared_length(chosen.ids, rejected.ids)
     if not any(chosen.mask[start:]) or not any(rejected.mask[start:]):

@@ -10,12 +10,12 @@ from etude.algorithms.algorithm import kind_of
 from etude.core.edge import sample_of
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.example import Example
-from etude.core.message import Message
+from etude.core.message import Message, OpenAIMessage, Tool
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
 
 _ROLES = {EpisodeItemRole.ENVIRONMENT: "user", EpisodeItemRole.OTHER: "user"}
-_KEPT = ("tool_calls", "tool_call_id", "name", "refusal")
+_KEPT = ("reasoning_content", "tool_calls", "tool_call_id", "name", "refusal")
 
 
 def jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -36,7 +36,7 @@ def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
             if kind == "imitation":
                 yield supervised_row(trajectory)
             else:
-                yield from map(dpo_row, trajectory.episode)
+                yield from (dpo_row(item, trajectory.tools) for item in trajectory.episode)
 
 
 def grpo_row(group: Sequence[Trajectory]) -> dict[str, Any]:
@@ -83,11 +83,12 @@ def supervised_row(trajectory: Trajectory) -> dict[str, Any]:
     return row | {"tools": trajectory.tools} if trajectory.tools else row
 
 
-def dpo_row(item: Any) -> dict[str, Any]:
+def dpo_row(item: Any, tools: Sequence[Tool] | None = None) -> dict[str, Any]:
     """`{"input": …, "preferred_output": […], "non_preferred_output": […]}`. Raises as `rows_of`."""
     if not isinstance(item, DPOItem):
         raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
-    if item.turns > 1:
+    chosen, rejected = item.chosen_message, item.rejected_message
+    if item.turns > 1 and (chosen is None or rejected is None):
         raise CapabilityError(
             "DPO over the fine-tuning API compares two answers to one prompt, and a pair has several turns; "
             "set 'compare: turns' in the builder 'dpo', or use 'malt'"
@@ -99,10 +100,15 @@ def dpo_row(item: Any) -> dict[str, Any]:
         else [message.to_wire() for message in prompt]
     )
     return {
-        "input": {"messages": messages},
-        "preferred_output": [{"role": "assistant", "content": item.chosen_response}],
-        "non_preferred_output": [{"role": "assistant", "content": item.rejected_response}],
+        "input": {"messages": messages}
+        | ({"tools": list(tools), "parallel_tool_calls": True} if tools else {}),
+        "preferred_output": [_reply(chosen, item.chosen_response)],
+        "non_preferred_output": [_reply(rejected, item.rejected_response)],
     }
+
+
+def _reply(message: OpenAIMessage | None, text: str) -> Message:
+    return {"role": "assistant", "content": text} if message is None else message.to_wire()
 
 
 def _message(item: EpisodeItem) -> Message:

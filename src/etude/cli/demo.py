@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from etude.demo.report import DemoReport
 
 
-Task = Literal["calculator", "tictactoe", "sort"]
+Task = Literal["calculator", "tictactoe", "sort", "extraction"]
 Method = Literal["grpo", "dpo", "expert_iteration"]
 
 

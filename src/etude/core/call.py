@@ -7,10 +7,12 @@ is never tokenised again for training.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from etude.core.message import Message, Tool, message_key
+from pydantic import ConfigDict, Field, PlainSerializer
+
+from etude.core.message import Message, Tool, is_same
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,39 +25,61 @@ class Constraint:
     Lark's notation."""
 
 
+Temperature: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
+Factor: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample. Fields and defaults are OpenAI's, and vLLM's where OpenAI has none."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
     """When set, takes the place of the request's own key."""
-    top_k: int = 0
+    top_k: Annotated[int, Field(ge=0)] = 0
     """How many of the likeliest tokens are left to choose from; 0 for all."""
-    min_p: float = 0.0
+    min_p: Share = 0.0
     """Tokens less likely than this share of the likeliest one's probability are left out."""
-    min_tokens: int = 0
+    min_tokens: Count = 0
     """The answer cannot end before it has as many."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[Count, ...] = ()
     """Tokens that end the answer, besides the model's own."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: Penalty = 0.0
     """Taken from a token's logit for each time that the answer has it."""
-    presence_penalty: float = 0.0
+    presence_penalty: Penalty = 0.0
     """Taken from the logits of all tokens that the answer has."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Factor = 1.0
     """Divides the positive logits of tokens that prompt or answer have, and multiplies the negative ones
     (Keskar et al., 2019)."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[Count, Bias], ...] = ()
     """Added to the logits of tokens, by their ids."""
     constraint: Constraint | None = None
+
+    def shape(self) -> Sampling:
+        """As far as the distribution of a token depends on it, which how the answer ends does not change."""
+        kept = replace(self, max_tokens=None, stop=(), seed=None)
+        if not self.min_tokens:
+            kept = replace(kept, stop_token_ids=())
+        return kept if self.temperature else replace(kept, top_k=0, top_p=1.0, min_p=0.0)
 
     def changed(self) -> dict[str, Any]:
         """The fields that are not at their defaults, by name."""
         values = {option.name: (getattr(self, option.name), option.default) for option in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
+
+
+SamplingField: TypeAlias = Annotated[Sampling, PlainSerializer(Sampling.changed)]
+"""A field of a pydantic model that is written as the parameters that are not at their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +124,23 @@ class Completion:
     completion_ids: tuple[int, ...] | None = None
     """Sampled token ids, the end-of-turn token included."""
     logprobs: tuple[float, ...] | None = None
-    """Natural-log probability of each sampled token under the distribution it was sampled from
-    (of a greedy sample: under the model's own, at temperature 1)."""
+    """Natural-log probability of each sampled token under the distribution it was sampled from (of a greedy
+    sample: at temperature 1 and without top_k, top_p and min_p)."""
     usage: Usage = field(default_factory=Usage)
     model_version: int = 0
     """Version of the weights that sampled this: 0 is the base model."""
     drifted: bool = False
     """True when the prompt could not extend the conversation's earlier tokens and was rendered anew."""
     fault: str = ""
-    """Why it was, where the engine can tell: which kind of message its template writes differently."""
+    """Why it was, where the engine can tell: which kind of message its template writes differently. Without
+    `drifted`: why the model's family begins anew here on purpose."""
+    constraint: Constraint | None = None
+    """The form that it was sampled in, where the request's tools ask for another than its sampling has."""
+
+    @property
+    def thinking(self) -> str:
+        """What the model thought before it answered; empty where it did not, or the engine does not tell."""
+        return str(self.message.get("reasoning_content") or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +166,4 @@ def continues(messages: Sequence[Message], earlier: Call) -> bool:
     if earlier.completion is None or len(messages) <= len(earlier.request.messages):
         return False
     history = (*earlier.request.messages, earlier.completion.message)
-    return all(a == b or message_key(a) == message_key(b) for a, b in zip(history, messages, strict=False))
+    return all(a == b or is_same(a, b) for a, b in zip(history, messages, strict=False))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from etude.core.errors import TrainingError
@@ -18,7 +19,7 @@ from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Traject
 
 Ids = tuple[int, ...]
 
-_KEPT = ("tool_calls", "tool_call_id", "name", "function_call", "refusal")
+_KEPT = ("reasoning_content", "tool_calls", "tool_call_id", "name", "function_call", "refusal")
 _ROLES = {role.value: role for role in EpisodeItemRole} | {"developer": EpisodeItemRole.SYSTEM}
 
 
@@ -40,13 +41,13 @@ def trajectory_of(unit: SampleOrPair, group_rewards: Sequence[float] | None = No
     else:
         facts |= {"generation": unit.generation, "episode": unit.episode, "branch": unit.branch}
         facts |= {"agent": unit.agent} if unit.agent is not None else {}
-        tools = list(unit.tools) or None
-        fields = {"episode": _items(unit), "shaped_rewards": unit.returns, "tools": tools}
+        fields = {"episode": _items(unit), "shaped_rewards": unit.returns}
     return Trajectory(
         reward=unit.reward,
         example_id=first.example,
         episode_id=first.episode,
         agent=first.agent,
+        tools=list(first.tools) or None,
         group_rewards=None if group_rewards is None else list(group_rewards),
         metadata={**facts, **unit.notes},
         **fields,
@@ -112,7 +113,7 @@ def _answer_of(
         )
     values["logprobs"] = values["logprobs"] or (() if needs_logprobs else (0.0,) * len(ids))
     turn = Turn(
-        temperature=item.temperature,
+        sampling=item.sampling,
         model_version=item.model_version,
         finish_reason=item.finish_reason,
         value=value,
@@ -146,7 +147,7 @@ def _item_of(answer: Answer, message: Message, *, has_ids: bool) -> EpisodeItem:
         token_ids=None if turn.replaced or ids is None else tuple(ids),
         context_ids=tuple(answer.context_ids) if has_ids else None,
         replaced=turn.replaced,
-        temperature=turn.temperature,
+        sampling=turn.sampling,
         model_version=turn.model_version,
         finish_reason=turn.finish_reason,
         metadata={key: value for key, value in facts.items() if value is not None} or None,
@@ -179,11 +180,15 @@ def _preference(pair: Pair) -> DPOItem:
             tokens[f"{name}_mask"] = sample.mask[start:]
             if sample.logprobs is not None:
                 tokens[f"{name}_logprobs"] = sample.logprobs[start:]
+    replies: dict[str, OpenAIMessage] = {}
+    if len(chosen) == len(rejected) == 1:
+        replies = {"chosen_message": _flat(chosen[0]), "rejected_message": _flat(rejected[0])}
     return DPOItem(
-        prompt=[OpenAIMessage.model_validate(_flat(message)) for message in prompt],
+        prompt=[_flat(message) for message in prompt],
         chosen_response=_response(chosen),
         rejected_response=_response(rejected),
-        temperature=pair.chosen.turns[0].temperature,
+        **replies,
+        sampling=pair.chosen.turns[0].sampling,
         turns=len(pair.chosen.turns),
         **tokens,
     )
@@ -192,14 +197,20 @@ def _preference(pair: Pair) -> DPOItem:
 def parted(
     chosen: Sequence[Message], rejected: Sequence[Message]
 ) -> tuple[list[Message], list[Message], list[Message]]:
-    """The messages that two conversations share, and what followed in each."""
-    shared = shared_length([*map(message_key, chosen)], [*map(message_key, rejected)])
+    """The messages that two conversations share, thinking included, and what followed in each."""
+    shared = shared_length([*map(thinking_key, chosen)], [*map(thinking_key, rejected)])
     return list(chosen[:shared]), list(chosen[shared:]), list(rejected[shared:])
 
 
-def _flat(message: Message) -> Message:
+def thinking_key(message: Message) -> tuple[str, str]:
+    """Equal for messages of equal content and equal thinking."""
+    return message_key(message), str(message.get("reasoning_content") or "")
+
+
+def _flat(message: Message) -> OpenAIMessage:
     """The message with text for content; parts that are not text are described by themselves."""
-    return message | {"content": text_of(message)} if isinstance(message.get("content"), list) else message
+    flat = {"content": text_of(message)} if isinstance(message.get("content"), list) else {}
+    return OpenAIMessage.model_validate(message | flat)
 
 
 def _response(messages: Sequence[Message]) -> str:
@@ -235,14 +246,25 @@ def _pair_of(item: DPOItem, encoder: Encoder | None, needs_logprobs: bool) -> Pa
             )
         if len(mask or ids) != len(ids) or len(logprobs or ids) != len(ids):
             raise TrainingError("a preference has a mask or logprobs of another length than its token ids")
-        start, stop = len(prompt), len(prompt) + len(ids)
+        sampled = (False,) * len(prompt) + (mask or (True,) * len(ids))
+        spans = _runs(sampled)
         sides[name] = Sample(
             ids=prompt + ids,
-            mask=(False,) * start + (mask or (True,) * len(ids)),
-            logprobs=(0.0,) * start + (logprobs or (0.0,) * len(ids)),
-            turns=(Turn(start, stop, temperature=item.temperature),),
+            mask=sampled,
+            logprobs=(0.0,) * len(prompt) + (logprobs or (0.0,) * len(ids)),
+            turns=tuple(Turn(start, stop, sampling=item.sampling) for start, stop in spans),
         )
     return Pair(sides["chosen"], sides["rejected"], len(prompt))
+
+
+def _runs(mask: Sequence[bool]) -> list[tuple[int, int]]:
+    """Where runs of sampled tokens start and stop."""
+    runs, start = [], 0
+    for is_sampled, run in groupby(mask):
+        stop = start + len(list(run))
+        runs += [(start, stop)] if is_sampled else []
+        start = stop
+    return runs
 
 
 def answered_as(sample: Sample, text: str) -> Sample:

@@ -48,8 +48,18 @@ def is_text(message: Message) -> bool:
 def message_key(message: Message) -> str:
     """The same text for messages that count as the same: role, content and tool calls.
 
-    Ids and empty fields are left out, because client libraries drop and renumber them.
+    Ids, empty fields and thinking are left out, because client libraries drop and renumber them.
     """
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     content = text_of(message) if is_text(message) else message["content"]
     return json.dumps([message.get("role"), content, calls], sort_keys=True, default=str)
+
+
+def is_same(recorded: Message, sent: Message) -> bool:
+    """Whether a client sent a recorded message again: with its thinking as it was, or without it."""
+    thinking = sent.get("reasoning_content")
+    return message_key(recorded) == message_key(sent) and thinking in (
+        None,
+        "",
+        recorded.get("reasoning_content"),
+    )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeFloat, model_validator
 
+from etude.core.call import Sampling, SamplingField
 from etude.core.message import Message, Tool
 from etude.core.sample import PER_TOKEN, Answer, Kind, Sample, Turn
 from etude.core.trajectory import Method
@@ -51,6 +52,8 @@ class RowMessage(_Row):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[RowText] | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    """Assistant messages: what was thought before the answer."""
     tool_calls: list[RowToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
@@ -59,10 +62,14 @@ class RowMessage(_Row):
 
     @model_validator(mode="after")
     def _says_something(self) -> RowMessage:
-        if self.content is None and not self.tool_calls and self.refusal is None:
+        said = (self.content, self.refusal, self.reasoning_content)
+        if all(text is None for text in said) and not self.tool_calls:
             raise ValueError("a message needs a content, or tool_calls")
-        if self.role != "assistant" and (self.tool_calls or self.weight is not None):
-            raise ValueError("only messages of the role assistant have tool_calls and a weight")
+        own = (self.tool_calls or None, self.weight, self.reasoning_content)
+        if self.role != "assistant" and any(value is not None for value in own):
+            raise ValueError(
+                "only messages of the role assistant have tool_calls, reasoning_content and a weight"
+            )
         if self.role == "tool" and self.tool_call_id is None:
             raise ValueError("a message of the role tool needs its tool_call_id")
         return self
@@ -122,7 +129,8 @@ class GrpoTurn(_Row):
     """Of the sampled tokens in the loss; left out: all weigh the same."""
     teacher_logprobs: tuple[FiniteFloat, ...] | None = None
     """Of the sampled tokens under a teacher."""
-    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    sampling: SamplingField = Sampling()
+    """How they were sampled, as far as their distributions depend on it."""
     finish_reason: str | None = None
     """`length` for an answer that was cut off."""
 
@@ -158,7 +166,7 @@ class GrpoTrajectory(_Row):
             GrpoTurn(
                 context_ids=tuple(context_ids),
                 token_ids=tuple(token_ids),
-                temperature=turn.temperature,
+                sampling=turn.sampling,
                 finish_reason="length" if turn.finish_reason == "length" else None,
                 **values,
             )
@@ -172,7 +180,7 @@ class GrpoTrajectory(_Row):
         returns = self.shaped_rewards or [None] * len(self.turns)
         answers = [
             Answer(
-                Turn(temperature=turn.temperature, finish_reason=turn.finish_reason or "stop", value=value),
+                Turn(sampling=turn.sampling, finish_reason=turn.finish_reason or "stop", value=value),
                 turn.context_ids,
                 turn.token_ids,
                 {name: getattr(turn, name) for name in PER_TOKEN},

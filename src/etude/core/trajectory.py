@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
+from etude.core.call import Sampling, SamplingField
 from etude.core.data_model import DataModel, Number, number
 from etude.core.message import OpenAIMessage, Tool
 
@@ -49,14 +50,15 @@ class EpisodeItem(DataModel):
     """Assistant items: the agent wrote it into a prompt itself. It is context, and not trained on."""
     replaced: bool = False
     """Assistant items: the text takes the place of what was sampled, and a backend makes its tokens."""
-    temperature: float = 1.0
-    """Assistant items: at which it was sampled."""
+    sampling: SamplingField = Sampling()
+    """Assistant items: how it was sampled, as far as the distributions of its tokens depend on it."""
     model_version: int | None = None
     """Assistant items: the version of the weights that sampled it; None where nobody knows."""
     finish_reason: str = "stop"
     """Assistant items: why the model stopped; `length` where it was cut off."""
     metadata: dict[str, Any] | None = None
-    """`tool_calls`, `tool_call_id` and `name` of the message, and for people facts of the call."""
+    """`reasoning_content` (what the model thought before its answer), `tool_calls`, `tool_call_id` and `name`
+    of the message, and for people facts of the call."""
 
     @property
     def is_sampled(self) -> bool:
@@ -76,6 +78,11 @@ class DPOItem(DataModel):
     prompt: list[OpenAIMessage] | str
     chosen_response: str
     rejected_response: str
+    """The text of an answer, without its thinking; of several messages a transcript."""
+    chosen_message: OpenAIMessage | None = None
+    rejected_message: OpenAIMessage | None = None
+    """The answers with their thinking and tool calls, for training files; None where one has several
+    messages."""
     prompt_ids: tuple[int, ...] | None = None
     chosen_ids: tuple[int, ...] | None = None
     rejected_ids: tuple[int, ...] | None = None
@@ -88,8 +95,8 @@ class DPOItem(DataModel):
     rejected_mask: tuple[bool, ...] | None = None
     """Per token id, whether the model sampled it. Observations inside a multi-turn response are False:
     they are context, and count neither in the loss nor in the reference. None: all were sampled."""
-    temperature: float = 1.0
-    """At which both were sampled."""
+    sampling: SamplingField = Sampling()
+    """How both were sampled, as far as the distributions of their tokens depend on it."""
     turns: int = 1
     """Answers of the model in the chosen response."""
 

@@ -50,6 +50,7 @@ TASKS = {
         {"against an optimal opponent": (("workflow.arguments.opponent", "optimal"),)},
     ),
     "sort": Task("learns to sort letters"),
+    "extraction": Task("learns to read notes about orders into the fields of a schema"),
 }
 """The example of the same name has the code and config of each."""
 

@@ -118,6 +118,8 @@ def _last_said(calls: Sequence[Call]) -> object:
 
 
 def _answer(message: Message) -> Iterator[str]:
+    if message.get("reasoning_content"):
+        yield f"agent thinks: {_short(message['reasoning_content'])}"
     for tool_call in message.get("tool_calls") or ():
         function = tool_call["function"]
         yield f"agent calls {function['name']}({_arguments(function['arguments'])})"

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.algorithms.samples import branches_of
 from etude.backends.openai_rows import dpo_row, supervised_row
 from etude.core.data_model import finite
-from etude.core.edge import parted
-from etude.core.episode import EpisodeRecord
-from etude.core.errors import MissingExtraError, RequestError
-from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
+from etude.core.errors import CapabilityError, MissingExtraError, RequestError
+from etude.core.trajectory import DPOItem, EpisodeItem, Method, Trajectory
 from etude.export.trajectories import PhaseTrajectories
-from etude.store.episodes import read_episode
 from etude.store.files import draft_of
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data, target_names, trained_parts
@@ -45,15 +41,11 @@ async def write_jsonl(
     Raises StoreError; the file is there whole or not at all.
     """
     written = Written()
-
-    def episode(name: str) -> EpisodeRecord | None:
-        return read_episode(run.journal, name)
-
     with draft_of(path) as draft, draft.open("w", encoding="utf-8") as file:
         async for phase in phases:
             for head, trajectory in _numbered(run.name, phase):
                 own = head | trajectory.model_dump(mode="json")
-                row = openai_row(trajectory, phase, episode) if openai else own
+                row = openai_row(trajectory, phase.collection.method) if openai else own
                 if row is None:
                     written.left_out[SEVERAL_TURNS] += 1
                     continue
@@ -107,7 +99,8 @@ def _parquet_rows(head: dict[str, Any], trajectory: Trajectory) -> Iterator[dict
     pairs = [item for item in trajectory.episode if isinstance(item, DPOItem)]
     for pair in pairs:
         fields = pair.model_dump(mode="json")
-        yield row | fields | {"prompt": _json(fields["prompt"])}
+        texts = {name: _json(fields[name]) for name in ("prompt", "chosen_message", "rejected_message")}
+        yield row | fields | texts
     if not pairs:
         items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
         yield row | {"items": [_item(item) for item in items]}
@@ -118,6 +111,8 @@ def _item(item: EpisodeItem) -> dict[str, Any]:
     return {
         "role": str(item.role),
         "content": item.content,
+        "reasoning_content": (item.metadata or {}).get("reasoning_content"),
+        "finish_reason": item.finish_reason if item.is_sampled else None,
         "token_ids": item.token_ids,
         "context_ids": item.context_ids,
         "logprobs": item.logprobs if plain else None,
@@ -131,10 +126,11 @@ def _json(value: Any) -> str | None:
 
 def _schema(pa: Any) -> pa.Schema:
     ids, numbers, marks = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.bool_())
-    item = dict.fromkeys(("role", "content", "metadata"), pa.string())
+    item = dict.fromkeys(("role", "content", "reasoning_content", "finish_reason", "metadata"), pa.string())
     item |= {"token_ids": ids, "context_ids": ids, "logprobs": numbers}
     texts = dict.fromkeys(("run", "phase", "target", "method", "id", "metadata"), pa.string())
-    pair = dict.fromkeys(("prompt", "chosen_response", "rejected_response"), pa.string())
+    sides = ("chosen_response", "rejected_response", "chosen_message", "rejected_message")
+    pair = dict.fromkeys(("prompt", *sides), pa.string())
     pair |= dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), ids)
     pair |= dict.fromkeys(("chosen_logprobs", "rejected_logprobs"), numbers)
     pair |= dict.fromkeys(("chosen_mask", "rejected_mask"), marks)
@@ -143,37 +139,14 @@ def _schema(pa: Any) -> pa.Schema:
     return pa.schema({**texts, **numbers_of, "shaped_rewards": numbers, "items": items, **pair})
 
 
-def openai_row(
-    trajectory: Trajectory, phase: PhaseTrajectories, episode: Callable[[str], EpisodeRecord | None]
-) -> dict[str, Any] | None:
-    """The row of a trajectory; None when OpenAI's format has no place for it.
-
-    `episode` reads a stored episode by its id: a pair's replies are taken from there as they were, and from
-    the pair's texts where the builder does not say which episodes those are.
-    """
-    if phase.collection.method != "dpo":
+def openai_row(trajectory: Trajectory, method: Method) -> dict[str, Any] | None:
+    """The row of a trajectory; None when OpenAI's format has no place for it."""
+    if method != "dpo":
         return supervised_row(trajectory)
-    facts = trajectory.metadata or {}
-    names = [facts.get("chosen_episode"), facts.get("rejected_episode")]
-    records = [episode(name) for name in names if isinstance(name, str)]
-    branches = [
-        branch
-        for record in records
-        if record is not None
-        for branch in branches_of(record, phase.target_functions, phase.target_model)
-        if branch.index == facts.get("branch")
-    ]
-    if len(branches) != 2:
-        pair = next(item for item in trajectory.episode if isinstance(item, DPOItem))
-        return dpo_row(pair) if pair.turns == 1 else None
-    prompt, chosen, rejected = parted(*(branch.messages for branch in branches))
-    if len(chosen) != 1 or len(rejected) != 1:
+    try:
+        return dpo_row(trajectory.episode[0], trajectory.tools)
+    except CapabilityError:
         return None
-    source: dict[str, Any] = {"messages": prompt}
-    tools = list(branches[0].calls[-1].request.tools)
-    if tools:
-        source |= {"tools": tools, "parallel_tool_calls": True}
-    return {"input": source, "preferred_output": chosen, "non_preferred_output": rejected}
 
 
 def require_openai_method(run: Path, method: str | None) -> None:

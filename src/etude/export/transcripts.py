@@ -166,16 +166,18 @@ def _call(call: Call, before: Sequence[Call], raw: bool) -> dict[str, Any]:
         shown |= {} if completion is None else _message(completion.message)
     if call.error is not None:
         shown["error"] = call.error
-    if completion is not None and completion.finish_reason == "length":
-        shown["truncated"] = True
+    if completion is not None:
+        shown["finish_reason"] = completion.finish_reason
     return shown
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """The text of a message under its role, and the tool calls in it by name."""
+    """The text of a message under its role, after its thinking, and the tool calls in it by name."""
     called = [_tool_call(wire) for wire in message.get("tool_calls") or ()]
     content = text_of(message) if is_text(message) else jsonable(message["content"])
-    shown = {str(message.get("role")): content} if content or not called else {}
+    thinking = message.get("reasoning_content")
+    shown: dict[str, Any] = {"thinking": thinking} if thinking else {}
+    shown |= {str(message.get("role")): content} if content or not (called or thinking) else {}
     return shown | ({"tool_calls": called} if called else {})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,8 @@ class LocalLlmConfig(LlmConfig, name="local"):
     """Nucleus sampling: probability mass kept."""
     max_tokens: int = Field(default=512, ge=1)
     """Most tokens of one completion."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the model's chat template, such as `enable_thinking: false`, where a call gives none."""
     max_batch: Annotated[int, CHANGEABLE] = Field(default=256, ge=1)
     """Most requests that are sampled at once."""
 

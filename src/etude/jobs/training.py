@@ -5,7 +5,7 @@ A run's backend `local` runs it in a thread of its process, the server's workers
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import TypeAlias
@@ -13,7 +13,7 @@ from typing import TypeAlias
 from etude.algorithms.algorithm import Algorithm, groups_of
 from etude.core.call import ChatRequest
 from etude.core.edge import Encoder
-from etude.core.errors import EtudeError, TrainingError
+from etude.core.errors import EtudeError, RequestError, TrainingError
 from etude.core.job import ModelVersion
 from etude.core.message import Message, OpenAIMessage, Tool
 from etude.core.sample import Pair, Sample
@@ -192,7 +192,7 @@ def units_of_rows(
     groups: list[list[Sample | Pair]] = []
     for number, row in enumerate(rows, start=1):
         try:
-            groups.append([*row.group()] if isinstance(row, GrpoRow) else [_unit_of(row, policy)])
+            groups.append([*row.group()] if isinstance(row, GrpoRow) else _units_of(row, policy))
         except EtudeError as error:
             raise TrainingError(f"row {number}: {error}") from error
         for sample in (sample for unit in groups[-1] for sample in unit.samples):
@@ -201,22 +201,50 @@ def units_of_rows(
     return [tuple(next(units) for _ in group) for group in groups]
 
 
-def _unit_of(row: SupervisedRow | DpoRow, policy: Policy) -> Sample | Pair:
+def _units_of(row: SupervisedRow | DpoRow, policy: Policy) -> list[Sample | Pair]:
     if isinstance(row, SupervisedRow):
-        return _transcript(policy, row.messages, row.tools or ())
+        return [*_imitations(policy, row.messages, row.tools or ())]
     # The assistant's messages in the prompt are context of both answers.
-    prompt = [
-        message.model_copy(update={"weight": 0}) if message.role == "assistant" else message
-        for message in row.input.messages
-    ]
-    tools = row.input.tools or ()
+    prompt, tools = _as_context(row.input.messages), row.input.tools or ()
     chosen = _transcript(policy, [*prompt, *row.preferred_output], tools)
-    return Pair(chosen, _transcript(policy, [*prompt, *row.non_preferred_output], tools))
+    return [Pair(chosen, _transcript(policy, [*prompt, *row.non_preferred_output], tools))]
+
+
+def _imitations(policy: Policy, messages: Sequence[RowMessage], tools: Sequence[Tool]) -> Iterator[Sample]:
+    """The sequence of a conversation; where earlier thinking is dropped as it goes on, one for each answer.
+
+    Each answer is learned once, after what the model sees before it, its own thinking included.
+    """
+    answers = [index for index, each in enumerate(messages) if each.role == "assistant" and each.weight != 0]
+    thinks = any(messages[index].reasoning_content for index in answers)
+    try:
+        yield _transcript(policy, messages, tools)
+    except RequestError:
+        if len(answers) < 2 or not thinks:
+            raise
+        for index in answers:
+            yield _transcript(policy, [*_as_context(messages[:index]), messages[index]], tools)
+
+
+def _as_context(messages: Sequence[RowMessage]) -> list[RowMessage]:
+    """The messages with none that is learned."""
+    return [
+        message.model_copy(update={"weight": 0}) if message.role == "assistant" else message
+        for message in messages
+    ]
 
 
 def _transcript(policy: Policy, messages: Sequence[RowMessage], tools: Sequence[Tool]) -> Sample:
     wire: list[Message] = [message.to_wire() for message in messages]
     ids, sampled = policy.template.transcript(wire, tools)
+    learned = (each.reasoning_content for each in messages if each.weight != 0)
+    thoughts = [text.strip() for text in learned if text]
+    written = policy.template.decode(ids) if thoughts else ""
+    if any(text not in written for text in thoughts):
+        raise TrainingError(
+            "the model's chat template does not write all of reasoning_content, so that it would not be "
+            "learned; leave it out, or put it into the content as the model is to write it"
+        )
     return Sample(ids, tuple(map(bool, sampled)))
 
 

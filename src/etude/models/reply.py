@@ -1,73 +1,225 @@
-"""Sampled text to an assistant message in OpenAI's format."""
+"""Sampled tokens to the parts of an answer: its thinking, its text and its tool calls.
+
+Each family of models writes them in a syntax of its own, and for each there is a reader.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from etude.core.errors import ImpossibleCall
 from etude.core.message import Message, Tool
 
-_TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_TAIL = 64
+"""Tokens at the end of a prompt that may hold what it wrote of the answer: an open `<think>`, in bytes."""
+_PREFILLED = re.compile(r"(?:<think>|\[THINK\])\s*(?:(?:</think>|\[/THINK\])\s*)?\Z")
+_PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
-def parse_reply(tokenizer: Any, text: str, tools: Sequence[Tool], prompt: str, first_call: int) -> Message:
-    """The message that sampled `text` (without its end-of-turn token) after `prompt` stands for.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The parts of a sampled answer. Calls that cannot be made out stand in the content, as text."""
 
-    The model's own response template is used where its tokenizer has one; otherwise
-    `<tool_call>{"name": …, "arguments": …}</tool_call>`, which most templates write. A tool call that
-    does not parse stays in the content, where the agent can see it. Calls are numbered from
-    `first_call`, so that their ids differ all through a conversation. Raises EngineError when the
-    tokenizer's own parser breaks.
-    """
-    if getattr(tokenizer, "response_template", None):
-        parsed = _by_response_template(tokenizer, text, tools, prompt)
-    else:
-        parsed = _by_tags(text) if tools else None
-    calls = _wire_calls((parsed or {}).get("tool_calls") or (), first_call)
-    if parsed is None or calls is None:
-        return {"role": "assistant", "content": text}
-    message = {"role": "assistant", "content": None, **parsed}
-    return {**message, "tool_calls": calls} if calls else {**message, "content": message["content"] or ""}
+    content: str
+    thinking: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    """The name of each tool that is called, and its arguments as JSON text."""
 
+    def message(self, first_call: int) -> Message:
+        """The answer in OpenAI's format, its calls numbered from `first_call`.
 
-def _by_response_template(tokenizer: Any, text: str, tools: Sequence[Tool], prompt: str) -> Message | None:
-    try:
-        parsed = dict(tokenizer.parse_response(text, prefix=prompt, tools=list(tools) or None))
-    except (ValueError, KeyError, TypeError):
-        return None
-    except Exception as error:
-        # The parser is the tokenizer's own, and may raise anything.
-        raise ImpossibleCall(
-            f"the model's answer cannot be parsed: {type(error).__name__}: {error}"
-        ) from error
-    return {name: value for name, value in parsed.items() if name != "tool_calls" or value}
+        Ids of calls differ all through a conversation; they have nine characters, because the templates of
+        Mistral's models refuse others.
+        """
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
+        if self.calls:
+            message["content"] = self.content or None
+            message["tool_calls"] = [
+                {
+                    "id": f"call{index:05d}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": arguments},
+                }
+                for index, (name, arguments) in enumerate(self.calls, first_call)
+            ]
+        return message
 
 
-def _by_tags(text: str) -> Message | None:
-    calls = []
-    for match in _TOOL_CALL.finditer(text):
+class Reader(Protocol):
+    """Reads what a model writes."""
+
+    name: str
+    """The family or syntax that it knows."""
+    way: str
+    """Where the syntax comes from."""
+
+    def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
+        """The parts of the answer that `ids` are, its end of turn left out. Without tools it has no calls."""
+
+
+class TextReader:
+    """Leaves every answer as text."""
+
+    name, way = "none", "text only"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
+        """All of the answer as its content."""
+        return Answer(decoded(self._tokenizer, ids))
+
+
+class TemplateReader:
+    """A response template, as `transformers` reads it: the tokenizer's own, or that of a known syntax."""
+
+    def __init__(
+        self, name: str, tokenizer: Any, template: Mapping[str, Any], *, is_own: bool = False
+    ) -> None:
+        """Raises ValueError for a template that is not well formed."""
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        self.name = name
+        self.way = "the tokenizer's response template" if is_own else "a response template of Etude"
+        self._tokenizer = tokenizer
+        self._is_own = is_own
+        fields = dict(template["fields"])
+        self._calls = fields.pop("tool_calls", {})
+        self._template = load_response_template(dict(template))
+        self._without_calls = load_response_template({**template, "fields": fields})
+
+    def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
+        """The parts of an answer; text where the template raises an error."""
+        text, prefix = decoded(self._tokenizer, ids), self._prefix(prompt_ids)
+        answer = self._parsed(self._template, text, prefix, tools) if tools else None
+        return answer or self._parsed(self._without_calls, text, prefix, ()) or Answer(text)
+
+    def _parsed(self, template: Any, text: str, prefix: str, tools: Sequence[Tool]) -> Answer | None:
+        """None where a call is broken, or the text stops within one."""
+        from transformers.utils.chat_parsing import ResponseParser
+
+        parser = ResponseParser(template, prefix=prefix, tools=list(tools) or None)
         try:
-            calls.append(json.loads(match.group(1)))
-        except ValueError:
+            events = [event for event in parser.feed(text) if event["field"] == "tool_calls"]
+            # Half a call could look like a whole one, unless it is JSON, of which no part is JSON.
+            if events and events[-1]["type"] != "region_close" and self._calls.get("content") != "json":
+                return None
+            message = parser.finalize()[0]
+            calls = tuple(_calls(message.get("tool_calls") or ()))
+        except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
             return None
-    return {"content": _TOOL_CALL.sub("", text).strip() or None, "tool_calls": calls} if calls else None
+        thinking = (message.get("reasoning_content") or message.get("thinking") or "").strip()
+        content = message.get("content") or ""
+        return Answer(content.strip() if thinking or calls else content, thinking, calls)
+
+    def _prefix(self, prompt_ids: Sequence[int]) -> str:
+        """The part of the prompt that belongs to the answer; an own template finds it by itself."""
+        if self._is_own:
+            return decoded(self._tokenizer, prompt_ids)
+        match = _PREFILLED.search(decoded(self._tokenizer, prompt_ids[-_TAIL:]))
+        return match.group() if match else ""
 
 
-def _wire_calls(calls: Sequence[Any], first: int) -> list[dict[str, Any]] | None:
-    """The calls with ids, and with their arguments as JSON text; None when one of them has no name.
+class RendererReader:
+    """A family of the `renderers` package. It scans token ids: a typed-out `<tool_call>` is no call."""
 
-    Ids have nine characters, because the templates of Mistral's models refuse others.
-    """
-    wired = []
-    for index, call in enumerate(calls, first):
-        function = call.get("function", call) if isinstance(call, dict) else {}
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            return None
-        arguments = function.get("arguments", {})
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        named = {"name": function["name"], "arguments": text}
-        wired.append({"id": f"call{index:05d}", "type": "function", "function": named})
-    return wired
+    way = "renderers"
+
+    def __init__(self, name: str, tokenizer: Any, options: Mapping[str, Any]) -> None:
+        """Raises whatever the package raises where the tokenizer is not one of the family."""
+        from renderers import config_from_name, create_renderer
+
+        self.name = name
+        self._tokenizer = tokenizer
+        self._renderer = create_renderer(tokenizer, config_from_name(name), chat_template_kwargs=options)
+
+    def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
+        """The parts of an answer; text where the package cannot read it."""
+        # Over what a model wrote, another package's parser may raise anything.
+        with suppress(Exception):
+            return self._parsed(prompt_ids, ids, tools)
+        return Answer(decoded(self._tokenizer, ids))
+
+    def _parsed(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
+        parsed = self._renderer.parse_response(
+            list(ids), tools=list(tools) or None, prompt_ids=list(prompt_ids)
+        )
+        thinking, attempts = (parsed.reasoning_content or "").strip(), parsed.tool_calls
+        if not tools or any(call.status != "ok" or not call.name for call in attempts):
+            text = "\n".join(filter(None, [parsed.content.strip(), *(call.raw for call in attempts)]))
+            return Answer(text, thinking)
+        calls = tuple((call.name, json_text(call.arguments)) for call in attempts)
+        return Answer(parsed.content.strip(), thinking, calls)
+
+    def write(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """The text of a prompt."""
+        ids = self._renderer.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True)
+        return decoded(self._tokenizer, ids)
+
+    def extend(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+    ) -> tuple[int, ...] | None:
+        """The prompt that goes on from tokens with messages; None where the family begins anew there."""
+        rendered = self._renderer.bridge_to_next_turn(
+            list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
+        )
+        return None if rendered is None else tuple(map(int, rendered.token_ids))
+
+
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of token ids, special tokens included, exactly as it stands."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _calls(parsed: Sequence[Any]) -> list[tuple[str, str]]:
+    """Names and arguments of calls. Raises ValueError or TypeError where one has no name."""
+    calls: list[tuple[str, str]] = []
+    for call in parsed:
+        if isinstance(call, list):
+            calls += _calls(call)
+        elif isinstance(call, str):
+            calls += _python_calls(call)
+        else:
+            function = call.get("function", call) if isinstance(call, dict) else None
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise TypeError("a tool call without a name")
+            calls.append((function["name"], json_text(function.get("arguments", {}))))
+    return calls
+
+
+def json_text(arguments: Any) -> str:
+    """Arguments of a call as JSON text, which they may be already."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _python_calls(text: str) -> list[tuple[str, str]]:
+    """The calls of `[add(a=1, b='two')]`. Raises ValueError or SyntaxError for anything else."""
+    tree = ast.parse(text.strip(), mode="eval").body
+    calls = []
+    for call in tree.elts if isinstance(tree, ast.List) else [tree]:
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("not a call with named arguments")
+        arguments = {str(option.arg): _value(option.value) for option in call.keywords}
+        calls.append((ast.unparse(call.func), json_text(arguments)))
+    return calls
+
+
+def _value(node: ast.expr) -> Any:
+    """The value of a literal, in which JSON's names for constants may stand, too."""
+
+    class Constants(ast.NodeTransformer):
+        def visit_Name(self, name: ast.Name) -> ast.expr:
+            return ast.Constant(_PYTHON_NAMES[name.id]) if name.id in _PYTHON_NAMES else name
+
+    return ast.literal_eval(Constants().visit(node))

@@ -1,4 +1,4 @@
-"""The chat template: messages to tokens, and sampled text back to a message.
+"""The chat template: messages to tokens, and sampled tokens back to a message.
 
 A conversation's tokens are kept and extended. Only what is new is rendered and tokenised, so that
 what was sampled stays exactly as it was sampled.
@@ -6,25 +6,22 @@ what was sampled stays exactly as it was sampled.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from etude.core.call import Call, ChatRequest, continues
-from etude.core.errors import EngineError, ImpossibleCall, RequestError
-from etude.core.message import Message, Tool, is_text, text_of
-from etude.models.reply import parse_reply
+from etude.core.call import Call, ChatRequest, Completion, continues
+from etude.core.message import Message, Tool
+from etude.models.call_form import CallForm, call_form
+from etude.models.family import Family, common_length, find_family, probed_turn
+from etude.models.probe import MORE, PROBES, QUESTION, THOUGHT
+from etude.models.rendering import Options, Rendering
+from etude.models.transcript import Transcript, transcripts
 
-_KEPT_TEXTS = 1024
-"""Renderings that are remembered: the generations of one example begin with the same prompt."""
-_QUESTION: Message = {"role": "user", "content": "?"}
-
-Transcript = tuple[tuple[int, ...], tuple[bool, ...]]
-"""Token ids of a finished conversation, and for each whether the assistant would have sampled it."""
+_KEPT_FAMILIES = 32
+"""Sets of template options for which the family is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +32,11 @@ class Fault:
     """
 
     message: int | None
-    """Index of the message, from 0; None where it is the list of tools."""
+    """Index of the message, from 0; None where it is the list of tools or an option."""
     reason: str
     """In words that are the same for all conversations, so that faults can be counted."""
+    on_purpose: bool = False
+    """Whether the family is meant to begin anew here: it drops its earlier thinking."""
 
     def __str__(self) -> str:
         return self.reason if self.message is None else f"message {self.message + 1}, {self.reason}"
@@ -53,8 +52,8 @@ class Prompt:
 
     @property
     def drifted(self) -> bool:
-        """Whether it could not go on from the tokens that there were."""
-        return self.fault is not None
+        """Whether it could not go on from the tokens that there were, though it was meant to."""
+        return self.fault is not None and not self.fault.on_purpose
 
 
 class ChatTemplate:
@@ -65,28 +64,41 @@ class ChatTemplate:
 
         Raises RequestError when the tokenizer has no chat template.
         """
-        if not tokenizer.chat_template:
-            raise RequestError(
-                f"the tokenizer of '{tokenizer.name_or_path}' has no chat template; choose an "
-                "instruction-tuned model, or set the template in its tokenizer_config.json"
-            )
         self.tokenizer = tokenizer
+        self.rendering = Rendering(tokenizer, stop_ids)
         self._stop_ids = stop_ids
-        self._end_tokens = {str(tokenizer.convert_ids_to_tokens(token)): token for token in sorted(stop_ids)}
-        self._end_pattern = re.compile("|".join(map(re.escape, self._end_tokens)))
-        self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
-        self._tokenised = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self._tokenise([text])[0])
+        self._family_of = lru_cache(maxsize=_KEPT_FAMILIES)(self._find_family)
+
+    def family(self, options: Options | None = None) -> Family:
+        """How answers are read and conversations extended under the template's options."""
+        return self._family_of(json.dumps(dict(options or {}), sort_keys=True))
+
+    def _find_family(self, options: str) -> Family:
+        if options == "{}":
+            return find_family(self.rendering, {})
+        usual = self.family().extender
+        return find_family(self.rendering, json.loads(options), usual.name if usual else "")
 
     def prompt(self, request: ChatRequest) -> Prompt:
-        """The prompt of a request: an extension of an earlier call's tokens wherever that is possible."""
+        """The prompt of a request: an extension of an earlier call's tokens wherever that is possible.
+
+        Raises ImpossibleCall where the template refuses the messages or does not know an option.
+        """
         continued = [call for call in request.earlier if continues(request.messages, call)]
+        messages = _with_thinking(request.messages, continued)
         # Of calls that the messages continue alike, the last one is what the agent went on from.
         call = max(reversed(continued), key=lambda call: len(call.request.messages), default=None)
-        extended = self._extension(request, call) if call is not None else None
+        text = self.rendering.text(messages, request.tools, request.template_options, ask=True)
+        if call is None:
+            return Prompt(self.rendering.ids(text))
+        completion = call.completion
+        if completion is None or completion.prompt_ids is None or not completion.completion_ids:
+            reason = "role assistant: its tokens are not known"
+            return Prompt(self.rendering.ids(text), Fault(len(call.request.messages), reason))
+        extended = self._extension(request, messages, call, completion, text)
         if extended is not None:
             return Prompt(extended)
-        text = self._text(request.messages, request.tools, ask=True)
-        return Prompt(self._tokenised(text), None if call is None else self._fault(request, call))
+        return Prompt(self.rendering.ids(text), self._fault(request, messages, call))
 
     def transcript(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Transcript:
         """Tokens of one finished conversation."""
@@ -97,208 +109,153 @@ class ChatTemplate:
     ) -> list[Transcript]:
         """Tokens of finished conversations. It takes less time for many at once than for each by itself.
 
-        Built turn by turn, as prompts and completions would be. A message with the `weight` 0 counts as
-        not sampled, as in OpenAI's training files. Raises RequestError when the template
-        renders a conversation differently once it has gone on.
+        Raises RequestError when the template renders a conversation differently once it has gone on.
         """
-        turns = [
-            (number, index)
-            for number, messages in enumerate(conversations)
-            for index, message in enumerate(messages)
-            if message.get("role") == "assistant"
-        ]
-        asked = self._applied([conversations[number][:index] for number, index in turns], tools, ask=True)
-        closed = self._applied(
-            [conversations[number][: index + 1] for number, index in turns], tools, ask=False
-        )
-        talks: list[list[_Piece]] = [[] for _ in conversations]
-        for (number, index), before, after in zip(turns, asked, closed, strict=True):
-            talks[number] += self._turn(talks[number], conversations[number], index, tools, before, after)
-        texts = list(dict.fromkeys(piece.before + piece.text for talk in talks for piece in talk))
-        ids_of = dict(zip(texts, self._tokenise(texts), strict=True))
-        return [self._joined(talk, ids_of) for talk in talks]
-
-    def _turn(
-        self,
-        talk: Sequence[_Piece],
-        messages: Sequence[Message],
-        index: int,
-        tools: Sequence[Tool],
-        asked: str,
-        closed: str,
-    ) -> tuple[_Piece, _Piece]:
-        """The text since the last turn of the assistant, and that of the turn, the message `index`.
-
-        `talk` is the conversation until there, `asked` and `closed` the renderings before and after the turn.
-        """
-        done = "".join(piece.text for piece in talk)
-        ends = list(self._end_pattern.finditer(closed, len(asked)))
-        end = ends[0] if ends else None
-        if len(ends) > 1:
-            # How it goes on shows what ends a turn: some templates also end the whole conversation.
-            following = messages[index + 1] if index + 1 < len(messages) else _QUESTION
-            longer = self._text_or_none([*messages[: index + 1], following], tools) or closed
-            end = self._end_of_turn(asked, closed, longer) or ends[-1]
-        if not asked.startswith(done) or not closed.startswith(asked) or end is None:
-            raise RequestError(
-                f"the chat template cannot extend a conversation at message {index + 1}; train on "
-                "single turns instead"
-            )
-        is_sampled = messages[index].get("weight") != 0
-        return (
-            _Piece(talk[-1].end if talk else "", asked[len(done) :]),
-            _Piece("", closed[len(asked) : end.end()], is_sampled, end.group()),
-        )
-
-    def _joined(self, talk: Iterable[_Piece], ids_of: Mapping[str, tuple[int, ...]]) -> Transcript:
-        ids: list[int] = []
-        sampled: list[bool] = []
-        for piece in talk:
-            new = self._after(piece.before, piece.text, ids_of[piece.before + piece.text])
-            ids += new
-            sampled += [piece.is_sampled] * len(new)
-        return tuple(ids), tuple(sampled)
+        return transcripts(self.rendering, conversations, tools)
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of an answer that was written and not sampled, its end of turn included."""
-        return self._tokenised(text + self._closing)
+        return self.rendering.ids(text + self._closing)
 
     def parse(
-        self, text: str, tools: Sequence[Tool], *, prompt_ids: Sequence[int] = (), first_call: int = 0
+        self,
+        text: str,
+        tools: Sequence[Tool],
+        *,
+        ids: Sequence[int] = (),
+        prompt_ids: Sequence[int] = (),
+        options: Options | None = None,
+        first_call: int = 0,
     ) -> Message:
-        """The assistant message that sampled text stands for, its tool calls numbered from `first_call`."""
-        has_own = getattr(self.tokenizer, "response_template", None)
-        prompt = self.decode(prompt_ids) if has_own and prompt_ids else ""
-        return parse_reply(self.tokenizer, text, tools, prompt, first_call)
+        """The assistant message that sampled text stands for, its tool calls numbered from `first_call`.
+
+        `ids` are the sampled tokens after `prompt_ids`, under the template's `options`. Where they are not
+        those of the text, which a stop text may have cut, the text is tokenised.
+        """
+        sampled = tuple(ids[:-1] if ids and ids[-1] in self._stop_ids else ids)
+        if not sampled or self.decode(sampled) != text:
+            sampled = self.rendering.ids_of([text])[0]
+        reader = self.family(options).reader
+        return reader.read(prompt_ids, sampled, tools).message(first_call)
+
+    @cached_property
+    def call_form(self) -> CallForm | None:
+        """How the template writes tool calls; None where it has none, or their arguments are not JSON."""
+        one, two = (probed_turn(self.rendering, PROBES[kind], {}) for kind in ("a call", "two calls"))
+        return None if one is None else call_form(one[1], None if two is None else two[1])
+
+    @cached_property
+    def drops_thinking(self) -> bool:
+        """Whether the template leaves the thinking of earlier answers out once the user speaks again."""
+        if self.rendering.thinking_key is None:
+            return False
+        text = self.rendering.text_or_none([QUESTION, PROBES["thinking"], MORE], (), {})
+        return THOUGHT not in (text or "")
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included, exactly as it stands."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self.rendering.decode(ids)
 
-    def _extension(self, request: ChatRequest, call: Call) -> tuple[int, ...] | None:
-        """The earlier tokens plus those of the new messages; None where the template cannot extend."""
-        before = call.completion
-        if before is None or before.prompt_ids is None or not before.completion_ids:
-            return None
-        spoken = request.messages[: len(call.request.messages) + 1]
+    def _extension(
+        self,
+        request: ChatRequest,
+        messages: Sequence[Message],
+        call: Call,
+        completion: Completion,
+        longer: str,
+    ) -> tuple[int, ...] | None:
+        """The earlier tokens plus those of the new messages; None where the template cannot extend.
+
+        `messages` are those of the request, `longer` is their rendering, `completion` that of the call.
+        """
+        prompt_ids, completion_ids = completion.prompt_ids or (), completion.completion_ids or ()
         # With the tools of the earlier call: its tokens were made with them, and other tools may show.
-        asked = self._text(spoken[:-1], call.request.tools, ask=True)
-        closed = self._text(spoken, call.request.tools, ask=False)
-        longer = self._text(request.messages, request.tools, ask=True)
-        end = self._end_of_turn(asked, closed, longer)
+        before = (call.request.tools, call.request.template_options)
+        spoken = messages[: len(call.request.messages) + 1]
+        family = self.family(request.template_options)
+        new = [self.rendering.for_template(message) for message in _named(messages)[len(spoken) :]]
+        if before == (request.tools, request.template_options):
+            extended = family.extend(prompt_ids, completion_ids, new, request.tools)
+            if extended is not None:
+                return extended
+        asked = self.rendering.text(spoken[:-1], *before, ask=True)
+        closed = self.rendering.text(spoken, *before, ask=False)
+        end = self.rendering.end_of_turn(asked, closed, longer)
         if end is None or not closed.startswith(asked):
             return None
-        if before.completion_ids[-1] in self._stop_ids:
-            text = longer[end.end() :]
-            # After the token that ends the turn: some tokenizers look at what stands before.
-            tail = self._after(end.group(), text, self._tokenised(end.group() + text))
-        else:
-            tail = self._tokenised(longer[end.start() :])
-        return before.prompt_ids + before.completion_ids + tail
+        if completion_ids[-1] not in self._stop_ids:
+            return prompt_ids + completion_ids + self.rendering.ids(longer[end[0] :])
+        token, text = longer[slice(*end)], longer[end[1] :]
+        if end[0] >= len(closed) and self.rendering.end_tokens[token] != completion_ids[-1]:
+            return None  # The model expected another kind of message than came.
+        return (
+            prompt_ids + completion_ids + self.rendering.after(token, text, self.rendering.ids(token + text))
+        )
 
-    def _fault(self, request: ChatRequest, call: Call) -> Fault:
+    def _fault(self, request: ChatRequest, messages: Sequence[Message], call: Call) -> Fault:
         """Why the request, which continues a call, does not extend its tokens."""
-        before, tools = call.completion, call.request.tools
-        spoken = request.messages[: len(call.request.messages) + 1]
-        if before is None or before.prompt_ids is None or not before.completion_ids:
-            return Fault(len(spoken) - 1, "role assistant: its tokens are not known")
+        tools, options = call.request.tools, call.request.template_options
+        spoken = messages[: len(call.request.messages) + 1]
         if list(tools) != list(request.tools):
             return Fault(None, "tools: other ones than before are offered")
-        now = self._text(request.messages, request.tools, ask=False)
-        asked, closed = self._text(spoken[:-1], tools, ask=True), self._text(spoken, tools, ask=False)
+        if dict(options) != dict(request.template_options):
+            return Fault(None, "template options: other ones than before are set")
+        now = self.rendering.text(messages, tools, options, ask=False)
+        asked = self.rendering.text(spoken[:-1], tools, options, ask=True)
+        closed = self.rendering.text(spoken, tools, options, ask=False)
         for then, seen in ((asked, spoken[:-1]), (closed, spoken)):
-            changed = _common(then, now)
-            for index, message in enumerate(seen):
+            changed = common_length(then, now)
+            for index in range(len(seen)):
                 # A rendering may end in what is only written at the end of all: that is not the message's.
-                if changed < _common(self._text_or_none(seen[: index + 1], tools) or "", then):
-                    return Fault(index, f"role {_kind(message)}: rewritten once the conversation goes on")
-        return Fault(len(spoken) - 1, f"role {_kind(spoken[-1])}: not written as it is asked for")
+                part = self.rendering.text_or_none(seen[: index + 1], tools, options)
+                if changed < common_length(part or "", then):
+                    return self._rewritten(messages, index, now, "rewritten once the conversation goes on")
+        return self._rewritten(messages, len(spoken) - 1, now, "not written as it is asked for")
 
-    def _after(self, before: str, text: str, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the token ids of `before` and `text` those of the text; `before` is a token that ends turns."""
-        if not before:
-            return ids
-        return ids[1:] if ids[:1] == (self._end_tokens[before],) else self._tokenised(text)
-
-    def _end_of_turn(self, asked: str, closed: str, longer: str) -> re.Match[str] | None:
-        """The last end-of-turn token of the assistant's turn up to which `longer` repeats `closed`.
-
-        `asked` is the rendering before the turn, `closed` that after it, `longer` one that goes on.
-        """
-        ends = self._end_pattern.finditer(closed, len(asked))
-        return max(
-            (end for end in ends if longer.startswith(closed[: end.end()])), key=re.Match.end, default=None
-        )
+    def _rewritten(self, messages: Sequence[Message], index: int, now: str, reason: str) -> Fault:
+        """The fault of a message that the rendering `now` of all has in other words than before."""
+        message = messages[index]
+        goes_on = any(later.get("role") == "user" for later in messages[index + 1 :])
+        thinking = message.get("reasoning_content")
+        is_dropped = not thinking or thinking not in now
+        if message.get("role") == "assistant" and goes_on and is_dropped and self.drops_thinking:
+            reason = "role assistant: its thinking is left out once the user speaks again"
+            return Fault(index, reason, on_purpose=True)
+        return Fault(index, f"role {_kind(message)}: {reason}")
 
     @cached_property
     def _closing(self) -> str:
         """The end-of-turn token that the template writes; a model may stop at others too."""
-        talk = [_QUESTION, {"role": "assistant", "content": "!"}, _QUESTION]
-        asked, closed = self._text(talk[:1], (), ask=True), self._text(talk[:2], (), ask=False)
-        end = self._end_of_turn(asked, closed, self._text_or_none(talk, ()) or closed)
-        return str(self.tokenizer.eos_token or next(iter(self._end_tokens))) if end is None else end.group()
-
-    def _text_or_none(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str | None:
-        """A rendering that is only a hint; None where the template refuses the messages."""
-        try:
-            return self._text(messages, tools, ask=False)
-        except EngineError:
-            return None
-
-    def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool) -> str:
-        return self._rendered(json.dumps([messages, tools]), ask)
-
-    def _render(self, conversation: str, ask: bool) -> str:
-        messages, tools = json.loads(conversation)
-        return self._applied([messages], tools, ask=ask)[0]
-
-    def _applied(
-        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool], *, ask: bool
-    ) -> list[str]:
-        """The renderings of conversations. Raises ImpossibleCall where the template refuses one."""
-        from jinja2 import TemplateError
-
-        try:
-            if not all(conversations):
-                raise ValueError("there is no message")
-            texts = self.tokenizer.apply_chat_template(
-                [[_for_template(message) for message in messages] for messages in conversations],
-                tools=list(tools) or None,
-                add_generation_prompt=ask,
-                tokenize=False,
-            )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
-            if len(conversations) != 1:
-                # One by one, so that the error is about the one that is refused.
-                return [self._text(messages, tools, ask=ask) for messages in conversations]
-            raise ImpossibleCall(
-                f"the model's chat template refused the messages ({type(error).__name__}: {error}); "
-                f"roles: {[message.get('role') for message in conversations[0]]}"
-            ) from error
-        return [str(text) for text in texts]
-
-    def _tokenise(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        if not texts:
-            return []
-        return [tuple(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+        talk = [QUESTION, PROBES["text"], MORE]
+        asked = self.rendering.text(talk[:1], (), {}, ask=True)
+        closed = self.rendering.text(talk[:2], (), {}, ask=False)
+        longer = self.rendering.text_or_none(talk, (), {}) or closed
+        end = self.rendering.end_of_turn(asked, closed, longer)
+        tokens = self.rendering.end_tokens
+        return str(self.tokenizer.eos_token or next(iter(tokens))) if end is None else longer[slice(*end)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Of a conversation's text, cut where the assistant's turns begin and end."""
+def _with_thinking(messages: Sequence[Message], continued: Sequence[Call]) -> list[Message]:
+    """The messages, with the thinking of recorded answers that a client has sent back without it."""
+    restored = list(messages)
+    for call in continued:
+        index = len(call.request.messages)
+        if call.completion is not None and not restored[index].get("reasoning_content"):
+            thinking = call.completion.message.get("reasoning_content")
+            restored[index] = restored[index] | ({"reasoning_content": thinking} if thinking else {})
+    return restored
 
-    before: str
-    """The end-of-turn token that it follows, or nothing."""
-    text: str
-    is_sampled: bool = False
-    end: str = ""
-    """The end-of-turn token that ends a sampled text."""
 
-
-def _common(first: str, second: str) -> int:
-    """How many characters two texts have in common from the start."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+def _named(messages: Sequence[Message]) -> list[Message]:
+    """The messages, each result of a tool with the tool's name."""
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    names = {call.get("id"): call["function"]["name"] for call in calls}
+    return [
+        {"name": names[message.get("tool_call_id")], **message}
+        if message.get("role") == "tool" and message.get("tool_call_id") in names
+        else message
+        for message in messages
+    ]
 
 
 def _kind(message: Message) -> str:
@@ -306,23 +263,3 @@ def _kind(message: Message) -> str:
     thinks = message.get("reasoning_content") or "</think>" in str(message.get("content"))
     parts = ["thinking"] * bool(thinks) + ["tool calls"] * bool(message.get("tool_calls"))
     return f"{role} with {' and '.join(parts)}" if parts else role
-
-
-def _for_template(message: Message) -> Message:
-    """Templates expect text, and tool arguments as an object where OpenAI's format has JSON text."""
-    if not is_text(message):
-        raise ImpossibleCall(
-            f"the model takes text only, and a message of the role {message.get('role')!r} has other parts"
-        )
-    plain = {**message, "content": text_of(message)}
-    if message.get("tool_calls"):
-        plain["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
-    return plain
-
-
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function.get("arguments")
-    with contextlib.suppress(ValueError):
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    return {**call, "function": {**function, "arguments": arguments}}

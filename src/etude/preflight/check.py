@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from etude.algorithms.algorithm import kind_of
 from etude.backends.capabilities import (
     Capabilities,
     check_ages,
@@ -30,6 +31,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.stats import estimate
+from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
@@ -37,7 +39,11 @@ from etude.preflight.finding import Findings
 from etude.preflight.machine import ModelSize, together
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.store.run_folder import RunFolder
+from etude.wire.forms import FORM_FIELDS
+from etude.wire.sampling import SAMPLING_NAMES
 
+_SHAPING = {*FORM_FIELDS, *SAMPLING_NAMES, "tool_choice"} - {"max_tokens", "stop", "seed", "stop_token_ids"}
+"""Fields of a request that change the distribution that its answer is sampled from."""
 _FEW = 50
 """Fewer validation examples than this leave an interval wider than ±0.14."""
 
@@ -232,10 +238,24 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         if block.fine_tune_from_scratch:
             check_from_base(backend, capabilities)
         check_tokens(backend, capabilities, trajectories.methods, builder.config.llms[target], target)
+        _check_shape(what, target, builder.config.llms[target], trajectories.methods, findings)
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
+
+
+def _check_shape(what: str, name: str, llm: Any, methods: Collection[Method], findings: Findings) -> None:
+    """Warn of fields that change what is sampled behind the back of what trains."""
+    fields = llm.extra_body if isinstance(llm, OpenAiLlmConfig) else {}
+    shaping = [field for field in fields if field in _SHAPING]
+    if shaping and any(kind_of(method) != "imitation" for method in methods):
+        findings.warn(
+            what,
+            f"llms.{name}.extra_body has {', '.join(shaping)}: what trains knows nothing of it, and takes "
+            "the answers for those of another distribution. Ask for it in the agent's calls, such as "
+            "`response_format=…`, which are recorded",
+        )
 
 
 def _check_hosted(

@@ -1,9 +1,8 @@
-"""The audit of a chat template: over which shapes of conversation it extends what was sampled."""
+"""The audit of a chat template: how it is read, and over which conversations it extends what was sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.errors import EngineError
@@ -24,7 +23,7 @@ _AT_LENGTH: Message = {"role": "system", "content": "Now explain at length."}
 _ASK: Message = {"role": "user", "content": "What is 1 + 2?"}
 _SAID: Message = {"role": "assistant", "content": "It is 3."}
 _MORE: Message = {"role": "user", "content": "And twice that?"}
-_THOUGHT: Message = {"role": "assistant", "content": "<think>\n1 + 2 = 3.\n</think>\n\nIt is 3."}
+_THOUGHT: Message = {**_SAID, "reasoning_content": "1 + 2 = 3."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def _result(of: str) -> Message:
 
 _IDS = ("call00000", "call00001")
 _TOOL_TURN = (_ASK, _calls(_IDS[0]), _result(_IDS[0]))
-_THOUGHT_CALL: Message = {**_calls(_IDS[0]), "content": "<think>\nI add.\n</think>\n\n"}
+_THOUGHT_CALL: Message = {**_calls(_IDS[0]), "reasoning_content": "I add."}
 
 SHAPES = (
     Shape("a single turn", (_SYSTEM, _ASK, _SAID)),
@@ -65,35 +64,111 @@ SHAPES = (
 
 
 def audit(template: ChatTemplate) -> Findings:
-    """For each shape whether every prompt extends the tokens before it, and if not, what is at fault."""
+    """How the template is read, and for each shape whether every prompt extends the tokens before it.
+
+    If not, which message is at fault, and how many tokens are computed for the branches that it makes.
+    """
     findings = Findings()
+    for what, way in ways(template).items():
+        (findings.ok if way.is_whole else findings.warn)(what, way.detail)
     for shape in SHAPES:
         try:
-            faults = dict.fromkeys(_faults(template, shape))
+            play = _played(template, shape)
         except EngineError as error:
             findings.warn(shape.name, f"refused: {error}")
             continue
-        if faults:
-            findings.warn(shape.name, f"starts a new branch: {'; '.join(faults)}")
+        if play.drift:
+            findings.warn(shape.name, f"starts a new branch: {'; '.join(play.drift)} ({play.cost})")
+        elif play.on_purpose:
+            findings.ok(shape.name, f"a new branch on purpose: {'; '.join(play.on_purpose)} ({play.cost})")
         else:
             findings.ok(shape.name, "extends" if len(_prompts(shape)) > 1 else "renders")
     return findings
 
 
-def _faults(template: ChatTemplate, shape: Shape) -> Iterator[str]:
-    """Plays the conversation call by call; the fault of every prompt that drifts. Raises EngineError."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a part of what models write is treated."""
+
+    detail: str
+    is_whole: bool = True
+    """Whether nothing of it is missing."""
+
+
+def ways(template: ChatTemplate) -> dict[str, Way]:
+    """The way of reading answers, of extending conversations, of tool calls and of thinking."""
+    family = template.family()
+    reading = f"{family.reader.name}, by {family.reader.way}"
+    if family.extender is None:
+        extending = "the difference of the template's renderings"
+    else:
+        roles = " and ".join(sorted(family.extends_after))
+        extending = f"{family.extender.name}, by renderers (messages of the roles {roles})"
+    return {
+        "answers are read by": Way(reading),
+        "conversations are extended by": Way(extending),
+        "tool calls": _tools(template),
+        "thinking": _thinking(template),
+    }
+
+
+def _tools(template: ChatTemplate) -> Way:
+    family = template.family()
+    if missing := family.missing("call"):
+        return Way(f"not understood: {', '.join(missing)}", is_whole=False)
+    if any("call" in kind for kind in family.written):
+        return Way("understood")
+    plain = template.prompt(ChatRequest((_ASK,))).ids
+    if template.prompt(ChatRequest((_ASK,), (TOOL,))).ids == plain:
+        return Way("the template shows no tools to the model")
+    return Way(f"the template writes none; read as {family.reader.name}")
+
+
+def _thinking(template: ChatTemplate) -> Way:
+    if missing := template.family().missing("thinking"):
+        return Way(f"not separated: {', '.join(missing)}", is_whole=False)
+    if template.rendering.thinking_key is None:
+        return Way("the template knows none")
+    kept = "dropped once the user speaks again" if template.drops_thinking else "kept"
+    return Way(f"separated, {kept}")
+
+
+@dataclass(slots=True)
+class _Play:
+    """A conversation, played call by call. The same fault is in a list once."""
+
+    drift: dict[str, None] = field(default_factory=dict)
+    on_purpose: dict[str, None] = field(default_factory=dict)
+    computed: int = 0
+    """Tokens of all branches."""
+    last: int = 0
+    """Tokens of the last prompt, the longest of all."""
+
+    @property
+    def cost(self) -> str:
+        """How much more is computed than for one sequence."""
+        return f"{self.computed} tokens in all branches, {self.computed / self.last:.1f} times the conversation's"
+
+
+def _played(template: ChatTemplate, shape: Shape) -> _Play:
+    """Plays the conversation. Raises EngineError where the template refuses it."""
     earlier: list[Call] = []
+    play = _Play()
     for length in _prompts(shape):
         request = ChatRequest(shape.messages[:length], shape.tools, earlier=tuple(earlier))
         prompt = template.prompt(request)
         if prompt.fault is not None:
-            yield str(prompt.fault)
+            (play.on_purpose if prompt.fault.on_purpose else play.drift)[str(prompt.fault)] = None
+            play.computed += play.last
+        play.last = len(prompt.ids)
         if length < len(shape.messages):
             # What was sampled does not matter: that it is gone on from does.
             sampled = Completion(
                 shape.messages[length], prompt_ids=prompt.ids, completion_ids=template.completion_ids("!")
             )
             earlier.append(Call(len(earlier), "<workflow>", "audited", request, sampled))
+    play.computed += play.last
+    return play
 
 
 def _prompts(shape: Shape) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def check_local_model(
         except ValueError as error:
             raise RequestError(f"LoRA weights do not fit this model: {error}") from error
     trainable = sum(value.numel() for value in policy.trainable().values()) if adapter is not None else 0
-    prompts = _prompt_lengths(policy, examples)
+    prompts = _prompt_lengths(policy, examples, llm.chat_template_kwargs)
     size = ModelSize(
         parameters=parameters,
         trainable=trainable,
@@ -63,7 +63,7 @@ def check_local_model(
         f"{llm.model}: {parameters / 1e6:.3g} M parameters{trained}, {device.type}, "
         f"{str(dtype).removeprefix('torch.')}, context {policy.max_context}",
     )
-    _check_template(what, policy, findings)
+    _check_template(what, policy, llm.chat_template_kwargs, findings)
     _check_room(what, llm, policy, size, prompts, findings)
     return size
 
@@ -86,11 +86,12 @@ def _outline(llm: LocalLlmConfig) -> Policy:
     return Policy(model, tokenizer, source, torch.device("meta"))
 
 
-def _check_template(what: str, policy: Policy, findings: Findings) -> None:
-    """Whether conversations go on token for token, and whether the model is shown tools."""
+def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findings: Findings) -> None:
+    """Whether the template knows its options and shows tools, and conversations go on token for token."""
     question = {"role": "user", "content": "Two?"}
     turns = [question, {"role": "assistant", "content": "2"}]
     try:
+        policy.template.prompt(ChatRequest((question,), template_options=options))
         policy.template.transcript([*turns, *turns])
     except RequestError:
         findings.warn(
@@ -110,11 +111,12 @@ def _check_template(what: str, policy: Policy, findings: Findings) -> None:
         )
 
 
-def _prompt_lengths(policy: Policy, examples: Sequence[Example]) -> list[int]:
+def _prompt_lengths(policy: Policy, examples: Sequence[Example], options: Mapping[str, Any]) -> list[int]:
     """Tokens of examples as one user message each: an agent's own prompt comes on top."""
     step = max(1, len(examples) // _SAMPLE)
     texts = ["\n".join(_texts(example.inputs)) for example in examples[::step][:_SAMPLE]]
-    requests = [ChatRequest(({"role": "user", "content": text},)) for text in texts if text]
+    asked = [({"role": "user", "content": text},) for text in texts if text]
+    requests = [ChatRequest(messages, template_options=options) for messages in asked]
     try:
         return [len(policy.template.prompt(request).ids) for request in requests]
     except EtudeError:

@@ -56,7 +56,8 @@ class _Show:
     def __init__(self, record: EpisodeRecord, tree: EpisodeTree, *, raw: bool, prompts: bool) -> None:
         self.tree = tree
         self.raw = raw
-        self.calls = {call.index: call for call in record.calls} if prompts else {}
+        self.prompts = prompts
+        self.calls = {call.index: call for call in record.calls}
 
     def following(self, node: Node | None) -> dict[str, Any]:
         """The turns after a node until the next branching, and what comes then."""
@@ -84,10 +85,13 @@ class _Show:
         return shown | {"turns": [self.turn(node), *after.pop("turns")]} | after
 
     def turn(self, node: Node) -> dict[str, Any]:
-        """An answer by channel, with its decision, retries and faults."""
+        """An answer by channel, after its thinking, with its decision, retries and faults."""
         shown: dict[str, Any] = {"round": node.round}
-        if node.call in self.calls:
-            shown["prompt"] = [dict(message) for message in self.calls[node.call].request.messages]
+        call = self.calls.get(node.call)
+        if call is not None and self.prompts:
+            shown["prompt"] = [dict(message) for message in call.request.messages]
+        if call is not None and call.completion is not None and call.completion.thinking:
+            shown[f"{node.agent}.thinking"] = call.completion.thinking
         if self.raw or node.malformed is not None:
             shown[node.agent] = node.text
         else:

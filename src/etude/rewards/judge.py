@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_core import from_json, to_json
 
 from etude.config.component import EvaluatorConfig
@@ -43,6 +43,7 @@ Where two attempts differ little, so do their scores; where one is much better, 
 
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 _SHOWN_CHARACTERS = 200
+_THINKING = "reasoning_content"
 
 
 class MalformedAnswer(Exception):
@@ -60,6 +61,8 @@ class JudgeConfig(EvaluatorConfig):
     """Most tokens of one answer of the judge."""
     attempts: int = Field(default=3, ge=1)
     """How often to ask when the answer is malformed, before giving up."""
+    thinking: bool = False
+    """Show the judge what the agent's model thought before it answered, and not what it said alone."""
 
 
 async def ask(
@@ -140,6 +143,12 @@ class LlmJudgeConfig(JudgeConfig, name="llm_judge"):
     transcript: bool = False
     """Show the judge the whole conversation, and not the output alone."""
 
+    @model_validator(mode="after")
+    def _thinking_is_in_the_transcript(self) -> LlmJudgeConfig:
+        if self.thinking and not self.transcript:
+            raise ValueError("thinking is shown in the transcript alone: set transcript: true as well")
+        return self
+
 
 class LlmJudge(Evaluator):
     """Scores an episode in [0, 1] by a model's grade. Raises EtudeError when it gives no usable one."""
@@ -164,7 +173,7 @@ class LlmJudge(Evaluator):
         if item.expected_output_obj is not None:
             material["expected"] = item.expected_output_obj
         if self._config.transcript:
-            material["transcript"] = messages_of(item)
+            material["transcript"] = messages_of(item, thinking=self._config.thinking)
         return material | {"output": item.output_obj}
 
     def _parse(self, answer: dict[str, Any]) -> tuple[float, str]:
@@ -200,7 +209,7 @@ class GroupJudge(Evaluator):
         return (await self.evaluate_group([item]))[0]
 
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
-        transcripts = [messages_of(item) for item in items]
+        transcripts = [messages_of(item, thinking=self._config.thinking) for item in items]
         texts = [to_json(transcript, fallback=str, inf_nan_mode="strings") for transcript in transcripts]
         # Attempts that say the same are shown once: they cannot be told apart, nor score differently.
         shown = dict(zip(texts, transcripts, strict=True))
@@ -254,12 +263,15 @@ async def group_judge(config: GroupJudgeConfig, builder: Builder) -> AsyncIterat
     yield GroupJudge(config, await builder.get_llm(config.model))
 
 
-def messages_of(item: EvalInputItem) -> list[Message]:
+def messages_of(item: EvalInputItem, *, thinking: bool = False) -> list[Message]:
     """The episode's messages in order, each once, and last the output where no message says it.
 
-    Where a call does not go on from the call before it, a message of the role `conversation` says so.
+    Where a call does not go on from the call before it, a message of the role `conversation` says so. Without
+    `thinking` messages have no `reasoning_content`.
     """
     messages = [] if item.episode is None else _conversations(item.episode)
+    if not thinking:
+        messages = [{key: value for key, value in each.items() if key != _THINKING} for each in messages]
     if not messages or messages[-1].get("content") != item.output_obj:
         messages.append({"role": "output", "content": item.output_obj})
     return messages

@@ -71,10 +71,11 @@ class Collector:
         limits: Limits | None = None,
         sampling: Mapping[str, Sampling] | None = None,
         default_model: str | None = None,
+        template_options: Mapping[str, Mapping[str, Any]] | None = None,
         endpoint_port: int = 0,
     ) -> None:
-        """`sampling` says how each model samples by default, `default_model` which one is meant when
-        the agent names none. `endpoint_port` is that of `episode.endpoint`; 0 takes a free one.
+        """`sampling` and `template_options` are for calls that do not say, by model, `default_model` is for
+        those that name none. `endpoint_port` is that of `episode.endpoint`; 0 takes a free one.
 
         Raises RequestError when the workflow or the models do not fit.
         """
@@ -82,7 +83,7 @@ class Collector:
         self.workflow = workflow
         self.limits = limits or Limits()
         self._timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
-        self._models = Models(models, sampling or {}, default_model)
+        self._models = Models(models, sampling or {}, default_model, template_options or {})
         self._journal = journal
         self._seed = seed
         self._server = EndpointServer(port=endpoint_port)

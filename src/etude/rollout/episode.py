@@ -8,7 +8,7 @@ import functools
 import math
 import random
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from etude.core.data_model import number
@@ -18,10 +18,11 @@ from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.rollout.recorder import Recorder
-from etude.rollout.reply import Reply, describe_tools, reply_of
+from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
 from etude.rollout.workflow import FunctionScope, current_function
 from etude.wire.bodies import plain_messages
 from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
+from etude.wire.forms import choose_tools, read_format
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -75,13 +76,18 @@ class Episode:
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
+        response_format: Any = None,
+        tool_choice: str | dict[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Reply:
         """Ask a model to continue the conversation.
 
         `messages` are in OpenAI's format. `model` is an entry of `llms`; it may be left out when there
         is one, or one that is trained. `tools` are dicts in OpenAI's format or Python functions, which
         are described by their signature and docstring (calling them is up to the agent). What is left
-        out of the sampling parameters is as the config says.
+        out of the sampling parameters is as the config says. `response_format`, a pydantic model or as in
+        OpenAI's API, is a form that the answer cannot leave; `tool_choice` is OpenAI's too;
+        `chat_template_kwargs` are variables of the model's chat template, such as `enable_thinking`.
 
         Raises RequestError when the request is wrong, EngineError when the model has no answer, and
         EpisodeError when the episode is over or has made too many calls.
@@ -92,13 +98,18 @@ class Episode:
             "max_tokens": max_tokens,
             "stop": stop,
             "seed": seed,
+            "constraint": read_format(schema_of(response_format), "response_format"),
         }
+        offered = describe_tools(tools) if tools else ()
+        asked = choose_tools(ChatBody("", plain_messages(messages), offered), tool_choice)
         _, call = await self._recorder.ask(
-            plain_messages(messages),
+            asked.messages,
             model=model,
-            tools=describe_tools(tools) if tools else (),
+            tools=asked.tools,
             sampling=sampling,
             function=current_function(),
+            tool_choice=asked.tool_choice,
+            template_options=chat_template_kwargs,
         )
         return reply_of(call)
 
@@ -165,6 +176,10 @@ class Episode:
             tools=body.tools,
             sampling=body.sampling,
             function=body.function or current_function(),
+            tool_choice=body.tool_choice,
+            parallel_tool_calls=body.parallel_tool_calls,
+            template_options=body.template_options,
+            choice=body.choice,
         )
         assert call.completion is not None
         # The id is a function of the request, for code that puts it into a later request.

@@ -41,6 +41,8 @@ class Reply:
 
     text: str
     """The content of the message; empty when there is none."""
+    thinking: str
+    """What the model thought before it answered; no part of the text. Empty when there is none."""
     message: Message
     """The message in OpenAI's format: append it to the conversation to go on."""
     tool_calls: tuple[ToolCall, ...]
@@ -60,6 +62,7 @@ def reply_of(call: Call) -> Reply:
     content = message.get("content")
     return Reply(
         text=content if isinstance(content, str) else "",
+        thinking=completion.thinking,
         message=message,
         tool_calls=tuple(map(_tool_call, message.get("tool_calls") or ())),
         finish_reason=completion.finish_reason,
@@ -80,6 +83,15 @@ def _tool_call(wire: Any) -> ToolCall:
         arguments=arguments if isinstance(arguments, dict) else None,
         raw_arguments=raw,
     )
+
+
+def schema_of(response_format: Any) -> Any:
+    """A pydantic model as OpenAI's `response_format`; anything else as it is."""
+    from pydantic import BaseModel
+
+    if not (isinstance(response_format, type) and issubclass(response_format, BaseModel)):
+        return response_format
+    return {"type": "json_schema", "json_schema": {"schema": response_format.model_json_schema()}}
 
 
 def describe_tools(tools: Sequence[Tool | Callable[..., Any]] | None) -> tuple[Tool, ...]:

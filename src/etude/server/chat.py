@@ -59,7 +59,11 @@ class _Chat(Answering):
     def completion_of(self, sampled: Sampled) -> Completion:
         """The message that was sampled, tool calls and all."""
         message = self.template.parse(
-            sampled.text, self.asked.tools, prompt_ids=self._prompt, first_call=self._calls
+            sampled.text,
+            self.asked.tools,
+            ids=sampled.ids,
+            prompt_ids=self._prompt,
+            first_call=self._calls,
         )
         reason = "tool_calls" if message.get("tool_calls") else sampled.finish_reason
         return Completion(message, reason, completion_ids=sampled.ids)

@@ -1,0 +1,108 @@
+"""Makes what the example starts from: notes, and a base model that reads them carelessly.
+
+    python examples/extraction/base.py --seed 0 --out examples/extraction/base
+
+The base model imitates a reader who mixes things up, and who now and then talks instead of giving the fields.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from etude.core.example import Example
+from etude.core.keys import generator
+from etude.core.message import Message
+from etude.inference.embedded import EmbeddedEngine
+from etude.learner.learner import LearnerOptions
+from etude.learner.plan import Schedule
+from etude.learner.warm_up import Stage, StageReport, warm_up
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
+from etude.rewards.evaluation_run import measure
+
+from agent import extract, fields_right
+from task import Order, draw_notes, draw_order
+
+TRAINING, HELD_OUT = 4096, 512
+"""Numbers of notes, all different."""
+MIX_UPS, TALK = 0.5, 0.15
+"""How often a field is taken from another order, and how often the reader answers in words."""
+REWARD = 0.45
+"""The reward that ends the imitation."""
+OPTIONS = LearnerOptions(
+    learning_rate=4e-3, max_grad_norm=0.3, schedule=Schedule("linear", floor=0.2, trainings=12)
+)
+
+
+async def build_base(
+    folder: Path, seed: int, progress: Callable[[str, float], None]
+) -> Sequence[StageReport]:
+    """Write `train.jsonl`, `validation.jsonl` and the folder `model`.
+
+    `progress` is told what is done and what reward the model gets. Raises TrainingError when the model
+    does not get there.
+    """
+    notes = draw_notes(TRAINING + HELD_OUT, generator(seed, "notes"))
+    examples = [
+        Example(f"note-{number}", {"note": note}, order.model_dump())
+        for number, (note, order) in enumerate(notes.items())
+    ]
+    training = examples[:TRAINING]
+    _write(folder / "train.jsonl", training)
+    _write(folder / "validation.jsonl", examples[TRAINING:])
+
+    rng = generator(seed, "transcripts")
+    careless = [careless_transcript(note, order, rng) for note, order in [*notes.items()][:TRAINING]]
+    tokenizer = build_tokenizer(texts_of(careless), vocab_size=768, splits=["[A-Za-z]+", "[0-9]"])
+    policy = build_policy(tokenizer, seed, TinyShape(hidden_size=96, heads=6))
+    engine = EmbeddedEngine(policy, max_tokens=64)
+
+    async def reward() -> float:
+        return (await measure(extract, fields_right, engine, training[:256], max_concurrency=256)).mean
+
+    stage = Stage(
+        "imitating a careless reader",
+        careless,
+        reward,
+        at_least=REWARD,
+        options=OPTIONS,
+        batch_size=16,
+        first_check=80,
+    )
+    try:
+        reports = await warm_up(policy, [stage], seed=seed, on_check=progress)
+    finally:
+        await engine.close()
+    policy.export(folder / "model")
+    return reports
+
+
+def careless_transcript(note: str, order: Order, rng: random.Random) -> list[Message]:
+    """A note, and what the careless reader makes of it."""
+    other = draw_order(rng).model_dump()
+    read = {name: other[name] if rng.random() < MIX_UPS else value for name, value in order}
+    answer = json.dumps(read, separators=(",", ":"))
+    if rng.random() < TALK:
+        answer = f"{read['count']} {read['item']} for {read['recipient']}, I think."
+    return [{"role": "user", "content": note}, {"role": "assistant", "content": answer}]
+
+
+def _write(path: Path, examples: Sequence[Example]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = ({"id": each.id, **each.inputs, "answer": each.expected} for each in examples)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "base")
+    given = parser.parse_args()
+    for done in asyncio.run(
+        build_base(given.out, given.seed, lambda what, value: print(f"{what}: {value:.3f}"))
+    ):
+        print(f"{done.name}: {done.value:.3f} after {done.steps} steps")

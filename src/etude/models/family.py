@@ -1,0 +1,239 @@
+"""How a model's family writes its answers, found out from its chat template and not from its name.
+
+The template writes probe answers, and the reader that makes the same messages of them is taken: a family of
+the `renderers` package, the tokenizer's own response template, or a known syntax. A family of `renderers`
+that goes on with conversations as the template does also extends them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from etude.core.message import Message, Tool, text_of
+from etude.models.probe import ANSWER, CONVERSATIONS, PROBES, QUESTION, THOUGHT, TOOL, is_written
+from etude.models.rendering import INLINE, Options, Rendering
+from etude.models.reply import Reader, RendererReader, TemplateReader, TextReader
+from etude.models.syntaxes import SYNTAXES
+
+_LEFT_OUT = {"auto", "default", "custom", "gpt-oss"}
+"""Of the package's renderers: no families, and one that downloads its vocabulary when it is made."""
+_TAGGED = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenAnswer:
+    """A probe answer as the template writes it."""
+
+    kind: str
+    message: Message
+    tools: tuple[Tool, ...]
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    """Of the answer, without its end of turn."""
+
+    def is_read_by(self, reader: Reader) -> bool:
+        """Whether the reader makes the same message of it."""
+        with suppress(ValueError):
+            return _essence(reader.read(self.prompt_ids, self.ids, self.tools).message(0)) == _essence(
+                self.message
+            )
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How answers are read and conversations extended."""
+
+    reader: Reader
+    extender: RendererReader | None
+    extends_after: frozenset[str]
+    """The roles of new messages with which the extender goes on as the template does. For others, and where
+    there is no extender, the difference of the template's renderings extends."""
+    written: tuple[str, ...]
+    """The kinds of probe answers that the template can write."""
+    read: tuple[str, ...]
+    """Those of them that the reader understands."""
+
+    def extend(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+    ) -> tuple[int, ...] | None:
+        """The prompt that goes on from tokens with messages; None where that is left to the template."""
+        if self.extender is None or not {message["role"] for message in messages} <= self.extends_after:
+            return None
+        return self.extender.extend(prompt_ids, completion_ids, messages, tools)
+
+    def missing(self, part: str) -> list[str]:
+        """The kinds of answers with `part`, like `call` or `thinking`, that are not understood."""
+        return [kind for kind in self.written if part in kind and kind not in self.read]
+
+
+def find_family(rendering: Rendering, options: Options, name: str = "") -> Family:
+    """The family whose answers the template writes under these options.
+
+    With the `name` of a renderers family only that one is tried.
+    """
+    written = tuple(_written(rendering, options))
+    reader: Reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
+    extender, roles = None, frozenset[str]()
+    if _score(reader, written) < len(written) or _has_marks(rendering, written):
+        # Where all of the syntax is plain characters, no family of `renderers` would find its tokens.
+        tried = list(_renderers(rendering, options, name, written))
+        best = max(tried, key=lambda each: (each.score, each.alike, len(each.extends_after)), default=None)
+        if best is not None and best.score >= _score(reader, written):
+            reader = best.reader
+        best = max(tried, key=lambda each: (len(each.extends_after), each.alike, each.score), default=None)
+        if best is not None and best.extends_after:
+            extender, roles = best.reader, best.extends_after
+    kinds = tuple(dict.fromkeys(answer.kind for answer in written))
+    failed = {answer.kind for answer in written if not answer.is_read_by(reader)}
+    return Family(reader, extender, roles, kinds, tuple(kind for kind in kinds if kind not in failed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """How well a family of `renderers` fits."""
+
+    reader: RendererReader
+    score: int
+    """How many of the written answers it understands."""
+    alike: int
+    """How many conversations it writes as the template does."""
+    extends_after: frozenset[str]
+
+
+def _renderers(
+    rendering: Rendering, options: Options, name: str, written: Sequence[WrittenAnswer]
+) -> Iterator[_Tried]:
+    """The families of the package whose special tokens the tokenizer has."""
+    from renderers import RendererConfig
+
+    names = [config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])]
+    for family in [name] if name else [each for each in names if each not in _LEFT_OUT]:
+        for default in ({}, {"enable_thinking": False}):
+            # Made with the tokenizer of another family, it may raise anything.
+            with suppress(Exception):
+                reader = RendererReader(family, rendering.tokenizer, {**default, **options})
+                alike, roles = _compared(reader, rendering, options)
+                yield _Tried(reader, _score(reader, written), alike, roles)
+
+
+def _text_readers(rendering: Rendering) -> Iterator[Reader]:
+    """The readers of text, in order of trust: of those that are equally good, the first is taken."""
+    tokenizer = rendering.tokenizer
+    if own := getattr(tokenizer, "response_template", None):
+        yield TemplateReader("its own", tokenizer, own, is_own=True)
+    tokens = set(tokenizer.get_added_vocab())
+    # A template may show tools and yet not write calls: then the tokens tell what the model writes.
+    for name in sorted(
+        SYNTAXES, key=lambda name: SYNTAXES[name]["fields"]["tool_calls"].get("open") not in tokens
+    ):
+        fields = SYNTAXES[name]["fields"]
+        if rendering.thinking_key is None:
+            # Tags that the model was only asked for in the prompt are a part of its text.
+            fields = {field: spec for field, spec in fields.items() if field != "reasoning_content"}
+        yield TemplateReader(name, tokenizer, {**SYNTAXES[name], "fields": fields})
+    yield TextReader(tokenizer)
+
+
+def _written(rendering: Rendering, options: Options) -> Iterator[WrittenAnswer]:
+    """The probe answers that the template can write."""
+    shows_thinking = False
+    for kind, message in PROBES.items():
+        turn = probed_turn(rendering, message, options)
+        if turn is not None and is_written(message, turn[1]):
+            shows_thinking |= "reasoning_content" in message
+            tools = (TOOL,) if message.get("tool_calls") else ()
+            yield WrittenAnswer(kind, message, tools, *rendering.ids_of(turn))
+    asked = rendering.text([QUESTION], (), options, ask=True)
+    if rendering.thinking_key is None:
+        yield WrittenAnswer(
+            "text", {"role": "assistant", "content": _TAGGED}, (), *rendering.ids_of([asked, _TAGGED])
+        )
+    elif not shows_thinking and rendering.thinking_key == INLINE:
+        # A template that drops thinking at once does not show how it is written; its prompt may open it.
+        text = _TAGGED.removeprefix("<think>\n") if asked.rstrip().endswith("<think>") else _TAGGED
+        yield WrittenAnswer("thinking", PROBES["thinking"], (), *rendering.ids_of([asked, text]))
+
+
+def probed_turn(rendering: Rendering, answer: Message, options: Options) -> tuple[str, str] | None:
+    """A question's prompt and the text in which the template answers it, without the end of the turn.
+
+    None where the template refuses the answer. What a prompt writes and the answer leaves out, like an open
+    `<think>`, is not in this one.
+    """
+    tools = [TOOL] if answer.get("tool_calls") else []
+    asked = rendering.text_or_none([QUESTION], tools, options, ask=True)
+    closed = rendering.text_or_none([QUESTION, answer], tools, options)
+    if asked is None or closed is None:
+        return None
+    start = common_length(asked, closed)
+    if start < len(asked):
+        tokens = rendering.added_pattern.finditer(closed)
+        start = next((token.start() for token in tokens if token.start() < start < token.end()), start)
+    end = rendering.end_pattern.search(closed, start)
+    return closed[:start], closed[start : end.start() if end else len(closed)]
+
+
+def _score(reader: Reader, written: Sequence[WrittenAnswer]) -> int:
+    """How many of the answers the reader understands."""
+    return sum(answer.is_read_by(reader) for answer in written)
+
+
+def _has_marks(rendering: Rendering, written: Sequence[WrittenAnswer]) -> bool:
+    """Whether special tokens stand in the answers."""
+    added = set(rendering.tokenizer.get_added_vocab().values())
+    return any(added.intersection(answer.ids) for answer in written)
+
+
+def _compared(family: RendererReader, rendering: Rendering, options: Options) -> tuple[int, frozenset[str]]:
+    """How many of the probe conversations a family writes as the template does, and the roles after which it
+    extends them as the template does, or begins anew as that."""
+    alike = 0
+    agreed: set[str] = set()
+    failed: set[str] = set()
+    for *before, answer, more in CONVERSATIONS:
+        tools = [TOOL] if any(message.get("tool_calls") for message in (*before, answer)) else []
+        messages = [*before, answer, more]
+        asked = rendering.text_or_none(before, tools, options, ask=True)
+        closed = rendering.text_or_none(messages[:-1], tools, options)
+        longer = rendering.text_or_none(messages, tools, options, ask=True)
+        if asked is None or closed is None or longer is None:
+            continue
+        alike += family.write([rendering.for_template(message) for message in messages], tools) == longer
+        end = rendering.end_of_turn(asked, closed, longer)
+        written = closed if end is None or end[1] <= len(closed) else longer
+        end = end or next(
+            (match.span() for match in rendering.end_pattern.finditer(closed, len(asked))), None
+        )
+        if end is None or not closed.startswith(asked):
+            continue
+        prompt, completion, expected = rendering.ids_of([asked, written[len(asked) : end[1]], longer])
+        extended = family.extend(prompt, completion, [rendering.for_template(more)], tools)
+        if extended is None:
+            continue
+        new = len(extended) - len(prompt) - len(completion)
+        # Where tools were called, a template may still rewrite an empty thought: no reason to begin anew.
+        is_right = extended == expected or (more["role"] == "tool" and extended[-new:] == expected[-new:])
+        (agreed if is_right else failed).add(more["role"])
+    return alike, frozenset(agreed - failed)
+
+
+def common_length(first: str, second: str) -> int:
+    """How many characters two texts have in common from the start."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _essence(message: Message) -> tuple[Any, ...]:
+    """What must be equal in a probe answer and in the message that is read from it."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [(function["name"], json.loads(function["arguments"])) for function in functions]
+    return text_of(message), message.get("reasoning_content"), calls

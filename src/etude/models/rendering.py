@@ -1,0 +1,223 @@
+"""A chat template at work: messages to text, and text to token ids."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from etude.core.errors import EngineError, ImpossibleCall, RequestError
+from etude.core.message import Message, Tool, is_text, text_of
+from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL
+from etude.models.reply import decoded
+
+_KEPT_TEXTS = 1024
+"""Renderings that are remembered: the generations of one example begin with the same prompt."""
+_OWN_VARIABLES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "documents", "raise_exception", "strftime_now"}
+)
+"""Of a template, which a request's own fields fill."""
+_THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
+INLINE = "content"
+"""Where a template knows thinking as a part of the content, in `<think>` tags."""
+
+Options = Mapping[str, Any]
+"""Variables for the template besides messages and tools, like `enable_thinking`."""
+
+
+class Rendering:
+    """A tokenizer and its chat template."""
+
+    def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
+        """`tokenizer` is one of `transformers`, `stop_ids` are the tokens that end an assistant's turn.
+
+        Raises RequestError when the tokenizer has no chat template.
+        """
+        if not tokenizer.chat_template:
+            raise RequestError(
+                f"the tokenizer of '{tokenizer.name_or_path}' has no chat template; choose an "
+                "instruction-tuned model, or set the template in its tokenizer_config.json"
+            )
+        self.tokenizer = tokenizer
+        self.end_tokens = {str(tokenizer.convert_ids_to_tokens(token)): token for token in sorted(stop_ids)}
+        """The tokens that end a turn, by their texts."""
+        self.end_pattern = re.compile("|".join(map(re.escape, self.end_tokens)))
+        added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+        self.added_pattern = re.compile("|".join(map(re.escape, added)) or "(?!)")
+        """Matches the tokens that were added to the vocabulary, like `<|im_end|>`."""
+        self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
+        self.ids = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self.ids_of([text])[0])
+
+    def text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, ask: bool) -> str:
+        """The rendering of messages; with `ask`, the beginning of an answer after them.
+
+        Raises ImpossibleCall where the template refuses the messages or does not know an option.
+        """
+        return self._rendered(json.dumps([messages, tools, dict(options)]), ask)
+
+    def text_or_none(
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, ask: bool = False
+    ) -> str | None:
+        """A rendering that is only a hint; None where the template refuses the messages."""
+        try:
+            return self.text(messages, tools, options, ask=ask)
+        except EngineError:
+            return None
+
+    def _render(self, conversation: str, ask: bool) -> str:
+        messages, tools, options = json.loads(conversation)
+        return self.texts([messages], tools, options, ask=ask)[0]
+
+    def texts(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        tools: Sequence[Tool],
+        options: Options,
+        *,
+        ask: bool,
+    ) -> list[str]:
+        """The renderings of conversations; it takes less time for many at once. Raises as `text`."""
+        from jinja2 import TemplateError
+
+        self._check(options)
+        try:
+            if not all(conversations):
+                raise ValueError("there is no message")
+            texts = self.tokenizer.apply_chat_template(
+                [[self.for_template(message) for message in messages] for messages in conversations],
+                tools=list(tools) or None,
+                add_generation_prompt=ask,
+                tokenize=False,
+                **options,
+            )
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            if len(conversations) != 1:
+                # One by one, so that the error is about the one that is refused.
+                return [self.text(messages, tools, options, ask=ask) for messages in conversations]
+            raise ImpossibleCall(
+                f"the model's chat template refused the messages ({type(error).__name__}: {error}); "
+                f"roles: {[message.get('role') for message in conversations[0]]}"
+            ) from error
+        return [str(text) for text in texts]
+
+    def ids_of(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Token ids of texts, with no other special tokens than those that stand in them."""
+        if not texts:
+            return []
+        return [tuple(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+    def end_of_turn(self, asked: str, closed: str, longer: str) -> tuple[int, int] | None:
+        """Start and end of the token in `longer` that ends the assistant's turn; None where that changed.
+
+        `asked` is the rendering before the turn, `closed` that after it, `longer` one that goes on. The token
+        is the last one up to which `longer` repeats `closed`, or, as in GLM's templates, the next message's.
+        """
+        ends = [end.span() for end in self.end_pattern.finditer(closed, len(asked))]
+        repeated = [end for end in ends if longer.startswith(closed[: end[1]])]
+        following = self.end_pattern.match(longer, len(closed)) if longer.startswith(closed) else None
+        return repeated[-1] if repeated else following.span() if following and not ends else None
+
+    def after(self, before: str, text: str, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the token ids of `before` and `text` those of the text; `before` is a token that ends turns.
+
+        Some tokenizers look at what stands before a text.
+        """
+        if not before:
+            return ids
+        return ids[1:] if ids[:1] == (self.end_tokens[before],) else self.ids_of([text])[0]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included, exactly as it stands."""
+        return decoded(self.tokenizer, ids)
+
+    @cached_property
+    def source(self) -> str:
+        """The template's text; where a tokenizer has several, the one for tools."""
+        return str(self.tokenizer.get_chat_template(tools=[TOOL]))
+
+    @cached_property
+    def option_names(self) -> frozenset[str]:
+        """The variables of the template that a request's `template_options` may set."""
+        from jinja2 import Environment, meta
+
+        environment = Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=False)
+        source = re.sub(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}", "", self.source)
+        known = meta.find_undeclared_variables(environment.parse(source))
+        return frozenset(known) - _OWN_VARIABLES - set(self.tokenizer.special_tokens_map)
+
+    def _check(self, options: Options) -> None:
+        unknown = sorted(set(options) - self.option_names) if options else []
+        if unknown:
+            names = ", ".join(sorted(self.option_names)) or "none"
+            raise ImpossibleCall(
+                f"the model's chat template has no option {unknown[0]!r}; leave it out (the options that it "
+                f"has: {names})"
+            )
+
+    def for_template(self, message: Message) -> Message:
+        """A message as the template reads it: text, thinking under its own key, arguments as objects.
+
+        Raises ImpossibleCall where the content has other parts than text.
+        """
+        plain = _plain(message)
+        thinking = plain.pop("reasoning_content", None)
+        if thinking and self.thinking_key is not None:
+            plain |= _thought(self.thinking_key, thinking, plain["content"])
+        return _with_objects(plain) if message.get("tool_calls") and not self._writes_arguments else plain
+
+    @cached_property
+    def thinking_key(self) -> str | None:
+        """The field of a message from which the template writes thinking; None where it knows none."""
+        for key in _THINKING_KEYS:
+            for name in ("thinking", "thinking and a call"):
+                plain = _plain(PROBES[name])
+                thought = _thought(key, plain.pop("reasoning_content"), plain["content"])
+                if THOUGHT in (self._probed({**plain, **thought}) or ""):
+                    return key
+        return INLINE if "</think>" in self.source else None
+
+    @cached_property
+    def _writes_arguments(self) -> bool:
+        """Whether the template writes the arguments of tool calls as they are: it then needs them as text."""
+        answer = _plain(PROBES["a call"])
+        text = self._probed(_with_objects(answer))
+        return text is None or str(answer["tool_calls"][0]["function"]["arguments"]).replace('"', "'") in text
+
+    def _probed(self, answer: Message) -> str | None:
+        """The raw rendering of an answer, with its arguments as they are or, if need be, as objects."""
+        from jinja2 import TemplateError
+
+        tools = [TOOL] if answer.get("tool_calls") else None
+        for tried in (answer, _with_objects(answer) if tools else answer):
+            with contextlib.suppress(TemplateError, TypeError, KeyError, ValueError):
+                return str(self.tokenizer.apply_chat_template([QUESTION, tried], tools=tools, tokenize=False))
+        return None
+
+
+def _thought(key: str, thinking: str, content: str) -> Message:
+    return {key: f"<think>\n{thinking}\n</think>\n\n{content}" if key == INLINE else thinking}
+
+
+def _plain(message: Message) -> Message:
+    """Templates expect text, and have no use for a field that is null."""
+    if not is_text(message):
+        raise ImpossibleCall(
+            f"the model takes text only, and a message of the role {message.get('role')!r} has other parts"
+        )
+    return {**message, "content": text_of(message)}
+
+
+def _with_objects(message: Message) -> Message:
+    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates expect tool arguments as an object where OpenAI's format has JSON text."""
+    function = call["function"]
+    arguments = function.get("arguments")
+    with contextlib.suppress(ValueError):
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,128 @@
+"""The syntaxes in which models write thinking and tool calls, as response templates of `transformers`.
+
+They serve where neither the `renderers` package nor the tokenizer itself knows better. The format is
+described in https://huggingface.co/docs/transformers/chat_response_parsing. What is in no other field is
+content.
+Every syntax here was written from the chat templates of the families that are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_THINK = {"open": "<think>", "close": "</think>"}
+_NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_JSON_CALLS = {
+    "repeats": True,
+    "content": "json",
+    "transform": {"type": "function", "function": "{content}"},
+}
+
+
+def _syntax(*, content: str = "(?!)", **fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A response template; `content` is a pattern of marks between pieces of content, which are left out."""
+    piece = {"close_pattern": content, "repeats": True, "join": "", "content_args": {"strip": False}}
+    # The reader hands over what the prompt wrote of the answer, and no more: there is nothing to search for.
+    return {"start_anchor_pattern": r"(?!)", "fields": {**fields, "content": piece}}
+
+
+SYNTAXES: Mapping[str, Mapping[str, Any]] = {
+    # Qwen 2.5, Qwen 3 and most others.
+    "hermes": _syntax(
+        reasoning_content=_THINK,
+        tool_calls=_JSON_CALLS | {"open": "<tool_call>", "close": "</tool_call>"},
+    ),
+    # [add(a=1, b='two')]: the text is read as Python.
+    "lfm-2": _syntax(
+        reasoning_content=_THINK,
+        tool_calls={"repeats": True, "open": "<|tool_call_start|>", "close": "<|tool_call_end|>"},
+    ),
+    "gpt-oss": _syntax(
+        content=r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>|<\|end\|>",
+        reasoning_content={
+            "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>",
+            "close": "<|end|>",
+            "repeats": True,
+            "join": "\n",
+        },
+        tool_calls={
+            # The template writes the recipient before the channel, the models mostly after it.
+            "open_pattern": r"(?:<\|start\|>assistant)?"
+            r"(?: to=functions\.(?P<name>[\w.-]+)<\|channel\|>commentary"
+            r"|<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]+))"
+            r"[^<]*(?:<\|constrain\|>\w+)?<\|message\|>",
+            "close_pattern": r"<\|call\|>|\Z",
+            "repeats": True,
+            "content": "json",
+            "transform": _NAMED,
+        },
+    ),
+    "deepseek-v3": _syntax(
+        content=r"<｜tool▁calls▁(?:begin|end)｜>",
+        reasoning_content=_THINK,
+        tool_calls={
+            "open_pattern": r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n"
+            r"|(?P<name>[^\n<]+)<｜tool▁sep｜>)",
+            "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": _NAMED,
+        },
+    ),
+    # Mistral's tokenizers from version 11 on: [TOOL_CALLS]name[ARGS]{…}.
+    "mistral": _syntax(
+        reasoning_content={"open": "[THINK]", "close": "[/THINK]"},
+        tool_calls={
+            "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
+            "close_pattern": r"(?=\[TOOL_CALLS\])|\Z",
+            "repeats": True,
+            "content": "json",
+            "transform": _NAMED,
+        },
+    ),
+    # Those before: [TOOL_CALLS] and a list of all calls.
+    "mistral-v3": _syntax(
+        tool_calls={
+            "open": "[TOOL_CALLS]",
+            "close_pattern": r"\Z",
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+            "transform_each": True,
+        },
+    ),
+    # Command R7B and Command A.
+    "cohere-2": _syntax(
+        content=r"<\|(?:START|END)_RESPONSE\|>",
+        reasoning_content={"open": "<|START_THINKING|>", "close": "<|END_THINKING|>"},
+        tool_calls={
+            "open": "<|START_ACTION|>",
+            "close": "<|END_ACTION|>",
+            "content": "json",
+            "transform": {
+                "type": "function",
+                "function": {"name": "{tool_name}", "arguments": "{parameters}"},
+            },
+            "transform_each": True,
+        },
+    ),
+    "muse-glimmer": _syntax(
+        content=r"(?:<\|start\|>assistant)?\s*to=[\w.-]+<\|message\|>|</?atem:function_calls>\s*|<\|eom\|>",
+        reasoning_content={
+            "open_pattern": r"(?:<\|start\|>assistant)?\s*to=self<\|message\|>",
+            "close": "<|eom|>",
+            "repeats": True,
+            "join": "\n",
+        },
+        tool_calls={
+            "open_pattern": r'<atem:invoke name="(?P<name>[^"]+)">',
+            "close_pattern": r"</atem:invoke>\s*",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'
+            },
+            "transform": _NAMED,
+        },
+    ),
+}
