@@ -11,28 +11,22 @@ from hypothesis import strategies as st
 
 from etude.core.call import Sampling
 from etude.core.errors import EngineError
-from etude.inference.sampler import Row, append_samples, distribution, uniforms
-from etude.inference.sampler import draw as drawn
+from etude.inference.sampler import Row, append_samples, uniforms
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -4.0]
 DRAWS = 20_000
 
 
-def sample(logits_BV, temperature_B, top_p_B, uniform_B):
+def sample(logits_BV, samplings, uniform):
     """Token ids [B] and their logprobs [B]."""
-    probs_BV = distribution(logits_BV, temperature_B, top_p_B)
-    ids_B1, logprobs_B1 = drawn(probs_BV, temperature_B == 0, uniform_B[:, None])
-    return ids_B1[:, 0], logprobs_B1[:, 0]
+    rows = [Row("", [1], wanted, iter([number])) for wanted, number in zip(samplings, uniform, strict=True)]
+    append_samples(rows, logits_BV)
+    return torch.tensor([row.ids[-1] for row in rows]), torch.tensor([row.logprobs[-1] for row in rows])
 
 
 def draw(logits, *, temperature=1.0, top_p=1.0, uniform):
-    count = len(uniform)
-    return sample(
-        torch.tensor([logits] * count),
-        torch.full((count,), temperature),
-        torch.full((count,), top_p),
-        torch.tensor(uniform),
-    )
+    wanted = Sampling(temperature=temperature, top_p=top_p)
+    return sample(torch.tensor([logits] * len(uniform)), [wanted] * len(uniform), uniform)
 
 
 def softmax(logits, temperature=1.0):
@@ -78,10 +72,7 @@ def test_temperature_zero_takes_the_best_token_and_tells_its_logprob_under_the_m
 
 def test_greedy_and_sampled_rows_share_a_step():
     ids, logprobs = sample(
-        torch.tensor([LOGITS, LOGITS]),
-        torch.tensor([0.0, 0.5]),
-        torch.tensor([1.0, 1.0]),
-        torch.tensor([0.999, 0.999]),
+        torch.tensor([LOGITS, LOGITS]), [Sampling(temperature=0.0), Sampling(temperature=0.5)], [0.999, 0.999]
     )
     assert ids[0] == 0
     assert ids[1] > 0

@@ -7,7 +7,7 @@ is never tokenised again for training.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from etude.core.message import Message, Tool, message_key
@@ -51,6 +51,13 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Added to the logits of tokens, by their ids."""
     constraint: Constraint | None = None
+
+    def shape(self) -> Sampling:
+        """As far as the distribution of a token depends on it, which how the answer ends does not change."""
+        kept = replace(self, max_tokens=None, stop=(), seed=None)
+        if not self.min_tokens:
+            kept = replace(kept, stop_token_ids=())
+        return kept if self.temperature else replace(kept, top_k=0, top_p=1.0, min_p=0.0)
 
     def changed(self) -> dict[str, Any]:
         """The fields that are not at their defaults, by name."""
@@ -100,8 +107,8 @@ class Completion:
     completion_ids: tuple[int, ...] | None = None
     """Sampled token ids, the end-of-turn token included."""
     logprobs: tuple[float, ...] | None = None
-    """Natural-log probability of each sampled token under the distribution it was sampled from
-    (of a greedy sample: under the model's own, at temperature 1)."""
+    """Natural-log probability of each sampled token under the distribution it was sampled from (of a greedy
+    sample: at temperature 1 and without top_k, top_p and min_p)."""
     usage: Usage = field(default_factory=Usage)
     model_version: int = 0
     """Version of the weights that sampled this: 0 is the base model."""
@@ -109,6 +116,8 @@ class Completion:
     """True when the prompt could not extend the conversation's earlier tokens and was rendered anew."""
     fault: str = ""
     """Why it was, where the engine can tell: which kind of message its template writes differently."""
+    constraint: Constraint | None = None
+    """The form that it was sampled in, where the request's tools ask for another than its sampling has."""
 
 
 @dataclass(frozen=True, slots=True)

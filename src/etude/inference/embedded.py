@@ -10,15 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.call import ChatRequest, Completion, Sampling, Usage
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.inference.decoder import make_decoder
 from etude.inference.engine import OnToken, Sampled, SampledToken, TokenEngine, TokenRequest, before_stop
 from etude.inference.sampler import Row, uniforms
+from etude.models.distribution import Shaper
 from etude.models.policy import Policy
 from etude.models.speech import Speech
+from etude.models.tool_grammar import sampling_of
 
 _KEPT_CONVERSATIONS = 64
 """Conversations whose keys and values are kept between two turns."""
@@ -73,13 +75,12 @@ class EmbeddedEngine(Engine, TokenEngine):
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message; others are sampled beside it."""
-        prompt = self.policy.template.prompt(request)
-        sampled = await self.sample(
-            TokenRequest(prompt.ids, request.sampling, request.key, request.conversation)
-        )
+        prompt, sampling = self.policy.template.prompt(request), sampling_of(request, self.policy.template)
+        sampled = await self.sample(TokenRequest(prompt.ids, sampling, request.key, request.conversation))
         earlier_calls = sum(len(message.get("tool_calls") or ()) for message in request.messages)
+        offered = () if request.tool_choice == "none" else request.tools
         message = self.policy.template.parse(
-            sampled.text, request.tools, prompt_ids=sampled.prompt_ids, first_call=earlier_calls
+            sampled.text, offered, prompt_ids=sampled.prompt_ids, first_call=earlier_calls
         )
         return Completion(
             message=message,
@@ -91,10 +92,17 @@ class EmbeddedEngine(Engine, TokenEngine):
             model_version=sampled.version,
             drifted=prompt.drifted,
             fault="" if prompt.fault is None else prompt.fault.reason,
+            constraint=None if sampling is request.sampling else sampling.constraint,
         )
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
-        job = self._job(request, on_token)
+        if request.sampling.constraint is None:
+            shaper = self.speech.grammars.shaper(request.sampling, request.prompt_ids)
+        else:  # To compile a grammar may take as long as many tokens.
+            shaper = await asyncio.to_thread(
+                self.speech.grammars.shaper, request.sampling, request.prompt_ids
+            )
+        job = self._job(request, shaper, on_token)
         with self._wake:
             if self._closed:
                 raise EngineError("the engine is closed")
@@ -117,7 +125,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def _job(self, request: TokenRequest, on_token: OnToken | None) -> _Job:
+    def _job(self, request: TokenRequest, shaper: Shaper | None, on_token: OnToken | None) -> _Job:
         length, context, sampling = len(request.prompt_ids), self.policy.max_context, request.sampling
         if not length:
             raise ImpossibleCall("the prompt is empty: the model has nothing to continue")
@@ -129,7 +137,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
         loop = asyncio.get_running_loop()
         ids, uniform = list(request.prompt_ids), uniforms(request.seed)
-        row = Row(request.conversation, ids, sampling, uniform, top=request.top)
+        row = Row(request.conversation, ids, sampling, uniform, top=request.top, shaper=shaper)
         return _Job(row, length, min(length + wanted, context), loop, loop.create_future(), on_token)
 
     def _start_afresh(self) -> None:
@@ -183,6 +191,11 @@ class EmbeddedEngine(Engine, TokenEngine):
         for job in alive:
             if id(job.row) not in grown:
                 continue
+            if job.row.shaper is not None and job.row.shaper.fault:
+                news.append((job, job.row.shaper.fault))
+                finished.add(job)
+                self._decoder.release(job.row)
+                continue
             if job.on_token is not None:
                 row = job.row
                 top = row.top_logprobs[-1] if row.top else ()
@@ -198,10 +211,10 @@ class EmbeddedEngine(Engine, TokenEngine):
     def _result(self, job: _Job, version: int) -> Sampled | None:
         """The result where the last token, sampled from weights of `version`, ends the job."""
         row, start = job.row, job.prompt_length
-        ids, stops = row.ids, row.sampling.stop
-        if ids[-1] in self.policy.stop_ids:
+        ids, sampling = row.ids, row.sampling
+        if ids[-1] in self.policy.stop_ids or ids[-1] in sampling.stop_token_ids:
             reason, text = "stop", self._text(ids[start:-1])
-        elif stops and (cut := self._before_stop_string(ids[start:], stops)) is not None:
+        elif sampling.stop and (cut := self._before_stop_string(ids[start:], sampling)) is not None:
             reason, text = "stop", cut
         elif len(ids) >= job.limit:
             reason, text = "length", self._text(ids[start:])
@@ -213,11 +226,19 @@ class EmbeddedEngine(Engine, TokenEngine):
     def _text(self, ids: Sequence[int]) -> str:
         return self.policy.template.decode(ids)
 
-    def _before_stop_string(self, sampled: Sequence[int], stops: Sequence[str]) -> str | None:
-        """The text before the first stop string, once one has appeared."""
+    def _before_stop_string(self, sampled: Sequence[int], sampling: Sampling) -> str | None:
+        """The text before the first stop string, once one has appeared that may end the answer."""
+        if len(sampled) < sampling.min_tokens:
+            return None
         # A character takes four tokens at most, so a stop string that has just appeared is in the tail.
-        tail = self._text(sampled[-4 * (max(map(len, stops)) + 1) :])
-        return before_stop(self._text(sampled), stops) if any(stop in tail for stop in stops) else None
+        longest = max(map(len, sampling.stop))
+        tail = self._text(sampled[-4 * (longest + 1) :])
+        if not any(stop in tail for stop in sampling.stop):
+            return None
+        text, least = self._text(sampled), self._text(sampled[: max(sampling.min_tokens - 1, 0)])
+        after = max(len(least) - longest + 1, 0)
+        cut = before_stop(text[after:], sampling.stop)
+        return None if cut is None else text[:after] + cut
 
 
 def _hand_over(news: Sequence[tuple[_Job, _News]]) -> None:

@@ -12,6 +12,8 @@ import torch
 from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.core.keys import generator
+from etude.models.distribution import Shaper, shaped
+from etude.models.grammar import advance
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +35,12 @@ class Row:
     slot: int = -1
     cached: int = 0
     """Leading tokens whose keys and values are in the slot."""
+    shaper: Shaper | None = None
+    """Where its distributions are not the model's own. Made here, but for a constraint."""
+
+    def __post_init__(self) -> None:
+        if self.shaper is None and Shaper.is_needed(self.sampling):
+            self.shaper = Shaper(self.sampling, self.ids)
 
     @property
     def pending(self) -> int:
@@ -49,36 +57,33 @@ def uniforms(key: int) -> Iterator[float]:
 
 def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
     """Draw one token for each row from its logits. Raises EngineError when they are not finite."""
-    samplings, device = [row.sampling for row in rows], logits_BV.device
+    device = logits_BV.device
     uniforms_B1 = numpy.array([[next(row.uniform)] for row in rows], numpy.float32)
     uniform_B1 = torch.from_numpy(uniforms_B1).to(device)
-    if all(sampling.temperature == 1 and sampling.top_p == 1 for sampling in samplings):
-        probs_BV, greedy_B = torch.softmax(logits_BV.float(), dim=-1), None
-    else:
-        temperature_B, top_p_B = torch.tensor(
-            [[sampling.temperature for sampling in samplings], [sampling.top_p for sampling in samplings]],
-            device=device,
-        )
-        probs_BV, greedy_B = distribution(logits_BV, temperature_B, top_p_B), temperature_B == 0
+    greedy = [row.sampling.temperature == 0 for row in rows]
+    greedy_B = torch.tensor(greedy, device=device) if any(greedy) else None
+    probs_BV = torch.softmax(_shaped(rows, logits_BV.float()), dim=-1)
     ids_B1, logprobs_B1 = draw(probs_BV, greedy_B, uniform_B1)
     for row, (token,), (logprob,) in zip(rows, ids_B1.tolist(), logprobs_B1.tolist(), strict=True):
         row.ids.append(token)
         row.logprobs.append(logprob)
+    advance([(row.shaper, row.ids[-1]) for row in rows if row.shaper is not None], logits_BV.shape[1])
     for index, row in enumerate(rows):
         if row.top:
             best, tokens = probs_BV[index].topk(min(row.top, probs_BV.shape[1]))
             row.top_logprobs.append(tuple(zip(tokens.tolist(), best.log().tolist(), strict=True)))
 
 
-def distribution(logits_BV: torch.Tensor, temperature_B: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
-    """Probabilities [B, V] that rows are drawn from; of greedy rows the model's own."""
-    greedy_B = temperature_B == 0
-    scale_B = torch.where(greedy_B, 1.0, temperature_B)
-    probs_BV = torch.softmax(logits_BV.float() / scale_B[:, None], dim=-1)
-    cut_B = ~greedy_B & (top_p_B < 1)
-    if bool(cut_B.any()):
-        probs_BV = torch.where(cut_B[:, None], _nucleus(probs_BV, top_p_B), probs_BV)
-    return probs_BV
+def _shaped(rows: Sequence[Row], logits_BV: torch.Tensor) -> torch.Tensor:
+    """The logits of the distributions that rows draw from; those of plain rows as they are."""
+    shapers = {index: row.shaper for index, row in enumerate(rows) if row.shaper is not None}
+    if not shapers:
+        return logits_BV
+    shapes = [shaper.shape() for shaper in shapers.values()]
+    if len(shapes) == len(rows):
+        return shaped(logits_BV, shapes)
+    index = torch.tensor(list(shapers), device=logits_BV.device)
+    return logits_BV.index_copy(0, index, shaped(logits_BV[index], shapes))
 
 
 def draw(
@@ -102,12 +107,3 @@ def draw(
     if greedy_B is not None and bool(greedy_B.any()):
         ids_B1 = torch.where(greedy_B[:, None], probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
     return ids_B1, probs_BV.gather(1, ids_B1).log_()
-
-
-def _nucleus(probs_BV: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
-    """Keep the smallest set of tokens with mass top_p (Holtzman et al., 2020), and renormalise."""
-    ordered_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
-    before_BV = ordered_BV.cumsum(dim=-1) - ordered_BV
-    beyond_BV = before_BV >= top_p_B[:, None]
-    kept_BV = probs_BV.masked_fill(beyond_BV.scatter(1, order_BV, beyond_BV), 0.0)
-    return kept_BV / kept_BV.sum(dim=-1, keepdim=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import RequestError
+from etude.models.grammar import Grammars
 from etude.models.source import locate, not_loaded
 from etude.models.template import ChatTemplate
 
@@ -25,13 +26,17 @@ class Speech:
     """Tokens that prompt and completion may have together; a guess where the config has no limit."""
     vocabulary: int
     """Token ids are below it."""
+    grammars: Grammars
+    """The forms that its answers can be held to."""
 
     @classmethod
     def of(cls, tokenizer: Any, config: Any, generation: Any) -> Speech:
         """Of a model's tokenizer, config and generation config, which may be None. Raises as `load`."""
         ends, text = _stop_ids(tokenizer, generation, config), config.get_text_config()
         context = int(getattr(text, "max_position_embeddings", None) or _UNKNOWN_CONTEXT)
-        return cls(tokenizer, ChatTemplate(tokenizer, ends), ends, context, int(text.vocab_size))
+        size = int(text.vocab_size)
+        template, grammars = ChatTemplate(tokenizer, ends), Grammars(tokenizer, ends, size)
+        return cls(tokenizer, template, ends, context, size, grammars)
 
     @classmethod
     def load(cls, source: str | Path) -> Speech:

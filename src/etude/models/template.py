@@ -17,6 +17,7 @@ from typing import Any
 from etude.core.call import Call, ChatRequest, continues
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.message import Message, Tool, is_text, text_of
+from etude.models.call_form import PROBE_TOOL, CallForm, call_form, probe_answer
 from etude.models.reply import parse_reply
 
 _KEPT_TEXTS = 1024
@@ -74,6 +75,8 @@ class ChatTemplate:
         self._stop_ids = stop_ids
         self._end_tokens = {str(tokenizer.convert_ids_to_tokens(token)): token for token in sorted(stop_ids)}
         self._end_pattern = re.compile("|".join(map(re.escape, self._end_tokens)))
+        added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+        self._added_pattern = re.compile("|".join(map(re.escape, added)) or "(?!)")
         self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
         self._tokenised = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self._tokenise([text])[0])
 
@@ -171,6 +174,12 @@ class ChatTemplate:
         prompt = self.decode(prompt_ids) if has_own and prompt_ids else ""
         return parse_reply(self.tokenizer, text, tools, prompt, first_call)
 
+    @cached_property
+    def call_form(self) -> CallForm | None:
+        """How the template writes tool calls; None where it has none, or their arguments are not JSON."""
+        one = self._probed_turn(probe_answer(1))
+        return None if one is None else call_form(one, self._probed_turn(probe_answer(2)))
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included, exactly as it stands."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -238,6 +247,24 @@ class ChatTemplate:
         end = self._end_of_turn(asked, closed, self._text_or_none(talk, ()) or closed)
         return str(self.tokenizer.eos_token or next(iter(self._end_tokens))) if end is None else end.group()
 
+    def _probed_turn(self, answer: Message) -> str | None:
+        """The text in which the template answers a question, from the end of its prompt to that of the turn.
+
+        None where the template refuses the answer.
+        """
+        try:
+            asked = self._text([_QUESTION], [PROBE_TOOL], ask=True)
+            closed = self._text([_QUESTION, answer], [PROBE_TOOL], ask=False)
+        except EngineError:
+            return None
+        start = _common(asked, closed)
+        if start < len(asked):
+            # The prompt writes something, like an open `<think>`, that the answer leaves out.
+            tokens = self._added_pattern.finditer(closed)
+            start = next((token.start() for token in tokens if token.start() < start < token.end()), start)
+        end = self._end_pattern.search(closed, start)
+        return closed[start : end.start() if end else len(closed)]
+
     def _text_or_none(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str | None:
         """A rendering that is only a hint; None where the template refuses the messages."""
         try:
@@ -262,7 +289,7 @@ class ChatTemplate:
             if not all(conversations):
                 raise ValueError("there is no message")
             texts = self.tokenizer.apply_chat_template(
-                [[_for_template(message) for message in messages] for messages in conversations],
+                [[self._for_template(message) for message in messages] for messages in conversations],
                 tools=list(tools) or None,
                 add_generation_prompt=ask,
                 tokenize=False,
@@ -276,6 +303,24 @@ class ChatTemplate:
                 f"roles: {[message.get('role') for message in conversations[0]]}"
             ) from error
         return [str(text) for text in texts]
+
+    def _for_template(self, message: Message) -> Message:
+        plain = _plain(message)
+        return _with_objects(plain) if message.get("tool_calls") and not self._writes_arguments else plain
+
+    @cached_property
+    def _writes_arguments(self) -> bool:
+        """Whether the template writes the arguments of tool calls as they are: it then needs them as text."""
+        from jinja2 import TemplateError
+
+        answer = _plain(probe_answer(1))
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [_QUESTION, _with_objects(answer)], tools=[PROBE_TOOL], tokenize=False
+            )
+        except (TemplateError, TypeError, KeyError, ValueError):
+            return True
+        return str(answer["tool_calls"][0]["function"]["arguments"]).replace('"', "'") in text
 
     def _tokenise(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         if not texts:
@@ -308,16 +353,17 @@ def _kind(message: Message) -> str:
     return f"{role} with {' and '.join(parts)}" if parts else role
 
 
-def _for_template(message: Message) -> Message:
+def _plain(message: Message) -> Message:
     """Templates expect text, and tool arguments as an object where OpenAI's format has JSON text."""
     if not is_text(message):
         raise ImpossibleCall(
             f"the model takes text only, and a message of the role {message.get('role')!r} has other parts"
         )
-    plain = {**message, "content": text_of(message)}
-    if message.get("tool_calls"):
-        plain["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
-    return plain
+    return {**message, "content": text_of(message)}
+
+
+def _with_objects(message: Message) -> Message:
+    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
 
 
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,13 @@ import binascii
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
+from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, Usage
 from etude.core.episode import EpisodeRecord, Event, Failure
 from etude.core.example import Example
 from etude.store.journal import Json
@@ -114,6 +115,7 @@ def _encode_completion(completion: Completion, parent: Call | None) -> Json:
         "logprobs": _pack(_FLOAT64, completion.logprobs),
         "drifted": completion.drifted or None,
         "fault": completion.fault or None,
+        "constraint": None if completion.constraint is None else asdict(completion.constraint),
     }
     return _without_none(data)
 
@@ -131,6 +133,7 @@ def _decode_completion(data: Json, parent: Call | None) -> Completion:
         model_version=data["model_version"],
         drifted=data.get("drifted", False),
         fault=data.get("fault", ""),
+        constraint=Constraint(**data["constraint"]) if "constraint" in data else None,
     )
 
 

@@ -1,0 +1,94 @@
+"""The text in which a model family writes a tool call with JSON arguments, read off its chat template."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from etude.core.message import Message, Tool
+
+_NAME, _ARGUMENTS = "probed_name", {"probed_key": "probed value"}
+
+PROBE_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"probed_key": {"type": "string", "description": "A probe."}},
+            "required": ["probed_key"],
+        },
+    },
+}
+"""The tool that the probed answers call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """What stands around the names and the JSON arguments of the tool calls of one answer.
+
+    An answer with one call is `prefix NAME between ARGUMENTS suffix` and the token that ends the turn; with
+    two calls it is `prefix NAME between ARGUMENTS separator NAME between ARGUMENTS suffix`.
+    """
+
+    prefix: str
+    """Begins where the prompt ends. Of a family that always writes its thinking, an empty one is in it."""
+    between: str
+    suffix: str
+    separator: str | None
+    """None where an answer of the family has one call only."""
+
+    def write(self, *calls: tuple[str, str]) -> str:
+        """The answer with these calls: the name and the JSON text of the arguments of each.
+
+        Raises ValueError for several calls where the family writes one only.
+        """
+        if self.separator is None and len(calls) > 1:
+            raise ValueError("the model's chat template writes one tool call an answer")
+        written = (f"{name}{self.between}{arguments}" for name, arguments in calls)
+        return f"{self.prefix}{(self.separator or '').join(written)}{self.suffix}"
+
+
+def probe_answer(calls: int) -> Message:
+    """An answer with so many calls of the probed tool, their arguments as JSON text."""
+    function = {"name": _NAME, "arguments": json.dumps(_ARGUMENTS)}
+    made = [{"id": f"probe{index:04d}", "type": "function", "function": function} for index in range(calls)]
+    return {"role": "assistant", "content": None, "tool_calls": made}
+
+
+def call_form(one: str, two: str | None) -> CallForm | None:
+    """The form that two renderings show: of an answer with one call, and of one with two calls or None.
+
+    None where the arguments do not stand in the text as JSON.
+    """
+    pieces = _pieces(one)
+    if len(pieces) != 3:
+        return None
+    prefix, between, suffix = pieces
+    several = _pieces(two or "")
+    alike = len(several) == 5 and several[:2] == [*several[:1], between] and several[3] == between
+    separator = several[2] if alike and several[0] == prefix else None
+    return CallForm(prefix, between, suffix, separator)
+
+
+def _pieces(text: str) -> list[str]:
+    """The text between the probed names and arguments; a single piece where there is none."""
+    pieces, rest = [], text
+    while _NAME in rest:
+        before, _, after = rest.partition(_NAME)
+        start = next((at for at, sign in enumerate(after) if sign == "{" and _json_end(after, at)), None)
+        if start is None:
+            break
+        pieces += [before, after[:start]]
+        rest = after[_json_end(after, start) :]
+    return [*pieces, rest]
+
+
+def _json_end(text: str, start: int) -> int:
+    """Where the probed arguments end that start at `start`; 0 if they do not stand there."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+    except ValueError:
+        return 0
+    return end if value == _ARGUMENTS else 0

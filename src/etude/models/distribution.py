@@ -1,0 +1,236 @@
+"""From a model's logits to the distribution that a token is drawn from: one way, to sample and to learn.
+
+The engine draws from it, and the learner forms it again for each sampled token, with a gradient. The
+order is vLLM's: constraint, `min_tokens`, `logit_bias`, penalties, temperature, `min_p`, `top_k`, `top_p`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from etude.core.call import Sampling
+
+Bits: TypeAlias = np.ndarray
+"""A bit for each token of the vocabulary, lowest first, as uint32: those that are set are allowed."""
+_Entries: TypeAlias = tuple[Sequence[int], Sequence[float]]
+"""Token ids, each once, and a number for each."""
+
+_PLAIN, _GREEDY = Sampling(), Sampling(temperature=0.0)
+_NOTHING: _Entries = ((), ())
+
+
+class Matcher(Protocol):
+    """Where an answer stands in a grammar."""
+
+    def consume_token(self, sampled_token: int) -> bool:
+        """Go on by a token; False where the grammar does not allow it."""
+
+    def is_error(self) -> bool:
+        """Whether it cannot go on."""
+
+    def get_error(self) -> str:
+        """Why it cannot; empty while it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the distribution of one token differs from the model's own."""
+
+    sampling: Sampling = _PLAIN
+    bias: _Entries = _NOTHING
+    repeated: Sequence[int] = ()
+    """Tokens under the repetition penalty."""
+    penalties: _Entries = _NOTHING
+    """Added to logits, too: less than nothing where tokens are punished."""
+    allowed: Bits | None = None
+    barred: tuple[int, ...] = ()
+
+    @property
+    def temperature(self) -> float:
+        """Of the distribution that logprobs are under: 1 for greedy answers."""
+        return self.sampling.temperature or 1.0
+
+
+class Shaper:
+    """The shape of each token of an answer in turn, given those before it."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        stop_ids: Collection[int] = (),
+        matcher: Matcher | None = None,
+        allowed: Bits | None = None,
+    ) -> None:
+        """`stop_ids` end the model's turns; `allowed` is what the matcher of a constraint begins with."""
+        if (matcher is None) != (sampling.constraint is None):
+            raise ValueError("a constraint needs a matcher, and a matcher a constraint")
+        self.matcher = matcher
+        self.fault = ""
+        """Why the answer cannot go on."""
+        self._sampling = sampling
+        self._ends = tuple(sorted({*stop_ids, *sampling.stop_token_ids}))
+        self._length = 0
+        repeats, counts = (
+            sampling.repetition_penalty != 1,
+            sampling.frequency_penalty or sampling.presence_penalty,
+        )
+        self._seen = set(prompt) if repeats else None
+        self._counts: Counter[int] | None = Counter() if counts else None
+        self._bias = _entries(sampling.logit_bias) if sampling.logit_bias else _NOTHING
+        self._allowed = allowed
+        self._coming: tuple[Future[np.ndarray], int] | None = None
+        self._constant = not (repeats or counts or sampling.min_tokens or matcher)
+        self._last: Shape | None = None
+
+    @classmethod
+    def is_needed(cls, sampling: Sampling) -> bool:
+        """Whether a token's distribution is not just the softmax of the logits, as that of greedy ones is."""
+        return sampling.shape() not in (_PLAIN, _GREEDY)
+
+    def take(self, token: int) -> None:
+        """Go on by a sampled token. What the grammar allows after it is to be said by `allow` or `expect`."""
+        self._length += 1
+        if self._seen is not None:
+            self._seen.add(token)
+        if self._counts is not None:
+            self._counts[token] += 1
+
+    def allow(self, allowed: Bits) -> None:
+        """The bits of what the grammar allows now."""
+        self._allowed = allowed
+
+    def expect(self, coming: Future[np.ndarray], row: int) -> None:
+        """These bits are a row of what somebody finds out meanwhile."""
+        self._coming = coming, row
+
+    def shape(self) -> Shape:
+        """Of the next token."""
+        if self._constant and self._last is not None:
+            return self._last
+        sampling, counts = self._sampling, self._counts
+        allowed, barred = self._next_allowed(), self._ends if self._length < sampling.min_tokens else ()
+        if allowed is not None and barred:
+            others = allowed.copy()
+            tokens = np.asarray(barred)
+            np.bitwise_and.at(others, tokens >> 5, ~(np.uint32(1) << (tokens & 31).astype(np.uint32)))
+            # Where the form leaves only the end, the form decides.
+            allowed, barred = (others if others.any() else allowed), ()
+        penalties = _NOTHING
+        if counts:
+            values = {
+                token: -count * sampling.frequency_penalty - sampling.presence_penalty
+                for token, count in counts.items()
+            }
+            penalties = _entries(values.items())
+        seen = tuple(self._seen or ())
+        self._last = Shape(sampling, self._bias, seen, penalties, allowed, barred)
+        return self._last
+
+    def _next_allowed(self) -> Bits | None:
+        if self.matcher is None:
+            return None
+        if self._coming is not None:
+            future, row = self._coming
+            self._allowed, self._coming = future.result()[row], None
+        if self.matcher.is_error():
+            self.fault = f"the answer cannot be held to its form any longer: {self.matcher.get_error()[:300]}"
+            return None
+        return self._allowed
+
+
+def shaped(logits_BV: Tensor, shapes: Sequence[Shape], kept_B: Tensor | None = None) -> Tensor:
+    """Logits [B, V] in float32 whose softmax are the distributions of the shapes; with their gradient.
+
+    Tokens that cannot be drawn have minus infinity. The tokens `kept_B` stay among the likeliest, whatever
+    top_k, top_p and min_p say of them now: they were drawn.
+    """
+    logits_BV = logits_BV.float()
+    device = logits_BV.device
+    if any(shape.allowed is not None or shape.barred for shape in shapes):
+        logits_BV = logits_BV.masked_fill(_barred(shapes, logits_BV.shape[1]).to(device), -torch.inf)
+    logits_BV = _moved(logits_BV, [shape.bias for shape in shapes], device)
+    if any(len(shape.repeated) for shape in shapes):
+        rows, tokens = _places([shape.repeated for shape in shapes], device)
+        factors = torch.tensor([shape.sampling.repetition_penalty for shape in shapes], device=device)[rows]
+        before = logits_BV[rows, tokens]
+        after = torch.where(before > 0, before / factors, before * factors)
+        logits_BV = logits_BV.index_put((rows, tokens), after)
+    logits_BV = _moved(logits_BV, [shape.penalties for shape in shapes], device)
+    temperatures = [shape.temperature for shape in shapes]
+    if any(temperature != 1 for temperature in temperatures):
+        logits_BV = logits_BV / torch.tensor(temperatures, device=device)[:, None]
+    cut = [index for index, shape in enumerate(shapes) if _cuts(shape.sampling)]
+    if not cut:
+        return logits_BV
+    rows = torch.tensor(cut, device=device)
+    beyond = _beyond(logits_BV.detach()[rows], [shapes[index].sampling for index in cut])
+    if kept_B is not None:
+        beyond = beyond.scatter(1, kept_B[rows][:, None], False)
+    mask = torch.zeros_like(logits_BV, dtype=torch.bool).index_copy(0, rows, beyond)
+    return logits_BV.masked_fill(mask, -torch.inf)
+
+
+def _cuts(sampling: Sampling) -> bool:
+    return bool(sampling.temperature) and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0)
+
+
+def _entries(values: Collection[tuple[int, float]]) -> _Entries:
+    tokens, numbers = zip(*values, strict=True)
+    return tokens, numbers
+
+
+def _places(tokens: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows [N] and tokens [N] of all entries."""
+    rows = [row for row, own in enumerate(tokens) for _ in own]
+    return torch.tensor(rows, device=device), torch.tensor([*chain.from_iterable(tokens)], device=device)
+
+
+def _moved(logits_BV: Tensor, entries: Sequence[_Entries], device: torch.device) -> Tensor:
+    """The logits with numbers added to some of them."""
+    if not any(len(tokens) for tokens, _ in entries):
+        return logits_BV
+    places = _places([tokens for tokens, _ in entries], device)
+    values = [*chain.from_iterable(values for _, values in entries)]
+    return logits_BV.index_put(places, torch.tensor(values, device=device), accumulate=True)
+
+
+def _barred(shapes: Sequence[Shape], vocabulary: int) -> Tensor:
+    """Which tokens cannot be drawn [B, V]."""
+    words = -(-vocabulary // 32)
+    bits = np.full((len(shapes), words), 0xFFFFFFFF, np.uint32)
+    for row, shape in enumerate(shapes):
+        if shape.allowed is not None:
+            bits[row] = shape.allowed
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :vocabulary]
+    for row, shape in enumerate(shapes):
+        allowed[row, list(shape.barred)] = 0
+    return torch.from_numpy(allowed == 0)
+
+
+def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Which tokens `min_p`, `top_k` and `top_p` leave out, in that order [B, V]; of equals the first stay.
+
+    The nucleus is the smallest set of tokens with the mass top_p (Holtzman et al., 2020).
+    """
+    limits = [(each.min_p, each.top_k or logits_BV.shape[1], each.top_p) for each in samplings]
+    min_p_B1, top_k_B1, top_p_B1 = torch.tensor(limits, device=logits_BV.device).T[:, :, None]
+    probs_BV = torch.softmax(logits_BV, dim=-1)
+    ordered_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
+    rank_V = torch.arange(logits_BV.shape[1], device=logits_BV.device)
+    beyond_BV = (ordered_BV < min_p_B1 * ordered_BV[:, :1]) | (rank_V >= top_k_B1)
+    ordered_BV = ordered_BV.masked_fill(beyond_BV, 0.0)
+    before_BV = ordered_BV.cumsum(dim=-1) - ordered_BV
+    mass_B1 = ordered_BV.sum(dim=-1, keepdim=True)
+    beyond_BV |= (top_p_B1 < 1) & (before_BV >= top_p_B1 * mass_B1)
+    left_out_BV: Tensor = beyond_BV.scatter(1, order_BV, beyond_BV)
+    return left_out_BV

@@ -1,0 +1,216 @@
+"""Grammars of answers: constraints compiled for one tokenizer, by llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from etude.core.call import Constraint, Sampling
+from etude.core.errors import ImpossibleCall
+from etude.models.distribution import Bits, Shape, Shaper
+
+_KEPT_GRAMMARS = 256
+"""Compiled grammars that are remembered: the calls of an agent have the same few."""
+_WHITESPACE = r"[ ]?|\n[ \t]{0,64}"
+"""Between the parts of JSON: a model that is not sure of itself could go on with blanks forever."""
+_THINK = ("<think>", "</think>")
+"""What models write their thoughts between, before the answer that has a form."""
+_LONGEST_ERROR = 500
+
+
+@dataclass(frozen=True, eq=False)
+class Grammars:
+    """The grammars of a model's answers."""
+
+    tokenizer: Any
+    stop_ids: Collection[int]
+    """The tokens that end an answer, where its grammar may end."""
+    vocabulary: int
+
+    def shaper(self, sampling: Sampling, prompt: Sequence[int]) -> Shaper | None:
+        """The shapes of an answer's tokens after a prompt; None where they are the model's own.
+
+        Raises ImpossibleCall, with the reason, for a constraint that cannot be kept, and for tokens that the
+        model does not have.
+        """
+        if not Shaper.is_needed(sampling):
+            return None
+        named = {*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)}
+        if named and max(named) >= self.vocabulary:
+            raise ImpossibleCall(
+                f"logit_bias or stop_token_ids has the token {max(named)}, and the model's are below "
+                f"{self.vocabulary}"
+            )
+        if sampling.constraint is None:
+            return Shaper(sampling, prompt, self.stop_ids)
+        first, allowed = self._compiled(sampling.constraint, self._is_thinking(prompt))
+        return Shaper(sampling, prompt, self.stop_ids, first.deep_copy(), allowed)
+
+    def replayed(
+        self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
+    ) -> list[Shape] | None:
+        """The shape of each token of an answer that was sampled.
+
+        None where they are the model's own, and where the answer breaks the form that it is said to have, as
+        one that another engine sampled may in its blanks.
+        """
+        shaper = self.shaper(sampling, prompt)
+        if shaper is None:
+            return None
+        shapes: list[Shape] = []
+        for token in answer:
+            shapes.append(shaper.shape())
+            shaper.take(token)
+            if shaper.matcher is not None:
+                if not shaper.matcher.consume_token(token):
+                    return None
+                shaper.allow(_bits(shaper.matcher))
+        return shapes
+
+    @cached_property
+    def _think_ids(self) -> tuple[int, int] | None:
+        """The tokens that thoughts stand between; None where the model has none."""
+        added = self.tokenizer.get_added_vocab()
+        return (added[_THINK[0]], added[_THINK[1]]) if all(sign in added for sign in _THINK) else None
+
+    def _is_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends in a thought that the answer is to go on with."""
+        begin, end = self._think_ids or (-1, -1)
+        return next((token == begin for token in reversed(prompt) if token in (begin, end)), False)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
+
+    def _compile(self, constraint: Constraint, is_thinking: bool) -> tuple[Any, Bits]:
+        """A matcher at the start of an answer, and the bits of the tokens that it can begin with."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        body, refused = [body_of(constraint)], f"the answer cannot be held to its {constraint.kind}"
+        if self._think_ids is not None:
+            body = _after_thoughts(body[0], self._think_ids, is_thinking)
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(self._ll_tokenizer, json.dumps({"grammars": body}), log_level=0, limits=limits)
+        allowed = _bits(matcher) if not matcher.is_error() else np.empty(0)
+        if matcher.is_error():
+            raise ImpossibleCall(f"{refused}: {matcher.get_error().strip()[:_LONGEST_ERROR]}")
+        if not allowed.any():
+            raise ImpossibleCall(f"{refused}: there is no answer of that form")
+        return matcher, allowed
+
+    @cached_property
+    def _ll_tokenizer(self) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        try:
+            return from_tokenizer(self.tokenizer, n_vocab=self.vocabulary, eos_token=sorted(self.stop_ids))
+        except ValueError as error:
+            raise ImpossibleCall(
+                f"answers of this model cannot be held to a form, because its tokenizer is of a kind that "
+                f"llguidance does not know: {error}"
+            ) from error
+
+
+def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
+    """Go on by a sampled token each; what grammars allow next is found out in other threads meanwhile."""
+    bound = [(shaper.matcher, token) for shaper, token in shapers if shaper.matcher is not None]
+    coming = _thread().submit(_next_bits, bound, -(-vocabulary // 32)) if bound else None
+    row = 0
+    for shaper, token in shapers:
+        shaper.take(token)
+        if coming is not None and shaper.matcher is not None:
+            shaper.expect(coming, row)
+            row += 1
+
+
+def _bits(matcher: Any) -> Bits:
+    """Of the tokens that a matcher allows next."""
+    return np.frombuffer(matcher.compute_bitmask(), np.uint32)
+
+
+def _next_bits(bound: Sequence[tuple[Any, int]], words: int) -> np.ndarray:
+    """Let matchers go on by a token each; the bits [B, words] of those that they allow then."""
+    executor, bits = _executor(), np.empty((len(bound), words), np.uint32)
+    executor.consume_token_par(list(bound))
+    rows = [(matcher, row) for row, (matcher, _) in enumerate(bound)]
+    executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits.strides[0], len(bound))
+    return bits
+
+
+def body_of(constraint: Constraint) -> dict[str, Any]:
+    """A constraint as a grammar of llguidance. Raises ImpossibleCall for a text that is not of its kind."""
+    from llguidance import LLMatcher
+
+    text = constraint.text
+    match constraint.kind:
+        case "json_object":
+            return {"json_schema": json_form({"type": "object"})}
+        case "json_schema":
+            schema = _parsed(constraint)
+            if not isinstance(schema, dict | bool):
+                raise ImpossibleCall(f"a JSON schema is an object, found {text[:80]}")
+            return {"json_schema": json_form(schema)}
+        case "regex":
+            body: dict[str, Any] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]
+            return {"lark_grammar": body["lark_grammar"]}
+        case "choice":
+            choices = _parsed(constraint)
+            if (
+                not isinstance(choices, list)
+                or not choices
+                or not all(isinstance(each, str) for each in choices)
+            ):
+                raise ImpossibleCall(f"choices are a JSON list of at least one text, found {text[:80]}")
+            return {"lark_grammar": f"start: {' | '.join(map(quoted, choices))}"}
+        case "grammar":
+            return {"lark_grammar": text}
+
+
+def _parsed(constraint: Constraint) -> Any:
+    try:
+        return json.loads(constraint.text)
+    except ValueError as error:
+        raise ImpossibleCall(f"the {constraint.kind} is not JSON: {error}") from None
+
+
+def json_form(schema: dict[str, Any] | bool, *, lenient: bool = False) -> dict[str, Any]:
+    """A schema with how JSON is to be written; `lenient` leaves out what llguidance does not know of it."""
+    fields = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
+    return {**fields, "x-guidance": {"whitespace_pattern": _WHITESPACE, "lenient": lenient}}
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def without(text: str) -> str:
+    """A terminal of a Lark grammar: any text in which `text` does not appear."""
+    escaped = re.escape(text).replace("/", r"\/").replace("\n", r"\n")
+    return f"/(?s:.*)/ & ~/(?s:.*){escaped}(?s:.*)/"
+
+
+def _after_thoughts(body: dict[str, Any], signs: tuple[int, int], is_thinking: bool) -> list[dict[str, Any]]:
+    """The grammar of an answer before which the model may think, or has begun to."""
+    start = "thought" if is_thinking else f"(<[{signs[0]}]> thought)?"
+    lark = f"start: {start} @answer\nthought: THOUGHT <[{signs[1]}]> /\\s*/\nTHOUGHT: {without(_THINK[1])}"
+    return [{"lark_grammar": lark}, {"name": "answer", **body}]
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "etude-grammars")
+
+
+@cache
+def _executor() -> Any:
+    from llguidance import LLExecutor
+
+    return LLExecutor()

@@ -1,0 +1,134 @@
+"""Tool choices as constraints: grammars of answers that call tools as the model's template writes calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from etude.core.call import ChatRequest, Constraint, Sampling
+from etude.core.errors import ImpossibleCall
+from etude.core.message import Tool
+from etude.models.call_form import CallForm
+from etude.models.grammar import body_of, json_form, quoted, without
+from etude.models.template import ChatTemplate
+
+_EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")
+
+
+def sampling_of(request: ChatRequest, template: ChatTemplate) -> Sampling:
+    """How a request is sampled, with the constraint that its tools and tool choice come to.
+
+    Raises ImpossibleCall where the model's way to write tool calls does not allow to keep them.
+    """
+    own, tools, choice = request.sampling.constraint, list(request.tools), request.tool_choice
+    if not tools:
+        if choice not in ("auto", "none"):
+            raise ImpossibleCall(f"tool_choice is {choice}, and the request has no tools")
+        return request.sampling
+    is_free = choice == "auto" and request.parallel_tool_calls and not any(map(_is_strict, tools))
+    if is_free and own is None:
+        return request.sampling
+    form = template.call_form
+    if form is None:
+        if choice == "none":
+            return request.sampling  # An answer in which nobody looks for calls.
+        wanted = "" if choice == "auto" else f"tool_choice {choice}, "
+        raise ImpossibleCall(
+            f"{wanted}strict tools, one call at a time, and answers of a form beside tools need tool calls "
+            "whose arguments are JSON, and the model's chat template does not write them so; offer the tools "
+            "with tool_choice auto and without strict"
+        )
+    if choice == "none" and own is not None:
+        return request.sampling
+    return replace(
+        request.sampling, constraint=Constraint("grammar", _Grammar(template, form, own).of(request))
+    )
+
+
+def _is_strict(tool: Tool) -> bool:
+    return bool(tool["function"].get("strict"))
+
+
+class _Grammar:
+    """A Lark grammar in the making."""
+
+    def __init__(self, template: ChatTemplate, form: CallForm, own: Constraint | None) -> None:
+        self._added = template.tokenizer.get_added_vocab()
+        self._form = form
+        self._own = own
+
+    def of(self, request: ChatRequest) -> str:
+        """The text of the grammar."""
+        choice, form = request.tool_choice, self._form
+        prefix = _EMPTY_THOUGHT.sub("", form.prefix)
+        if choice == "none":
+            return f"start: TEXT\nTEXT: {self._text(prefix)}"
+        tools = _chosen(request)
+        rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
+        for number, tool in enumerate(tools):
+            name, between = quoted(tool["function"]["name"]), self._literals(form.between)
+            rules.append(f"call_{number}: {name} {between} %json {json.dumps(_schema(tool))}")
+        several = (
+            form.separator is not None and request.parallel_tool_calls and not choice.startswith("function:")
+        )
+        more = f" ({self._literals(form.separator or '')} call)*" if several else ""
+        rules.append(f"calls: {self._literals(prefix)} call{more} {self._literals(form.suffix)}")
+        if choice != "auto":
+            return "\n".join(["start: calls", *rules])
+        if self._own is None:
+            return "\n".join(["start: TEXT calls?", f"TEXT: {self._text(prefix)}", *rules])
+        return "\n".join([f"start: calls | answer\nanswer: {self._answer(self._own)}", *rules])
+
+    def _answer(self, own: Constraint) -> str:
+        """The right side of a rule for an answer without calls."""
+        body = body_of(own)
+        if "json_schema" in body:
+            return f"%json {json.dumps(body['json_schema'])}"
+        if own.kind == "grammar":
+            raise ImpossibleCall("a grammar cannot be kept beside tools; send the request without tools")
+        return str(body["lark_grammar"]).removeprefix("start: ")
+
+    def _text(self, prefix: str) -> str:
+        """A terminal for text without the sign that calls begin with."""
+        begin = prefix.strip()
+        sign = next((token for token in sorted(self._added, key=len) if begin.startswith(token)), begin)
+        if not sign:
+            raise ImpossibleCall(
+                "the model's chat template writes nothing before the names of tools, so that calls cannot be "
+                "told from text; use tool_choice auto without strict, or required"
+            )
+        return without(sign)
+
+    def _literals(self, text: str) -> str:
+        """A text as the tokens that are in the vocabulary for it alone, and literals between them."""
+        if not text:
+            return ""
+        pattern = "|".join(map(re.escape, sorted(self._added, key=len, reverse=True))) or "(?!)"
+        parts = re.split(f"({pattern})", text)
+        return " ".join(
+            f"<[{self._added[part]}]>" if is_token else quoted(part)
+            for part, is_token in zip(parts, (number % 2 == 1 for number in count()), strict=False)
+            if part
+        )
+
+
+def _chosen(request: ChatRequest) -> Sequence[Tool]:
+    """The tools that may be called. Raises ImpossibleCall where the one that must be is not there."""
+    if not request.tool_choice.startswith("function:"):
+        return request.tools
+    name = request.tool_choice.removeprefix("function:")
+    chosen = [tool for tool in request.tools if tool["function"]["name"] == name]
+    if not chosen:
+        names = ", ".join(tool["function"]["name"] for tool in request.tools)
+        raise ImpossibleCall(f"tool_choice names the tool {name!r}, and the request has {names}")
+    return chosen[:1]
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """Of a call's arguments. What llguidance does not know of a schema counts for strict tools only."""
+    schema = tool["function"].get("parameters") or {"type": "object"}
+    return json_form({"type": "object", **schema}, lenient=not _is_strict(tool))
