@@ -134,8 +134,8 @@ TRANSCRIPTS: list[tuple[str, list[Message]]] = [
         "",
         [
             _user(
-                f"{QUESTION}\n\nRespond with a JSON object in the following order of fields: `reasoning`, then "
-                "`answer`."
+                '{"a": 1, "b": 2}\n\n[[ ## observation_0 ## ]]\n3\n\n'
+                "Respond with a JSON object in the following order of fields: `reasoning`, then `answer`."
             ),
             _says('{"reasoning": "I add.", "answer": "3"}'),
         ],
