@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
 
-from etude.core.call import Completion, Usage
+from etude.core.call import Completion, Constraint, Usage
 from etude.core.errors import RequestError
 from etude.wire.bodies import plain_messages
 from etude.wire.chat import ChatDialect
@@ -138,10 +138,23 @@ def test_a_request_is_taken_apart() -> None:
     ("change", "message"),
     [
         ({"n": 2}, "parameter 'n' can only be 1 here, found 2"),
-        ({"response_format": {"type": "json_object"}}, "parameter 'response_format' can only be"),
-        ({"tool_choice": "required"}, "tool_choice: Input should be 'auto' or 'none'"),
-        ({"logit_bias": {"5": 1}}, "parameter 'logit_bias'"),
-        ({"guided_json": {}}, "parameter 'guided_json' is not supported here"),
+        ({"response_format": {"type": "json_schema"}}, "response_format must be of the type"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "an answer has one form"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs must have one of"),
+        ({"guided_choice": []}, "guided_choice must have one of"),
+        ({"tool_choice": "required"}, "there are no tools to call"),
+        ({"tool_choice": "sometimes"}, "tool_choice must be auto, none, required"),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "there is no tool 'add'"),
+        ({"logit_bias": {"5": 101}}, r"logit_bias\[5\]: Input should be less than"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort must be one of"),
+        ({"truncate_prompt_tokens": 5}, "parameter 'truncate_prompt_tokens' is not supported here"),
+        ({"constraint": {"kind": "regex"}}, "parameter 'constraint' is not supported"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role must be one of"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\].content is missing"),
+        (
+            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]},
+            r"messages\[0\].tool_call_id must be the id of a tool call",
+        ),
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": None}, "messages: Input should be a valid list"),
         ({"messages": [{"content": "hi"}]}, r"messages\[0\] must be a dict with a role"),
@@ -152,6 +165,73 @@ def test_a_request_is_taken_apart() -> None:
 def test_what_cannot_be_honoured_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         CHAT.parse({**ASK, **change})
+
+
+ADD, SUB = ({"type": "function", "function": {"name": name}} for name in ("add", "sub"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "chosen", "tools"),
+    [
+        ("auto", "auto", [ADD, SUB]),
+        ("none", "none", [ADD, SUB]),
+        ("required", "required", [ADD, SUB]),
+        (ADD, "function:add", [ADD, SUB]),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [ADD]}}, "auto", [ADD]),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [SUB]}}, "required", [SUB]),
+    ],
+)
+def test_tools_are_chosen_from(choice: Any, chosen: str, tools: list[Any]) -> None:
+    body = CHAT.parse({**ASK, "tools": [ADD, SUB], "tool_choice": choice, "parallel_tool_calls": False})
+    assert (body.tool_choice, list(body.tools), body.parallel_tool_calls) == (chosen, tools, False)
+
+
+SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
+AS_SCHEMA = Constraint("json_schema", json.dumps(SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("form", "constraint"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Constraint("json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            AS_SCHEMA,
+        ),
+        ({"structured_outputs": {"json": SCHEMA, "regex": None}}, AS_SCHEMA),
+        ({"structured_outputs": {"json_object": True}}, Constraint("json_object")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Constraint("choice", '["a", "b"]')),
+        ({"guided_json": json.dumps(SCHEMA)}, AS_SCHEMA),
+        ({"guided_regex": "a+"}, Constraint("regex", "a+")),
+        ({"guided_grammar": 'start: "a"'}, Constraint("grammar", 'start: "a"')),
+    ],
+)
+def test_the_form_of_an_answer_is_a_constraint(form: dict[str, Any], constraint: Constraint | None) -> None:
+    assert CHAT.parse({**ASK, **form}).sampling.get("constraint") == constraint
+
+
+def test_every_parameter_of_sampling_is_read() -> None:
+    given = {"top_k": -1, "min_p": 0.1, "min_tokens": 2, "stop_token_ids": [5], "logit_bias": {"7": -2}}
+    given |= {"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.2}
+    asked = CHAT.parse(
+        {**ASK, **given, "reasoning_effort": "none", "chat_template_kwargs": {"b": 1}, "thread": "t"}
+    )
+    expected = {**given, "top_k": 0, "stop_token_ids": (5,), "logit_bias": ((7, -2.0),)}
+    assert asked.sampling == expected
+    assert asked.template_options == {"reasoning_effort": "none", "b": 1}
+
+
+def test_the_field_at_fault_is_named() -> None:
+    for change, param in [
+        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"audio": {}}, "audio"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ]:
+        with pytest.raises(RequestError) as raised:
+            CHAT.parse({**ASK, **change})
+        assert raised.value.param == param
 
 
 def test_a_request_must_be_an_object() -> None:

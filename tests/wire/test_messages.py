@@ -9,10 +9,12 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from etude.core.call import Constraint
 from etude.core.errors import EngineError
 from etude.wire.endpoint import Endpoint, EndpointServer
 from tests.wire.dialects import ASK, CALLING, TOOL_CALL, Scripted, completion
 
+RESULT = {"type": "tool_result", "tool_use_id": "call_9", "content": "3"}
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 
 
@@ -105,10 +107,43 @@ async def test_what_the_assistant_said_elsewhere_is_translated(server):
     call = {"id": "t1", "type": "function", "function": function}
     assert handler.asked[0].messages == (
         *ASK,
-        {"role": "assistant", "content": "Hm.", "tool_calls": [call]},
+        {"role": "assistant", "content": "Hm.", "reasoning_content": "…", "tool_calls": [call]},
         {"role": "assistant", "content": "So."},
         *ASK,
     )
+
+
+async def test_the_form_of_the_answer_is_that_of_a_chat(server):
+    handler = Scripted("{}")
+    schema = {"type": "object"}
+    await ask(
+        server,
+        handler,
+        tools=[ADD],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        thinking={"type": "enabled", "budget_tokens": 2000},
+        output_config={"effort": "high", "format": {"type": "json_schema", "schema": schema}},
+        extra_body={"top_k": 5, "thread": "t1"},
+    )
+    (asked,) = handler.asked
+    assert (asked.tool_choice, asked.parallel_tool_calls) == ("required", False)
+    assert asked.template_options == {"enable_thinking": True, "reasoning_effort": "high"}
+    constraint = Constraint("json_schema", '{"type": "object"}')
+    assert asked.sampling == {"max_tokens": 9, "top_k": 5, "constraint": constraint}
+
+
+async def test_thoughts_come_and_go_back_as_blocks(server):
+    thought = {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}
+    handler = Scripted(thought, "x")
+    async with client(server.open(handler)) as connected:
+        fields = {"model": "m", "max_tokens": 9}
+        message = await connected.messages.create(messages=ASK, **fields)
+        assert [block.type for block in message.content] == ["thinking", "text"]
+        assert message.content[0].thinking == "1 + 2"
+        for sent in (message.content, message.content[1:]):
+            later = [*ASK, {"role": "assistant", "content": sent}, *ASK]
+            await connected.messages.create(messages=later, **fields)
+            assert handler.asked[-1].messages == (*ASK, thought, *ASK)
 
 
 async def test_an_answer_that_was_cut_says_so(server):
@@ -138,9 +173,13 @@ async def test_a_stream_says_the_same_as_the_message(server, said):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"extra_body": {"top_k": 5}}, "parameter 'top_k' is not supported"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "parameter 'thinking' can only be"),
-        ({"tool_choice": {"type": "any"}}, "parameter 'tool_choice' can only be"),
+        ({"extra_body": {"container": "c"}}, "parameter 'container' is not supported"),
+        ({"extra_body": {"constraint": {"kind": "regex", "text": "a"}}}, "parameter 'constraint'"),
+        ({"thinking": {"type": "between_tools"}}, "thinking.type: Input should be 'enabled'"),
+        ({"tool_choice": {"type": "any"}}, "there are no tools to call"),
+        ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "sub"}}, "there is no tool 'sub'"),
+        ({"tools": [{**ADD, "input_examples": [{}]}]}, r"tools\[0\].input_examples: Extra inputs"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "the id of a tool call of an earlier"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
             r"tools\[0\].type: Input should be 'custom'",

@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from etude.core.call import Completion
+from etude.core.call import Completion, Constraint
 from etude.core.errors import EngineError
 from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
 from etude.wire.gateway import recording_client
@@ -108,7 +108,13 @@ async def test_the_clients_own_stream_helper_understands_it():
 @pytest.mark.parametrize(
     ("request_fields", "message"),
     [
-        ({"input": "hi", "reasoning": {"effort": "high"}}, "parameter 'reasoning' can only be"),
+        ({"input": "hi", "reasoning": {"effort": "huge"}}, "reasoning.effort must be one of"),
+        ({"input": "hi", "text": {"format": {"type": "xml"}}}, "text.format must be of the type"),
+        ({"input": "hi", "tool_choice": "required"}, "there are no tools to call"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "3"}]},
+            "the id of a tool call of an earlier",
+        ),
         ({"input": "hi", "conversation": "conv_1"}, "parameter 'conversation' is not supported"),
         ({"input": "hi", "tools": [{"type": "web_search"}]}, r"tools\[0\].type: Input should be 'function'"),
         (
@@ -144,11 +150,40 @@ async def test_errors_are_openais():
         await client.responses.create(model="m", input="hi")
 
 
-async def test_thoughts_that_come_back_are_left_out():
-    handler = Scripted("x")
-    items = [*ASK, {"type": "reasoning", "id": "rs_1", "summary": []}, *ASK]
-    await recording_client(handler).responses.create(model="m", input=items)
-    assert handler.asked[0].messages == (*ASK, *ASK)
+async def test_thoughts_come_and_go_back_as_items():
+    thought = CALLING | {"reasoning_content": "1 + 2"}
+    handler = Scripted(thought, "x")
+    client = recording_client(handler)
+    response = await client.responses.create(model="m", input=ASK, tools=[ADD])
+    assert [item.type for item in response.output] == ["reasoning", "function_call"]
+    assert response.output[0].content[0].text == "1 + 2"
+    Response.model_validate(response.model_dump())
+    for output in (response.output, response.output[1:]):
+        await client.responses.create(model="m", input=[*ASK, *output, *ASK], tools=[ADD])
+        assert handler.asked[-1].messages == (*ASK, thought, *ASK)
+    empty = {"type": "reasoning", "id": "rs_1", "summary": []}
+    await client.responses.create(model="m", input=[*ASK, empty, *ASK])
+    assert handler.asked[-1].messages == (*ASK, *ASK)
+
+
+async def test_the_form_of_the_answer_is_that_of_a_chat():
+    handler = Scripted("{}")
+    await recording_client(handler).responses.create(
+        model="m",
+        input="hi",
+        tools=[ADD],
+        tool_choice={"type": "function", "name": "add"},
+        parallel_tool_calls=False,
+        reasoning={"effort": "low", "summary": "auto"},
+        text={
+            "verbosity": "low",
+            "format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}},
+        },
+    )
+    (asked,) = handler.asked
+    assert (asked.tool_choice, asked.parallel_tool_calls) == ("function:add", False)
+    assert asked.template_options == {"reasoning_effort": "low"}
+    assert asked.sampling == {"constraint": Constraint("json_schema", '{"type": "object"}')}
 
 
 def test_a_completion_without_usage_or_text_is_a_response_too():

@@ -30,7 +30,7 @@ def test_what_is_given_changes_and_the_rest_stays() -> None:
         ({"seed": "1"}, "seed: Input should be a valid integer"),
         ({"stop": [""]}, r"stop: .*, found \[''\]"),
         ({"stop": 3}, "stop: Input should be a valid string, found 3"),
-        ({"top_k": 3}, "'top_k' is not a sampling parameter; allowed: temperature, top_p"),
+        ({"top_z": 3}, "'top_z' is not a sampling parameter; allowed: temperature, top_p"),
     ],
 )
 def test_impossible_values_are_named(changes: dict[str, object], message: str) -> None:

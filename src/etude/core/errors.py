@@ -20,6 +20,11 @@ class RequestError(EtudeError):
 
     exit_code = 2
 
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        """The field of an API's request that is wrong, where it is one."""
+
 
 class ConfigError(RequestError):
     """A config file is wrong; the message starts with `file:line:column` when they are known."""

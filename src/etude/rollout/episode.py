@@ -165,6 +165,10 @@ class Episode:
             tools=body.tools,
             sampling=body.sampling,
             function=body.function or current_function(),
+            tool_choice=body.tool_choice,
+            parallel_tool_calls=body.parallel_tool_calls,
+            template_options=body.template_options,
+            choice=body.choice,
         )
         assert call.completion is not None
         # The id is a function of the request, for code that puts it into a later request.

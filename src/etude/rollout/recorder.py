@@ -25,6 +25,9 @@ _PARENT_CANDIDATES = 8
 """How many of the latest calls are looked at for the one that a new call continues."""
 _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
 """Fields of `Sampling` that are hashed even at their defaults."""
+_FREE_FORM = ["auto", True, {}]
+"""Tool choice, parallel calls and the template's options of most requests, which are hashed only where they
+differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,14 @@ class Recorder:
         tools: tuple[Tool, ...],
         sampling: Mapping[str, Any],
         function: str,
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        choice: int = 0,
     ) -> tuple[str, Call]:
         """Make a call, or get it back from the journal. Returns its name and the call.
+
+        `choice` numbers the answers that one request asks for: with a seed, each has another one.
 
         Raises RequestError for an unknown model or impossible sampling, EngineError when the model
         has no answer, EpisodeError when the episode is over or has made too many calls.
@@ -130,12 +139,23 @@ class Recorder:
         model = self.models.choose(model)
         default = self.models.sampling.get(model) or Sampling()
         chosen = change_sampling(change_sampling(default, sampling), self._override)
-        digest = _digest(model, messages, tools, chosen)
+        if choice and chosen.seed is not None:
+            chosen = replace(chosen, seed=fold(chosen.seed, "choice", choice))
+        request = ChatRequest(
+            messages,
+            tools,
+            chosen,
+            conversation=self.episode_id,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            template_options=template_options or {},
+        )
+        digest = _digest(model, request)
         count = self._asked.get(digest, 0)
         self._asked[digest] = count + 1
         name = f"{digest}/{count}"
         key = fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed
-        request = ChatRequest(messages, tools, chosen, key=key, conversation=self.episode_id)
+        request = replace(request, key=key)
         index = len(self._calls)
         self._calls.append(None)
         self._under_way[index] = time.monotonic()
@@ -208,11 +228,14 @@ class Recorder:
         return best
 
 
-def _digest(model: str, messages: tuple[Message, ...], tools: tuple[Tool, ...], sampling: Sampling) -> str:
+def _digest(model: str, request: ChatRequest) -> str:
     """A hash of all that can change the answer: 16 hexadecimal digits."""
+    sampling = request.sampling
     chosen: list[Any] = [getattr(sampling, name) for name in _IN_EVERY_DIGEST]
     rest = {name: value for name, value in sampling.changed().items() if name not in _IN_EVERY_DIGEST}
-    text = json.dumps([model, messages, tools, chosen + [rest] * bool(rest)], default=asdict)
+    form = [request.tool_choice, request.parallel_tool_calls, dict(request.template_options)]
+    parts = [model, request.messages, request.tools, chosen + [rest] * bool(rest)]
+    text = json.dumps(parts + form * (form != _FREE_FORM), default=asdict)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

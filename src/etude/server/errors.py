@@ -64,16 +64,16 @@ def _api_error(request: Request, error: Exception) -> ApiError:
         case ApiError():
             return error
         case HTTPException():
-            unknown = error.status_code in (404, 405)
-            message = f"there is no {where} here; see /docs" if unknown else error.detail
-            answer = ApiError(error.status_code, message, code="unknown_url" if unknown else None)
+            code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+            message = f"there is no {where} here; see /docs" if code else error.detail
+            answer = ApiError(error.status_code, message, code=code)
             answer.headers = error.headers
             return answer
         case RequestValidationError():
             message, param = problems_of(error.errors())
             return ApiError(400, message, param=param, code="invalid_value")
         case RequestError():
-            return ApiError(400, str(error))
+            return ApiError(400, str(error), param=error.param)
         case DBAPIError():
             _LOG.error("%s: the database: %s", where, error)
             message = "the server's database does not answer; its log has the reason"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, Field, model_validator
 from pydantic_core import to_json
@@ -13,6 +13,18 @@ from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 from etude.store.plain import plain
 from etude.wire.dialect import ChatBody, Neutral, RequestBody
+from etude.wire.forms import (
+    EFFORTS,
+    Wish,
+    choose_tools,
+    effort_options,
+    only_one,
+    read_format,
+    read_guided,
+    read_structured,
+)
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
 
@@ -28,28 +40,48 @@ class InferenceBody(RequestBody):
     """The parameters that chat completions and completions share."""
 
     neutral: ClassVar[Neutral] = {
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "repetition_penalty": (1,),
-        "logit_bias": ({},),
-        "top_k": (0, -1),
-        "min_p": (0,),
-        "response_format": ({"type": "text"},),
-        "parallel_tool_calls": (True,),
         "modalities": (["text"],),
         "best_of": (1,),
         "echo": (False,),
         "suffix": ("",),
         "skip_special_tokens": (True, False),
+        "spaces_between_special_tokens": (True, False),
+        "add_special_tokens": (False,),
+        "ignore_eos": (False,),
+        "include_stop_str_in_output": (False,),
+        "include_reasoning": (True,),
+        "length_penalty": (1,),
+        "use_beam_search": (False,),
+        "bad_words": ([],),
+        "allowed_token_ids": ([],),
     }
 
     model: str
     n: int | None = Field(default=None, ge=1, le=128)
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="`text`, `json_object`, or `json_schema`, which binds."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
+    )
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     return_token_ids: bool | None = Field(default=None, description="vLLM: give token ids as well.")
     return_tokens_as_token_ids: bool | None = Field(
         default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
     )
+
+    def given(self) -> dict[str, Any]:
+        """The parameters of sampling, the form of the answer among them. Raises RequestError for two."""
+        forms = (
+            read_format(self.response_format, "response_format"),
+            read_structured(self.structured_outputs),
+            read_guided(vars(self)),
+        )
+        return super().given() | only_one(forms)
 
     def request(self) -> ChatBody:
         """The request without its prompts."""
@@ -67,7 +99,14 @@ class ChatCompletionBody(InferenceBody):
 
     messages: list[Message] = Field(min_length=1)
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Wish | None = Field(
+        default=None, description="`auto`, `none`, `required`, a function by its name, or `allowed_tools`."
+    )
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(default=None, description=f"One of {', '.join(EFFORTS)}.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="vLLM: variables for the model's chat template."
+    )
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -76,7 +115,7 @@ class ChatCompletionBody(InferenceBody):
     def _is_a_conversation(self) -> ChatCompletionBody:
         check_conversation(self.messages, self.tools)
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         return self
 
     def given(self) -> dict[str, Any]:
@@ -85,14 +124,18 @@ class ChatCompletionBody(InferenceBody):
         return super().given() | newer
 
     def request(self) -> ChatBody:
-        """The request with its messages, and without tools that may not be called."""
-        return replace(
+        """The request with its messages and tools."""
+        effort = effort_options(self.reasoning_effort, "reasoning_effort")
+        asked = replace(
             super().request(),
             messages=tuple(map(without_unset, self.messages)),
-            tools=() if self.tool_choice == "none" else tuple(self.tools or ()),
+            tools=tuple(self.tools or ()),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            template_options=effort | (self.chat_template_kwargs or {}),
             logprobs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
         )
+        return choose_tools(asked, self.tool_choice)
 
 
 class CompletionBody(InferenceBody):
@@ -129,7 +172,7 @@ def plain_messages(messages: Any) -> tuple[Message, ...]:
             copies.append(plain(message))
         except TypeError as error:
             raise RequestError(f"messages[{index}]: {error}") from error
-        _check_message(copies[-1], f"messages[{index}]")
+    check_conversation(copies, None)
     return tuple(map(without_unset, copies))
 
 
@@ -143,14 +186,23 @@ def without_unset(message: Message) -> Message:
 
 
 def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
-    """Raise RequestError for messages and tools that are none."""
+    """Raise RequestError for messages and tools that are none, and for results that no call asked for."""
+    called: set[Any] = set()
     for index, message in enumerate(messages):
-        _check_message(message, f"messages[{index}]")
+        where = f"messages[{index}]"
+        _check_message(message, where)
+        called.update(call.get("id") for call in message.get("tool_calls") or ())
+        if message["role"] == "tool" and (id := message.get("tool_call_id")) not in called - {None}:
+            raise RequestError(
+                f"{where}.tool_call_id must be the id of a tool call of an earlier message, found {id!r:.80}",
+                param=f"{where}.tool_call_id",
+            )
     for index, tool in enumerate(tools or ()):
         if not _has_function(tool):
             raise RequestError(
                 f"tools[{index}]: a tool must be {{'type': 'function', 'function': {{'name': …}}}}, "
-                f"found {tool!r:.80}"
+                f"found {tool!r:.80}",
+                param=f"tools[{index}]",
             )
     try:
         to_json([messages, tools])
@@ -159,13 +211,20 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
 
 
 def _check_message(message: Any, where: str) -> None:
+    def wrong(field: str, problem: str) -> RequestError:
+        return RequestError(f"{where}{field} {problem}", param=f"{where}{field}")
+
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise RequestError(f"{where} must be a dict with a role and a content, found {message!r:.80}")
-    if not isinstance(message.get("content"), str | list | None):
-        raise RequestError(f"{where}.content must be a string, a list of parts or null")
-    calls = message.get("tool_calls")
+        raise wrong("", f"must be a dict with a role and a content, found {message!r:.80}")
+    role, content, calls = message["role"], message.get("content"), message.get("tool_calls")
+    if role not in _ROLES:
+        raise wrong(".role", f"must be one of {', '.join(_ROLES)}, found {role!r:.80}")
+    if not isinstance(content, str | list | None):
+        raise wrong(".content", "must be a string, a list of parts or null")
+    if content is None and not (role == "assistant" and {"content", "tool_calls"} & message.keys()):
+        raise wrong(".content", "is missing; only an assistant's message may do without, if it calls tools")
     if calls is not None and not (isinstance(calls, list) and all(map(_has_function, calls))):
-        raise RequestError(f"{where}.tool_calls must be a list of calls, each of a function with a name")
+        raise wrong(".tool_calls", "must be a list of calls, each of a function with a name")
 
 
 def _has_function(value: Any) -> bool:

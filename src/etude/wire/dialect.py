@@ -20,9 +20,15 @@ Event = tuple[str | None, Any]
 """A server-sent event: its name, where the dialect names events, and its data; a text stays as it is."""
 
 BOOKKEEPING = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "thread", "prediction"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
+        *("request_id", "priority", "guided_decoding_backend"),
+        # Of OpenAI's own models, which were trained on it; no other model has such a setting.
+        "verbosity",
+    }
 )
-"""Parameters of OpenAI's APIs that change nothing about an answer."""
+"""Parameters of OpenAI's APIs, and of vLLM's, that change nothing about an answer."""
 
 Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
 """Values of parameters."""
@@ -62,14 +68,18 @@ class RequestBody(SamplingFields):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> RequestBody:
-        for name, value in (self.model_extra or {}).items():
+        """Raises RequestError, which pydantic lets through, because it names the parameter."""
+        extra = self.model_extra or {}
+        # No API has it: each has a field of its own for the form of an answer.
+        for name, value in {**extra, "constraint": self.constraint}.items():
             if name in self.free or value is None:
                 continue
             if name not in self.neutral:
-                raise ValueError(f"parameter '{name}' is not supported here; leave it out")
+                raise RequestError(f"parameter '{name}' is not supported here; leave it out", param=name)
             if value not in self.neutral[name]:
-                raise ValueError(
-                    f"parameter '{name}' can only be {self.neutral[name][0]!r} here, found {value!r:.80}"
+                raise RequestError(
+                    f"parameter '{name}' can only be {self.neutral[name][0]!r} here, found {value!r:.80}",
+                    param=name,
                 )
         return self
 
@@ -98,6 +108,12 @@ class ChatBody:
     """Whether the tokens of logprobs are named by their ids."""
     n: int = 1
     """Completions of each prompt."""
+    choice: int = 0
+    """Which of the `n` is asked for."""
+    tool_choice: str = "auto"
+    """As in `ChatRequest`."""
+    parallel_tool_calls: bool = True
+    template_options: Mapping[str, Any] = field(default_factory=dict)
     function: str | None = None
     """The function of the agent that asks, when the request's headers name one."""
 
@@ -125,12 +141,17 @@ class AnswerMemory:
 
     def add(self, message: Message) -> None:
         """Remember a message of the model."""
-        self._messages[_key(message)] = message
+        self._messages[_key(message)] = self._messages[_key(message, thinking=True)] = message
 
     def restored(self, messages: Iterable[Message]) -> tuple[Message, ...]:
-        """The messages, with each of the assistant's that is known as the model wrote it."""
+        """The messages, with each of the assistant's that is known as the model wrote it.
+
+        Clients may leave its thinking out.
+        """
         return tuple(
-            self._messages.get(_key(message), message) if message["role"] == "assistant" else message
+            self._messages.get(_key(message, thinking="reasoning_content" in message), message)
+            if message["role"] == "assistant"
+            else message
             for message in messages
         )
 
@@ -158,9 +179,9 @@ class Dialect(ABC):
         """The events of a stream that says the same as a reply."""
 
     @staticmethod
-    def error(status: int, message: str, code: str | None) -> dict[str, Any]:
-        """The error object of a response with that status."""
-        return error_object(status, message, code=code)
+    def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
+        """The error object of a response with that status; `param` is the field of the request at fault."""
+        return error_object(status, message, param=param, code=code)
 
 
 def error_object(
@@ -190,7 +211,8 @@ def validated(kind: type[B], body: Any, **defaults: Any) -> B:
     try:
         return kind.model_validate(defaults | body)
     except ValidationError as error:
-        raise RequestError(problems_of(error.errors(include_url=False))[0]) from error
+        message, param = problems_of(error.errors(include_url=False))
+        raise RequestError(message, param=param) from error
 
 
 def problems_of(errors: Iterable[Any]) -> tuple[str, str | None]:
@@ -202,6 +224,8 @@ def problems_of(errors: Iterable[Any]) -> tuple[str, str | None]:
             if part not in ("body", "query", "path") and not _TYPE_TAG.match(part):
                 field += f"[{part}]" if part.isdecimal() else f".{part}" if field else part
         first = first or field or None
+        if error["type"] == "json_invalid":
+            return f"the request is not JSON: {error.get('ctx', {}).get('error', '')}".rstrip(": "), None
         text = error["msg"].removeprefix("Value error, ")
         problems.append(f"{field}: {text}" if field else text)
     return "; ".join(dict.fromkeys(problems[:5])), first
@@ -227,9 +251,10 @@ def arguments_text(arguments: dict[str, Any]) -> str:
     return raw if len(arguments) == 1 and isinstance(raw, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _key(message: Message) -> str:
+def _key(message: Message, *, thinking: bool = False) -> str:
     calls = [
         [call.get("id"), call["function"]["name"], arguments_object(str(call["function"]["arguments"]))]
         for call in message.get("tool_calls") or ()
     ]
-    return json.dumps([text_of(message), calls], sort_keys=True)
+    thoughts = [message.get("reasoning_content")] if thinking else []
+    return json.dumps([text_of(message), calls, *thoughts], sort_keys=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import httpx
 from pydantic_core import from_json
 
-from etude.core.errors import EngineError, EtudeError, RequestError
+from etude.core.errors import EngineError, EtudeError, ImpossibleCall, RequestError
 from etude.wire.chat import ChatDialect
 from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, RecordedCompletion, server_sent
 from etude.wire.messages import MessagesDialect
@@ -84,9 +84,7 @@ class Gateway:
             asked = dialect.parse(data)
             recorded = await self._handler(replace(asked, function=headers.get(FUNCTION_HEADER)))
         except EtudeError as error:
-            refused = 400 if isinstance(error, RequestError) else 409
-            status = 500 if isinstance(error, EngineError) else refused
-            return error_response(path, status, str(error), cause=error)
+            return error_response(path, _status_of(error), str(error), cause=error)
         reply = dialect.reply(recorded, asked, data, int(time.time()))
         if not asked.stream:
             return httpx.Response(200, json=reply)
@@ -101,8 +99,16 @@ def error_response(
     headers = {"x-should-retry": "false"}
     if cause is not None:
         headers[ERROR_HEADER] = type(cause).__name__
-    error = _DIALECTS.get(_plain_path(path), ChatDialect).error(status, message, code)
+    param = cause.param if isinstance(cause, RequestError) else None
+    dialect = _DIALECTS.get(_plain_path(path), ChatDialect)
+    error = dialect.error(status, message, param=param, code=code)
     return httpx.Response(status, json=error, headers=headers)
+
+
+def _status_of(error: EtudeError) -> int:
+    if isinstance(error, RequestError | ImpossibleCall):
+        return 400
+    return 500 if isinstance(error, EngineError) else 409
 
 
 def _plain_path(path: str) -> str:

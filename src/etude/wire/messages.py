@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from etude.core.message import Message, Tool
+from etude.wire.bodies import check_conversation
 from etude.wire.dialect import (
     ChatBody,
     Dialect,
@@ -22,6 +23,7 @@ from etude.wire.dialect import (
     tool_call,
     validated,
 )
+from etude.wire.forms import choose_tools, effort_options, only_one, read_format
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {
@@ -43,9 +45,16 @@ class _Text(BaseModel):
 
 
 class _Thinking(BaseModel):
-    """The API itself leaves it out of later prompts."""
+    """Whether later prompts have it is up to the model's template."""
 
-    type: Literal["thinking", "redacted_thinking"]
+    type: Literal["thinking"]
+    thinking: str
+
+
+class _Redacted(BaseModel):
+    """Thoughts that only Anthropic can read."""
+
+    type: Literal["redacted_thinking"]
 
 
 class _ToolUse(BaseModel):
@@ -65,7 +74,9 @@ class _ToolResult(BaseModel):
     """May be left out, for a tool that returns nothing."""
 
 
-_Block: TypeAlias = Annotated[_Text | _Thinking | _ToolUse | _ToolResult, Field(discriminator="type")]
+_Block: TypeAlias = Annotated[
+    _Text | _Thinking | _Redacted | _ToolUse | _ToolResult, Field(discriminator="type")
+]
 
 
 class _Message(BaseModel):
@@ -74,7 +85,7 @@ class _Message(BaseModel):
 
     @model_validator(mode="after")
     def _has_blocks_of_its_role(self) -> _Message:
-        wrong = (_ToolResult,) if self.role == "assistant" else (_Thinking, _ToolUse)
+        wrong = (_ToolResult,) if self.role == "assistant" else (_Thinking, _Redacted, _ToolUse)
         for block in self.content:
             if isinstance(block, wrong):
                 raise ValueError(f"a message of the role {self.role} has no {block.type}")
@@ -87,7 +98,10 @@ class _Message(BaseModel):
             uses = [block for block in self.content if isinstance(block, _ToolUse)]
             calls = [tool_call(use.id, use.name, arguments_text(use.input)) for use in uses]
             content = _text(texts) or (None if calls else "")
-            yield {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+            thoughts = "".join(block.thinking for block in self.content if isinstance(block, _Thinking))
+            thinking = {"reasoning_content": thoughts} if thoughts else {}
+            called = {"tool_calls": calls} if calls else {}
+            yield {"role": "assistant", "content": content, **thinking, **called}
             return
         results = [block for block in self.content if isinstance(block, _ToolResult)]
         for result in results:
@@ -103,30 +117,63 @@ def _text(blocks: Iterable[_Text]) -> str:
 class _Tool(BaseModel):
     """A tool of the agent's; those that the API runs are of other types."""
 
+    model_config = ConfigDict(extra="forbid")
+
     type: Literal["custom"] | None = None
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    cache_control: Any = None
+    eager_input_streaming: Any = None
 
     def as_chat(self) -> Tool:
         """The tool in OpenAI's format."""
         described = {"description": self.description} if self.description else {}
-        function = {"name": self.name, "parameters": self.input_schema or {}, **described}
+        strict = {"strict": True} if self.strict else {}
+        function = {"name": self.name, "parameters": self.input_schema or {}, **described, **strict}
         return {"type": "function", "function": function}
+
+
+class _Thought(BaseModel):
+    """A wish for thinking. A budget is a target that a model may miss, as it may with Anthropic's own."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(default=None, ge=0)
+    display: Literal["summarized", "omitted"] | None = None
+    """Thoughts are no secret here, and not summarised either."""
+
+
+class _Output(BaseModel):
+    """The form of an answer, and the effort to be made for it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
 
 
 class MessagesBody(RequestBody):
     """The body of `POST /messages`."""
 
-    free = frozenset({"metadata", "service_tier", "cache_control"})
-    neutral: ClassVar[Neutral] = {
-        "thinking": ({"type": "disabled"},),
-        "tool_choice": ({"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": False}),
-    }
+    free = frozenset(
+        {
+            *("metadata", "service_tier", "cache_control", "thread", "inference_geo", "speed"),
+            *("user_profile_id", "workspace_id", "diagnostics"),
+        }
+    )
+    neutral: ClassVar[Neutral] = {"mcp_servers": ([],), "context_management": ({}, {"edits": []})}
 
     messages: list[_Message] = Field(min_length=1)
     system: _Texts | None = None
     tools: list[_Tool] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: _Thought | None = None
+    output_config: _Output | None = None
+    output_format: dict[str, Any] | None = None
+    """The older place of `output_config.format`."""
     stop: tuple[str, ...] | None = Field(default=None, alias="stop_sequences")
 
     @model_validator(mode="after")
@@ -135,15 +182,30 @@ class MessagesBody(RequestBody):
             raise ValueError("a model cannot go on in the middle of its answer here; end with a user message")
         return self
 
+    def given(self) -> dict[str, Any]:
+        """The parameters of sampling, the form of the answer among them."""
+        output = self.output_config or _Output()
+        forms = (
+            read_format(output.format, "output_config.format"),
+            read_format(self.output_format, "output_format"),
+        )
+        return super().given() | only_one(forms)
+
     def request(self) -> ChatBody:
         """The request, its system prompt as the first message."""
         system = _text(self.system or ())
         messages = [chat for message in self.messages for chat in message.as_chat()]
-        return replace(
+        effort = self.output_config.effort if self.output_config else None
+        thinking = {"enable_thinking": self.thinking.type != "disabled"} if self.thinking else {}
+        asked = replace(
             super().request(),
             messages=(*([{"role": "system", "content": system}] if system else []), *messages),
             tools=tuple(tool.as_chat() for tool in self.tools or ()),
+            parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
+            template_options=thinking | effort_options(effort, "output_config.effort"),
         )
+        check_conversation(asked.messages, asked.tools)
+        return choose_tools(asked, self.tool_choice)
 
 
 class MessagesDialect(Dialect):
@@ -161,6 +223,8 @@ class MessagesDialect(Dialect):
         self._memory.add(message)
         calls = message.get("tool_calls") or ()
         blocks: list[dict[str, Any]] = []
+        if thoughts := message.get("reasoning_content"):
+            blocks.append({"type": "thinking", "thinking": thoughts, "signature": ""})
         if message.get("content") or not calls:
             blocks.append({"type": "text", "text": message.get("content") or "", "citations": None})
         for call in calls:
@@ -192,6 +256,9 @@ class MessagesDialect(Dialect):
             if block["type"] == "text":
                 empty = {**block, "text": ""}
                 delta = {"type": "text_delta", "text": block["text"]}
+            elif block["type"] == "thinking":
+                empty = {**block, "thinking": ""}
+                delta = {"type": "thinking_delta", "thinking": block["thinking"]}
             else:
                 empty = {**block, "input": {}}
                 delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
@@ -203,8 +270,8 @@ class MessagesDialect(Dialect):
         yield _event("message_stop")
 
     @staticmethod
-    def error(status: int, message: str, code: str | None) -> dict[str, Any]:
-        """Anthropic's error object."""
+    def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
+        """Anthropic's error object, which has no place for the field; the message names it."""
         kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": message}}
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
+from etude.wire.bodies import check_conversation
 from etude.wire.chat import recorded_logprobs
 from etude.wire.dialect import (
     BOOKKEEPING,
@@ -22,6 +23,7 @@ from etude.wire.dialect import (
     tool_call,
     validated,
 )
+from etude.wire.forms import Wish, choose_tools, effort_options, only_one, read_format
 
 _LOGPROBS = "message.output_text.logprobs"
 _REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens")
@@ -69,10 +71,16 @@ class _CallOutput(BaseModel):
     output: _Parts
 
 
+class _ReasoningPart(BaseModel):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
 class _Reasoning(BaseModel):
-    """Thoughts, which later prompts do not have."""
+    """Thoughts. Whether later prompts have them is up to the model's template."""
 
     type: Literal["reasoning"]
+    content: list[_ReasoningPart] | None = None
 
 
 _Item: TypeAlias = Annotated[_Message | _Call | _CallOutput | _Reasoning, Field(discriminator="type")]
@@ -90,17 +98,34 @@ class _Tool(BaseModel):
         return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
 
 
+class _TextConfig(BaseModel):
+    """The form of an answer. Verbosity is a setting of OpenAI's own models, and changes no other."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class _ReasoningConfig(BaseModel):
+    """How much to think. Thoughts come whole, and not summarised."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+
+
 class ResponsesBody(RequestBody):
     """The body of `POST /responses`."""
 
-    free = BOOKKEEPING | {"stream_options", "top_logprobs", "prompt_cache_retention", "prompt_cache_options"}
+    free = BOOKKEEPING | {"stream_options", "top_logprobs"}
     neutral: ClassVar[Neutral] = {
         "background": (False,),
-        "parallel_tool_calls": (True,),
-        "reasoning": ({},),
-        "text": ({"format": {"type": "text"}}, {}),
-        "tool_choice": ("auto",),
         "truncation": ("disabled", "auto"),
+        "context_management": ([],),
     }
 
     input: Annotated[list[_Item], BeforeValidator(_as_items)] = Field(default_factory=list)
@@ -108,17 +133,32 @@ class ResponsesBody(RequestBody):
     previous_response_id: str | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     tools: list[_Tool] | None = None
+    tool_choice: Wish | None = None
+    parallel_tool_calls: bool | None = None
+    text: _TextConfig | None = None
+    reasoning: _ReasoningConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     max_tokens: int | None = Field(default=None, alias="max_output_tokens", ge=1)
+
+    def given(self) -> dict[str, Any]:
+        """The parameters of sampling, the form of the answer among them."""
+        return super().given() | only_one(
+            [read_format(self.text.format if self.text else None, "text.format")]
+        )
 
     def request(self) -> ChatBody:
         """The request, its instructions as the first message."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return replace(
+        effort = effort_options(self.reasoning.effort if self.reasoning else None, "reasoning.effort")
+        asked = replace(
             super().request(),
             messages=(*first, *_messages(self.input)),
             tools=tuple(tool.as_chat() for tool in self.tools or ()),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            template_options=effort | (self.chat_template_kwargs or {}),
             logprobs=_LOGPROBS in (self.include or ()),
         )
+        return choose_tools(asked, self.tool_choice)
 
 
 class ResponsesDialect(Dialect):
@@ -132,7 +172,8 @@ class ResponsesDialect(Dialect):
         head = 1 if known.instructions else 0
         messages = (*asked.messages[:head], *earlier, *self._memory.restored(asked.messages[head:]))
         if not messages:
-            raise RequestError("input must hold at least one message, found none")
+            raise RequestError("input must hold at least one message, found none", param="input")
+        check_conversation(messages, asked.tools)
         return replace(asked, messages=messages)
 
     def reply(self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
@@ -163,9 +204,10 @@ class ResponsesDialect(Dialect):
             **{field: body.get(field) for field in _REPEATED},
             "metadata": body.get("metadata") or {},
             "tools": body.get("tools") or [],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
-            "text": {"format": {"type": "text"}},
+            "tool_choice": body.get("tool_choice") or "auto",
+            "parallel_tool_calls": asked.parallel_tool_calls,
+            "text": body.get("text") or {"format": {"type": "text"}},
+            "reasoning": body.get("reasoning"),
             "truncation": "disabled",
             "store": True,
         }
@@ -187,7 +229,10 @@ class ResponsesDialect(Dialect):
         if name is None:
             return ()
         if name not in self._memory.conversations:
-            raise RequestError(f"previous_response_id {name!r:.80} is no response of this episode")
+            raise RequestError(
+                f"previous_response_id {name!r:.80} is no response of this episode",
+                param="previous_response_id",
+            )
         return self._memory.conversations[name]
 
 
@@ -195,13 +240,17 @@ def _messages(items: Iterable[_Item]) -> list[Message]:
     """The chat messages of the input: items of one turn of the assistant are one message."""
     messages: list[Message] = []
     is_open = False
+    thoughts = ""
     for item in items:
         if isinstance(item, _Reasoning):
+            # Thoughts are those of the turn that they begin.
+            thoughts, is_open = "".join(part.text for part in item.content or ()), False
             continue
         by_assistant = isinstance(item, _Call) or (isinstance(item, _Message) and item.role == "assistant")
         if by_assistant and not is_open:
-            messages.append({"role": "assistant", "content": None})
-        is_open = by_assistant
+            thinking = {"reasoning_content": thoughts} if thoughts else {}
+            messages.append({"role": "assistant", "content": None, **thinking})
+        is_open, thoughts = by_assistant, ""
         if isinstance(item, _Call):
             call = tool_call(item.call_id, item.name, item.arguments)
             messages[-1].setdefault("tool_calls", []).append(call)
@@ -222,6 +271,14 @@ def _output(name: str, recorded: RecordedCompletion, asked: ChatBody) -> Iterato
     """The items of a response: its text, and a call of a tool each."""
     completion = recorded.completion
     text, calls = completion.message.get("content"), completion.message.get("tool_calls") or ()
+    if thoughts := completion.message.get("reasoning_content"):
+        yield {
+            "type": "reasoning",
+            "id": name.replace("resp_", "rs_", 1),
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": thoughts}],
+            "status": "completed",
+        }
     if text or not calls:
         logprobs = recorded_logprobs(completion) if asked.logprobs else None
         part = {
@@ -249,10 +306,16 @@ def _output(name: str, recorded: RecordedCompletion, asked: ChatBody) -> Iterato
 
 
 def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    is_message = item["type"] == "message"
-    empty: dict[str, Any] = {"content": []} if is_message else {"arguments": ""}
+    empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     yield "response.output_item.added", {"item": {**item, "status": "in_progress", **empty}}
-    if is_message:
+    if item["type"] == "reasoning":
+        at = {"item_id": item["id"], "content_index": 0}
+        [part] = item["content"]
+        yield "response.content_part.added", {**at, "part": {**part, "text": ""}}
+        yield "response.reasoning_text.delta", {**at, "delta": part["text"]}
+        yield "response.reasoning_text.done", {**at, "text": part["text"]}
+        yield "response.content_part.done", {**at, "part": part}
+    elif item["type"] == "message":
         [part] = item["content"]
         text, logprobs = part["text"], part["logprobs"]
         at = {"item_id": item["id"], "content_index": 0}

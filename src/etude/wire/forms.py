@@ -1,0 +1,145 @@
+"""The form that a request wants of its answer, in any API's words: typed output, tools, and thinking."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from etude.core.call import Constraint
+from etude.core.errors import RequestError
+from etude.wire.dialect import ChatBody
+
+Wish: TypeAlias = str | dict[str, Any]
+"""A parameter that is a word, or an object with a `type`."""
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""How much a model may be asked to think, by all APIs together."""
+
+_STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+"""Kinds of constraints, by vLLM's names in `structured_outputs`, and after `guided_`."""
+
+
+def read_format(value: Wish | None, param: str) -> Constraint | None:
+    """The constraint of a `response_format`; None where any text will do.
+
+    A schema binds whether it is `strict` or not. Raises RequestError for other formats.
+    """
+    match value:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Constraint("json_object")
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return _of_schema(schema, param)
+        case {"type": "json_schema", "schema": dict(schema)}:
+            return _of_schema(schema, param)
+    raise RequestError(
+        f"{param} must be of the type text, json_object, or json_schema with a `schema`, found {value!r:.80}",
+        param=param,
+    )
+
+
+def read_structured(value: Mapping[str, Any] | None, param: str = "structured_outputs") -> Constraint | None:
+    """The constraint of vLLM's `structured_outputs`, which has one kind at a time. Raises RequestError."""
+    asked = {name: form for name, form in (value or {}).items() if form is not None and form is not False}
+    match list(asked.items()):
+        case []:
+            return None
+        case [("json_object", True)]:
+            return Constraint("json_object")
+        case [("json", dict(schema))]:
+            return _of_schema(schema, param)
+        case [("choice", list(choices))] if choices and all(isinstance(choice, str) for choice in choices):
+            return Constraint("choice", json.dumps(choices))
+        case [(("regex" | "grammar" | "json") as name, str(text))] if text:
+            return Constraint(_STRUCTURED[name], text)  # type: ignore[arg-type]
+    raise RequestError(
+        f"{param} must have one of json (a schema), regex, choice (a list of texts), grammar, and "
+        f"json_object: true, found {value!r:.80}",
+        param=param,
+    )
+
+
+def _of_schema(schema: dict[str, Any], param: str) -> Constraint:
+    try:
+        # The order is kept: an answer's fields come in the order in which the schema has them.
+        return Constraint("json_schema", json.dumps(schema))
+    except RecursionError as error:
+        raise RequestError(f"{param}: the schema is nested too deeply", param=param) from error
+
+
+def read_guided(extra: Mapping[str, Any]) -> Constraint | None:
+    """The constraint of vLLM's older `guided_json`, `guided_regex` and so on. Raises RequestError."""
+    asked = {name: extra.get(f"guided_{name}") for name in _STRUCTURED}
+    return read_structured(asked, f"guided_{next((name for name in asked if asked[name] is not None), '')}")
+
+
+def only_one(constraints: Sequence[Constraint | None]) -> dict[str, Constraint]:
+    """The one that is set, as a parameter of sampling. Raises RequestError where two of them are."""
+    asked = [constraint for constraint in constraints if constraint is not None]
+    if len(asked) > 1:
+        raise RequestError(
+            "an answer has one form; give response_format or structured_outputs", param="response_format"
+        )
+    return {"constraint": asked[0]} if asked else {}
+
+
+def choose_tools(asked: ChatBody, value: Wish | None) -> ChatBody:
+    """The request with a `tool_choice` of OpenAI's or Anthropic's.
+
+    Tools that are not among the allowed ones are left out: the model does not know them. Raises RequestError
+    for what is no choice, and for tools that the request does not have.
+    """
+    choice, names = _read_choice(value)
+    offered = [tool["function"]["name"] for tool in asked.tools]
+    for name in names or ():
+        if name not in offered:
+            raise RequestError(f"tool_choice: there is no tool '{name}' in tools", param="tool_choice")
+    if choice == "none":
+        # The tools stay in the prompt, which goes on from an earlier one that had them.
+        return replace(asked, tool_choice="none" if offered else "auto")
+    if choice == "required" and not offered:
+        raise RequestError("tool_choice: there are no tools to call", param="tool_choice")
+    if choice == "function":
+        return replace(asked, tool_choice=f"function:{(names or [''])[0]}")
+    tools = tuple(tool for tool in asked.tools if names is None or tool["function"]["name"] in names)
+    return replace(asked, tools=tools, tool_choice=choice)
+
+
+def _read_choice(value: Wish | None) -> tuple[str, list[str] | None]:
+    """`auto`, `none`, `required` or `function`, and the names of the tools that may be called, if not all."""
+    match value:
+        case None:
+            return "auto", None
+        case "auto" | "none" | "required":
+            return value, None
+        case {"type": ("auto" | "none") as word}:
+            return word, None
+        case {"type": "any"}:
+            return "required", None
+        case {"type": "function", "function": {"name": str(name)}}:
+            return "function", [name]
+        case {"type": "function" | "tool", "name": str(name)}:
+            return "function", [name]
+        case {"type": "allowed_tools", "allowed_tools": dict(allowed)}:
+            return _read_choice({**allowed, "type": "allowed_tools"})
+        case {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*tools]}:
+            named = [_read_choice(tool)[1] for tool in tools]
+            if tools and all(named):
+                return mode, [name for names in named for name in names or ()]
+    raise RequestError(
+        "tool_choice must be auto, none, required, a function by its name, or allowed_tools, found "
+        f"{value!r:.80}",
+        param="tool_choice",
+    )
+
+
+def effort_options(effort: str | None, param: str) -> dict[str, Any]:
+    """Variables of the chat template that stand for an effort of thinking. Raises RequestError."""
+    if effort is None:
+        return {}
+    if effort not in EFFORTS:
+        raise RequestError(f"{param} must be one of {', '.join(EFFORTS)}, found {effort!r:.80}", param=param)
+    return {"reasoning_effort": effort}
