@@ -83,9 +83,7 @@ def tool_choice(target: Target) -> None:
 
 @CLIENT.feature("`messages.parse` of a pydantic model")
 def parse(target: Target) -> None:
-    answer = _sdk(target).messages.parse(
-        model=target.model, max_tokens=64, messages=ASK, output_format=Sum
-    )
+    answer = _sdk(target).messages.parse(model=target.model, max_tokens=64, messages=ASK, output_format=Sum)
     assert isinstance(answer.parsed_output, Sum)
 
 
@@ -118,7 +116,9 @@ def _add(a: int, b: int) -> str:
 _add.__name__ = "add"
 
 
-@CLIENT.feature("`stop_sequences`, `metadata`, `service_tier`; `temperature`, `top_k`, `top_p` in `extra_body`")
+@CLIENT.feature(
+    "`stop_sequences`, `metadata`, `service_tier`; `temperature`, `top_k`, `top_p` in `extra_body`"
+)
 def sampling(target: Target) -> None:
     answer = _sdk(target).messages.create(
         model=target.model,

@@ -137,7 +137,9 @@ def run_features(module: str, targets: Mapping[str, Mapping[str, Target]]) -> No
                 started = time.perf_counter()
                 error = _error_of(feature, target, runner)
                 seconds = time.perf_counter() - started
-                out.write(json.dumps({"feature": name, "side": side, "error": error, "seconds": seconds}) + "\n")
+                out.write(
+                    json.dumps({"feature": name, "side": side, "error": error, "seconds": seconds}) + "\n"
+                )
                 out.flush()
 
 

@@ -61,7 +61,7 @@ def react_json(target: Target) -> None:
     assert "thought_0" in result.trajectory, result
 
 
-@CLIENT.feature("over Responses (`model_type=\"responses\"`)")
+@CLIENT.feature('over Responses (`model_type="responses"`)')
 def responses(target: Target) -> None:
     import dspy
 

@@ -12,9 +12,7 @@ CLIENT = Client("LangChain, LangGraph", "langchain", {})
 def _model(target: Target, **options: Any) -> Any:
     from langchain_openai import ChatOpenAI
 
-    return ChatOpenAI(
-        model=target.model, base_url=target.base_url, api_key=target.api_key, **options
-    )
+    return ChatOpenAI(model=target.model, base_url=target.base_url, api_key=target.api_key, **options)
 
 
 @CLIENT.feature("`invoke`, `ainvoke`, `stream`", calls=3)

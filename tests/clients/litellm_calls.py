@@ -49,7 +49,7 @@ def tools(target: Target) -> None:
     assert litellm.completion(messages=more, tools=TOOLS, **_at(target)).choices[0].message.content
 
 
-@CLIENT.feature("`tool_choice=\"required\"`; `response_format` of a pydantic model", calls=2)
+@CLIENT.feature('`tool_choice="required"`; `response_format` of a pydantic model', calls=2)
 def forms(target: Target) -> None:
     import litellm
 

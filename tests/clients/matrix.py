@@ -69,7 +69,9 @@ def run_matrix(folder: Path, modules: Sequence[str] = MODULES) -> Outcomes:
     build_model(folder / "model")
     (folder / "server").mkdir()
     with ServerProcess(folder / "model", folder / "server", "--name", "tiny") as server:
-        return asyncio.run(_run(folder, Target(f"{server.address}/v1", "none", "tiny", takes_any_name=False), modules))
+        return asyncio.run(
+            _run(folder, Target(f"{server.address}/v1", "none", "tiny", takes_any_name=False), modules)
+        )
 
 
 async def _run(folder: Path, server: Target, modules: Sequence[str]) -> Outcomes:
@@ -150,9 +152,7 @@ async def _process(
         cwd=ROOT,
     )
     try:
-        output, errors = await asyncio.wait_for(
-            process.communicate(encode(targets).encode()), _SECONDS
-        )
+        output, errors = await asyncio.wait_for(process.communicate(encode(targets).encode()), _SECONDS)
     finally:
         if process.returncode is None:
             process.kill()
@@ -206,7 +206,9 @@ def render(outcomes: Outcomes) -> str:
 
 def _recorded(feature: Feature, outcome: Outcome) -> str:
     """What an episode shows of a feature that works."""
-    recorded = feature.calls > 0 and len(outcome.calls) >= feature.calls and all(map(is_recorded, outcome.calls))
+    recorded = (
+        feature.calls > 0 and len(outcome.calls) >= feature.calls and all(map(is_recorded, outcome.calls))
+    )
     extended = recorded and feature.extends and is_extended(outcome.calls)
     return ", ".join(["yes", *["recorded"] * recorded, *["extended"] * extended])
 

@@ -57,7 +57,8 @@ _DONE = "and then ending with the marker for `[[ ## completed ## ]]`."
 _FIELDS = "[[ ## answer ## ]]\n3\n\n[[ ## completed ## ]]"
 _STEP = {"next_thought": "I add.", "next_tool_name": "add", "next_tool_args": {"a": 1, "b": 2}}
 _STEP_FIELDS = "\n\n".join(
-    f"[[ ## {name} ## ]]\n{value if isinstance(value, str) else json.dumps(value)}" for name, value in _STEP.items()
+    f"[[ ## {name} ## ]]\n{value if isinstance(value, str) else json.dumps(value)}"
+    for name, value in _STEP.items()
 )
 
 TRANSCRIPTS: list[tuple[str, list[Message]]] = [
@@ -77,7 +78,10 @@ TRANSCRIPTS: list[tuple[str, list[Message]]] = [
         "add,final_answer",
         [
             _user(f"New task:\n{QUESTION}"),
-            _says("Calling tools:\n[{'id': 'call00000', 'function': {'name': 'add'}}]"),
+            _says(
+                "Calling tools:\n[{'id': 'call00000', 'type': 'function', 'function': "
+                "{'name': 'add', 'arguments': {'a': 1, 'b': 2}}}]"
+            ),
             _user("Observation:\n3"),
             _calls("final_answer", answer="3"),
         ],
@@ -115,7 +119,8 @@ TRANSCRIPTS: list[tuple[str, list[Message]]] = [
         "",
         [
             _user(
-                "then `[[ ## next_tool_args ## ]]` (must be formatted as a valid Python dict[str, Any]), " + _DONE
+                "then `[[ ## next_tool_args ## ]]` (must be formatted as a valid Python dict[str, Any]), "
+                + _DONE
             ),
             _says(f"{_STEP_FIELDS}\n\n[[ ## completed ## ]]"),
         ],

@@ -48,7 +48,10 @@ async def tools(target: Target) -> None:
     _prepare(target)
     agent = Agent(name="adder", model=target.model, tools=[_tool()])
     result = await Runner.run(agent, QUESTION)
-    same([item.type for item in result.new_items], ["tool_call_item", "tool_call_output_item", "message_output_item"])
+    same(
+        [item.type for item in result.new_items],
+        ["tool_call_item", "tool_call_output_item", "message_output_item"],
+    )
 
 
 @CLIENT.feature("tools, streamed", calls=2, extends=True)
@@ -82,7 +85,7 @@ async def output_type(target: Target) -> None:
     assert isinstance((await Runner.run(agent, QUESTION)).final_output, Sum)
 
 
-@CLIENT.feature("`tool_choice=\"required\"`, `parallel_tool_calls=False`", calls=2, extends=True)
+@CLIENT.feature('`tool_choice="required"`, `parallel_tool_calls=False`', calls=2, extends=True)
 async def required(target: Target) -> None:
     from agents import Agent, ModelSettings, Runner
 

@@ -89,7 +89,9 @@ def tools(target: Target) -> None:
     [call] = first.message.tool_calls
     result = str(add(**json.loads(call.function.arguments)))
     more = [*ASK, first.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
-    assert sdk.chat.completions.create(model=target.model, messages=more, tools=TOOLS).choices[0].message.content
+    assert (
+        sdk.chat.completions.create(model=target.model, messages=more, tools=TOOLS).choices[0].message.content
+    )
 
 
 @CLIENT.feature("`tool_choice`: required, named, none; `parallel_tool_calls=False`", calls=3)
@@ -147,9 +149,7 @@ def responses(target: Target) -> None:
     sdk = _sdk(target)
     first = sdk.responses.create(model=target.model, input=QUESTION)
     assert first.output_text
-    second = sdk.responses.create(
-        model=target.model, input="Are you sure?", previous_response_id=first.id
-    )
+    second = sdk.responses.create(model=target.model, input="Are you sure?", previous_response_id=first.id)
     assert second.output_text
 
 
@@ -157,9 +157,7 @@ def responses(target: Target) -> None:
 async def responses_tools(target: Target) -> None:
     async with _async_sdk(target) as sdk:
         items: list[Any] = list(ASK)
-        stream = await sdk.responses.create(
-            model=target.model, input=items, tools=FLAT_TOOLS, stream=True
-        )
+        stream = await sdk.responses.create(model=target.model, input=items, tools=FLAT_TOOLS, stream=True)
         [done] = [event async for event in stream if event.type == "response.completed"]
         items += done.response.output
         for call in [item for item in done.response.output if item.type == "function_call"]:

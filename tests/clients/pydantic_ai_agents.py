@@ -67,8 +67,8 @@ async def tools_messages(target: Target) -> None:
     assert (await _agent(_anthropic(target), tools=[add]).run(QUESTION)).output
 
 
-async def _typed(model: Any, output: Any) -> None:
-    result = await _agent(model, output_type=output).run(QUESTION)
+async def _typed(model: Any, output: Any, question: str = QUESTION) -> None:
+    result = await _agent(model, output_type=output).run(question)
     same(type(result.output), Sum)
 
 
@@ -88,7 +88,7 @@ async def output_native(target: Target) -> None:
 async def output_prompted(target: Target) -> None:
     from pydantic_ai import PromptedOutput
 
-    await _typed(_chat(target), PromptedOutput(Sum))
+    await _typed(_chat(target), PromptedOutput(Sum), "Answer in JSON.")
 
 
 @CLIENT.feature("`output_type` and `NativeOutput` over Responses", calls=2)
