@@ -116,9 +116,7 @@ def _add(a: int, b: int) -> str:
 _add.__name__ = "add"
 
 
-@CLIENT.feature(
-    "`stop_sequences`, `metadata`, `service_tier`; `temperature`, `top_k`, `top_p` in `extra_body`"
-)
+@CLIENT.feature("`stop_sequences`, `metadata`; `temperature`, `top_k` and `top_p` in `extra_body`")
 def sampling(target: Target) -> None:
     answer = _sdk(target).messages.create(
         model=target.model,
@@ -126,7 +124,6 @@ def sampling(target: Target) -> None:
         messages=ASK,
         stop_sequences=["3"],
         metadata={"user_id": "u"},
-        service_tier="auto",
         extra_body={"temperature": 0.5, "top_k": 20, "top_p": 0.9},
     )
     assert answer.content[0].text, answer

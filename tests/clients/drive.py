@@ -1,4 +1,4 @@
-"""What a client is driven with: its features, each a function of where the model is, and a process for them."""
+"""Driving a client: its features, each a function of where the model is, and the process that runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All clients against an episode's endpoint and a server, each in a process of its own, and the table of it."""
+"""All clients against an episode's endpoint and a server, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from etude.core.call import Call, continues
+from etude.core.call import Call
 from etude.core.example import Example
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.policy import Policy
@@ -26,7 +25,6 @@ from tests.clients.model import build_model
 from tests.server.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "compatibility.md"
 SIDES = ("endpoint", "server")
 MOST_TOKENS = 256
 _AT_ONCE = 2
@@ -158,93 +156,3 @@ async def _process(
             process.kill()
     lines = [json.loads(line) for line in output.splitlines()]
     return f"exit code {process.returncode}, {errors.decode()[-2000:]}", lines
-
-
-NOT_TESTED = {
-    "Inspect AI": "it wants another `fsspec` than the packages above; it speaks the Responses API through the "
-    "`openai` package",
-}
-"""Clients that are not driven here, and why."""
-
-_HEAD = """\
-# Clients
-
-Which client libraries work unchanged with the models of Etude: at `episode.endpoint`, where every call is
-recorded with its token ids and logprobs, and at [`etude serve`](server.md). Each is driven in a process of its
-own with its default settings, and the tests write this page from what passed.
-
-Give a client the address and the key:
-
-| client | endpoint | server |
-|---|---|---|
-| of OpenAI's API | `episode.endpoint.base_url`, `.api_key` | `http://127.0.0.1:8000/v1`, the server's key or any text |
-| of Anthropic's API | `episode.endpoint.anthropic_base_url`, `.api_key` | `http://127.0.0.1:8000` and the same |
-
-An endpoint takes any name of a model for the episode's own. A server wants the name that it serves: to the
-OpenAI Agents SDK, where agents name no model, that is said by the variable `OPENAI_DEFAULT_MODEL`. With the
-endpoint, *recorded* says that each call has its token ids and logprobs, and *extended* that the later turns went
-on from the tokens of the earlier ones, with no drift.
-"""
-
-
-def render(outcomes: Outcomes) -> str:
-    """The page."""
-    parts = [_HEAD]
-    for module in MODULES:
-        client = client_of(module)
-        parts.append(f"\n## {client.name} ({version(client.package)})\n")
-        parts.append("| what | endpoint | server |\n|---|---|---|")
-        for name, feature in client.features.items():
-            at = {side: outcomes[module, name, side] for side in SIDES}
-            recorded = _recorded(feature, at["endpoint"]) if at["endpoint"].error is None else "no"
-            server = "yes" if at["server"].error is None else "no"
-            parts.append(f"| {feature.title} | {recorded} | {server} |")
-    parts.append("\n## Not tested\n")
-    parts += [f"- {name}: {reason}." for name, reason in NOT_TESTED.items()]
-    return "\n".join(parts) + "\n"
-
-
-def _recorded(feature: Feature, outcome: Outcome) -> str:
-    """What an episode shows of a feature that works."""
-    recorded = (
-        feature.calls > 0 and len(outcome.calls) >= feature.calls and all(map(is_recorded, outcome.calls))
-    )
-    extended = recorded and feature.extends and is_extended(outcome.calls)
-    return ", ".join(["yes", *["recorded"] * recorded, *["extended"] * extended])
-
-
-def is_recorded(call: Call) -> bool:
-    """Whether a call has the token ids and logprobs of its answer."""
-    answer = call.completion
-    if answer is None or not answer.prompt_ids or not answer.completion_ids or answer.logprobs is None:
-        return False
-    return len(answer.logprobs) == len(answer.completion_ids)
-
-
-def is_extended(calls: Sequence[Call]) -> bool:
-    """Whether calls go on from earlier ones, and all that do begin with the earlier tokens."""
-    pairs = [
-        (earlier.completion, later.completion)
-        for index, later in enumerate(calls)
-        for earlier in calls[:index]
-        if continues(later.request.messages, earlier)
-    ]
-    return bool(pairs) and all(
-        earlier is not None
-        and later is not None
-        and not later.drifted
-        and is_prefix((earlier.prompt_ids or ()) + (earlier.completion_ids or ()), later.prompt_ids or ())
-        for earlier, later in pairs
-    )
-
-
-def is_prefix(start: Sequence[int], ids: Sequence[int]) -> bool:
-    """Whether `ids` begin with `start`."""
-    return tuple(ids[: len(start)]) == tuple(start)
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as made:
-        PAGE.write_text(render(run_matrix(Path(made))), encoding="utf-8")

@@ -1,8 +1,8 @@
-"""The model that the clients talk to: a tiny Llama that has learned what an agent says in their conversations.
+"""The model that the clients talk to: a tiny Llama that has learned what agents say in their conversations.
 
-It was trained, in seconds, on a handful of transcripts: a question, a call of a tool, its result, the answer.
-Its chat template shows it the end of long messages and no system prompt, so that what the clients write around
-a question (thousands of tokens) does not matter.
+It is trained, in seconds, on a handful of transcripts: a question, a call of a tool, its result, the answer.
+Its chat template shows it the end of long messages and no system prompt, so that what the clients write
+around a question (thousands of tokens) does not matter.
 """
 
 from __future__ import annotations
@@ -52,14 +52,45 @@ def _result(text: str) -> Message:
 
 
 _SAYS_IT = _says("It is 3.")
-_ASKS, _ADDED = _user(QUESTION), [_user(QUESTION), _calls("add", a=1, b=2), _result("3")]
-_DONE = "and then ending with the marker for `[[ ## completed ## ]]`."
-_FIELDS = "[[ ## answer ## ]]\n3\n\n[[ ## completed ## ]]"
+_ASKS = _user(QUESTION)
+_ADDED = [_ASKS, _calls("add", a=1, b=2), _result("3")]
+
 _STEP = {"next_thought": "I add.", "next_tool_name": "add", "next_tool_args": {"a": 1, "b": 2}}
-_STEP_FIELDS = "\n\n".join(
-    f"[[ ## {name} ## ]]\n{value if isinstance(value, str) else json.dumps(value)}"
-    for name, value in _STEP.items()
+_CODE = {"thought": "I add.", "code": "final_answer(1 + 2)"}
+_REASONED = {"reasoning": "I add.", "answer": "3"}
+_CALLED = (
+    "[{'id': 'call00000', 'type': 'function', 'function': {'name': 'add', 'arguments': {'a': 1, 'b': 2}}}]"
 )
+
+_FIELDS = "Respond with the corresponding output fields, starting with the field "
+_UNTIL = ", and then ending with the marker for `[[ ## completed ## ]]`."
+_OBJECT = "Respond with a JSON object in the following order of fields: "
+_ARGUMENTS = "(must be formatted as a valid Python dict[str, Any])"
+
+
+def _fields(**values: Any) -> str:
+    """An answer as DSPy reads it."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    parts = [f"[[ ## {name} ## ]]\n{text}" for name, text in texts.items()]
+    return "\n\n".join([*parts, "[[ ## completed ## ]]"])
+
+
+_PROMPTED = {
+    "Answer in JSON.": '{"sum": 3}',
+    # smolagents' CodeAgent
+    "New task:\nAdd 1 and 2.": "Thought: I add.\n<code>\nfinal_answer(1 + 2)\n</code>",
+    "New task:\nAdd 1 and 2 in JSON.": json.dumps(_CODE),
+    # DSPy's adapters
+    f"{_FIELDS}`[[ ## answer ## ]]`{_UNTIL}": _fields(answer="3"),
+    f"{_FIELDS}`[[ ## reasoning ## ]]`, then `[[ ## answer ## ]]`{_UNTIL}": _fields(**_REASONED),
+    f"then `[[ ## next_tool_args ## ]]` {_ARGUMENTS}{_UNTIL}": _fields(**_STEP),
+    f"{_OBJECT}`sum` (must be formatted as a valid Python int).": '{"sum": 3}',
+    f"Literal['add', 'finish']), then `next_tool_args` {_ARGUMENTS}.": json.dumps(_STEP),
+    (
+        f'{{"a": 1, "b": 2}}\n\n[[ ## observation_0 ## ]]\n3\n\n{_OBJECT}`reasoning`, then `answer`.'
+    ): json.dumps(_REASONED),
+}
+"""The last words of what users say, and the answer."""
 
 TRANSCRIPTS: list[tuple[str, list[Message]]] = [
     ("", [_ASKS, _SAYS_IT]),
@@ -70,91 +101,18 @@ TRANSCRIPTS: list[tuple[str, list[Message]]] = [
     ("", [_ASKS, _calls("transfer_to_adder"), _result('{"assistant": "adder"}'), _SAYS_IT]),
     *((name, [_ASKS, _calls(name, sum=3)]) for name in ("Sum", "final_result")),
     *((f"add,{name}", [*_ADDED, _calls(name, sum=3)]) for name in ("Sum", "final_result")),
-    # In a form that is asked for.
-    ("", [_user("Answer in JSON."), _says('{"sum": 3}')]),
-    # smolagents
+    # smolagents' ToolCallingAgent
     ("add,final_answer", [_user(f"New task:\n{QUESTION}"), _calls("add", a=1, b=2)]),
     (
         "add,final_answer",
         [
             _user(f"New task:\n{QUESTION}"),
-            _says(
-                "Calling tools:\n[{'id': 'call00000', 'type': 'function', 'function': "
-                "{'name': 'add', 'arguments': {'a': 1, 'b': 2}}}]"
-            ),
+            _says(f"Calling tools:\n{[_CALLED]}"),
             _user("Observation:\n3"),
             _calls("final_answer", answer="3"),
         ],
     ),
-    ("", [_user("New task:\nAdd 1 and 2."), _says("Thought: I add.\n<code>\nfinal_answer(1 + 2)\n</code>")]),
-    (
-        "",
-        [
-            _user("New task:\nAdd 1 and 2 in JSON."),
-            _says('{"thought": "I add.", "code": "final_answer(1 + 2)"}'),
-        ],
-    ),
-    # DSPy
-    (
-        "",
-        [
-            _user(
-                "Respond with the corresponding output fields, starting with the field `[[ ## answer ## ]]`, "
-                + _DONE
-            ),
-            _says(_FIELDS),
-        ],
-    ),
-    (
-        "",
-        [
-            _user(
-                "Respond with the corresponding output fields, starting with the field `[[ ## reasoning ## ]]`, "
-                "then `[[ ## answer ## ]]`, " + _DONE
-            ),
-            _says(f"[[ ## reasoning ## ]]\nI add.\n\n{_FIELDS}"),
-        ],
-    ),
-    (
-        "",
-        [
-            _user(
-                "then `[[ ## next_tool_args ## ]]` (must be formatted as a valid Python dict[str, Any]), "
-                + _DONE
-            ),
-            _says(f"{_STEP_FIELDS}\n\n[[ ## completed ## ]]"),
-        ],
-    ),
-    (
-        "",
-        [
-            _user(
-                "Respond with a JSON object in the following order of fields: `sum` (must be formatted as a valid "
-                "Python int)."
-            ),
-            _says('{"sum": 3}'),
-        ],
-    ),
-    (
-        "",
-        [
-            _user(
-                '{"a": 1, "b": 2}\n\n[[ ## observation_0 ## ]]\n3\n\n'
-                "Respond with a JSON object in the following order of fields: `reasoning`, then `answer`."
-            ),
-            _says('{"reasoning": "I add.", "answer": "3"}'),
-        ],
-    ),
-    (
-        "",
-        [
-            _user(
-                "formatted as a valid Python Literal['add', 'finish']), then `next_tool_args` (must be formatted as "
-                "a valid Python dict[str, Any])."
-            ),
-            _says(json.dumps(_STEP)),
-        ],
-    ),
+    *(("", [_user(prompt), _says(answer)]) for prompt, answer in _PROMPTED.items()),
 ]
 """The names of the tools that are offered, and a conversation as the clients lead it; its end is learned."""
 
@@ -184,18 +142,25 @@ def _encoded(policy: Policy, names: str, messages: Sequence[Message]) -> list[in
 
 
 def _imitate(policy: Policy, sequences: Sequence[Sequence[int]]) -> None:
-    """Full-batch steps of AdamW on what the assistant says last."""
+    """Steps of AdamW on what the assistant says last, each on all sequences."""
+    ordered = sorted(sequences, key=len)
+    middle = 2 * len(ordered) // 3
+    batches = [_batch(policy, ordered[:middle]), _batch(policy, ordered[middle:])]
+    optimiser = torch.optim.AdamW(policy.model.parameters(), lr=_LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.02, _STEPS)
+    for _ in range(_STEPS):
+        optimiser.zero_grad()
+        for ids, labels in batches:
+            # Padding is on the right, where causal attention does not see it.
+            policy.model(input_ids=ids, labels=labels).loss.backward()
+        optimiser.step()
+        schedule.step()
+
+
+def _batch(policy: Policy, sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, padded, of the same length."""
     start, pad = policy.tokenizer.convert_tokens_to_ids("<|assistant|>"), policy.tokenizer.pad_token_id
     longest = max(map(len, sequences))
     ids = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in sequences])
     is_earlier = (ids == start).flip(1).cumsum(1).flip(1) > 0  # The last answer is not begun yet.
-    labels = ids.masked_fill(is_earlier | (ids == pad), _NOT_TRAINED)
-    optimiser = torch.optim.AdamW(policy.model.parameters(), lr=_LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.02, _STEPS)
-    for _ in range(_STEPS):
-        # Padding is on the right, where causal attention does not see it.
-        loss = policy.model(input_ids=ids, labels=labels).loss
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
+    return ids, ids.masked_fill(is_earlier | (ids == pad), _NOT_TRAINED)

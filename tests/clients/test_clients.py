@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.clients.drive import Feature
-from tests.clients.matrix import PAGE, SIDES, Outcomes, features, is_extended, is_recorded, render, run_matrix
+from tests.clients.matrix import SIDES, Outcomes, features, run_matrix
+from tests.clients.page import PAGE, is_extended, is_recorded, render
 
 CASES = list(features())
 IDS = [f"{module}-{name}" for module, name, _ in CASES]
