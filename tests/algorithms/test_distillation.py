@@ -50,7 +50,7 @@ def test_one_episode_of_an_example_is_enough_for_the_teacher_alone():
 def test_scores_are_the_models_logprobs_at_the_temperature_of_the_sample():
     policy, samples = fresh_policy(), forest(2, 6, temperatures=(1.0, 0.7))
     for one, scores in zip(samples, logprobs_of(policy, samples, token_budget=40), strict=True):
-        true = [0.0, *true_logprobs(policy, one.ids[:1], one.ids[1:], one.turns[0].temperature)]
+        true = [0.0, *true_logprobs(policy, one.ids[:1], one.ids[1:], one.turns[0].sampling.temperature)]
         expected = [value if sampled else 0.0 for value, sampled in zip(true, one.mask, strict=True)]
         assert scores == pytest.approx(expected, abs=1e-4)
 

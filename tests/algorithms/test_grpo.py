@@ -142,7 +142,7 @@ def test_divergences_are_from_the_base_model_by_turn(packing, token_budget):
     ]
     expected = []
     for one in samples:
-        base = [0.0, *true_logprobs(of, one.ids[:1], one.ids[1:], one.turns[0].temperature)]
+        base = [0.0, *true_logprobs(of, one.ids[:1], one.ids[1:], one.turns[0].sampling.temperature)]
         gaps = [
             (sampled - reference) * trained
             for trained, sampled, reference in zip(one.mask, one.logprobs, base, strict=True)

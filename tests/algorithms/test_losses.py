@@ -11,6 +11,7 @@ import torch
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.supervised import Supervised
+from etude.core.call import Sampling
 from etude.core.sample import Turn
 from etude.learner.learner import Learner, LearnerOptions
 from tests.learner.gradients import (
@@ -31,8 +32,12 @@ def tokens(of, sequence):
     """Index, logprob with gradient, sampled logprob and advantage of every trained token."""
     for at, weight in enumerate(sequence.loss_weights):
         if weight:
-            logprob = token_logprob(of, sequence.ids, at, sequence.temperatures[at])
+            logprob = token_logprob(of, sequence.ids, at, temperature_of(sequence, at))
             yield at, logprob, sequence.logprobs[at], sequence.advantages[at]
+
+
+def temperature_of(sequence, at):
+    return next(turn.sampling.temperature for turn in sequence.turns if turn.start <= at < turn.stop)
 
 
 def clipped(logprob, sampled, advantage, low=0.2, high=0.28):
@@ -137,7 +142,9 @@ def test_sft_is_the_mean_over_trained_tokens():
 def test_a_conversation_may_be_sampled_at_several_temperatures():
     of = policy()
     units = [
-        replace(one, turns=tuple(Turn(at, at + 1, temperature=0.5 + at / 10) for at in range(len(one.ids))))
+        replace(
+            one, turns=tuple(Turn(at, at + 1, sampling=Sampling(0.5 + at / 10)) for at in range(len(one.ids)))
+        )
         for one in sequences(of, 3)
     ]
     ours = gradient_of(of, batch_of(units), Grpo())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.core.call import Constraint, Sampling
 from etude.core.edge import Encoder, sample_of, trajectory_of, units_of
 from etude.core.errors import TrainingError
 from etude.core.message import OpenAIMessage
@@ -46,9 +47,12 @@ def test_a_sample_is_context_and_sampled_tokens_in_turn():
     )
 
 
-def test_each_token_has_the_temperature_that_it_was_sampled_at():
-    one = trajectory(1.0, item([1], [2], temperature=0.5), item([3], [4], temperature=0.0))
-    assert sample_of(one).temperatures == [1.0, 0.5, 1.0, 1.0]  # A greedy token's logprob is the model's own.
+def test_each_turn_says_how_it_was_sampled():
+    ways = Sampling(temperature=0.5), Sampling(top_k=3, constraint=Constraint("regex", "a+"))
+    one = trajectory(1.0, item([1], [2], sampling=ways[0]), item([3], [4], sampling=ways[1]))
+    assert [
+        turn.sampling for turn in sample_of(Trajectory.model_validate_json(one.model_dump_json())).turns
+    ] == [*ways]
 
 
 def test_what_is_imitated_needs_no_logprobs():
@@ -110,14 +114,14 @@ def test_a_preference_is_a_pair_that_shares_its_prompt():
         chosen_logprobs=(-0.1, 0.0),
         rejected_logprobs=(-0.3,),
         chosen_mask=(True, False),
-        temperature=0.5,
+        sampling=Sampling(temperature=0.5),
     )
     (found,) = pairs_of(pair)
     chosen, rejected = found.samples
     assert (chosen.ids, chosen.mask, chosen.logprobs) == ((1, 2, 3, 4), (0, 0, 1, 0), (0, 0, -0.1, 0))
     assert (rejected.ids, rejected.mask, rejected.logprobs) == ((1, 2, 5), (0, 0, 1), (0, 0, -0.3))
     assert found.shared == 2
-    assert chosen.temperatures[2:] == [0.5, 0.5]
+    assert chosen.turns == (Turn(2, 3, sampling=Sampling(temperature=0.5)),)
 
 
 def test_a_preference_that_is_only_text_is_tokenised():

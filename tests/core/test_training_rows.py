@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from etude.core.call import Constraint, Sampling
 from etude.core.edge import sample_of
 from etude.core.training_rows import ROWS, GrpoRow, GrpoTrajectory, GrpoTurn, method_of
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
@@ -54,7 +55,7 @@ def test_a_sample_is_the_same_from_the_file_as_from_the_trajectory() -> None:
         advantages=(0.5, 1.5),
         weights=(1.0, 0.0),
         teacher_logprobs=(-0.1, -0.2),
-        temperature=0.7,
+        sampling=Sampling(temperature=0.7, constraint=Constraint("regex", "a+"), logit_bias=((3, 0.5),)),
     )
     sample = sample_of(Trajectory(episode=[asked, given, said], reward=1.0, episode_id="a"))
     line = GrpoRow.of_group([sample]).model_dump_json(exclude_none=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from etude.core.call import Sampling
 from etude.core.sample import Sample, Turn
 from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions, is_trained
@@ -113,7 +114,7 @@ def _sequence(
         tuple(mask),
         tuple(logprobs),
         tuple(w * advantage for w in mask),
-        turns=(Turn(0, len(ids), temperature=temperature),),
+        turns=(Turn(0, len(ids), sampling=Sampling(temperature)),),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from etude.core.call import Sampling
 from etude.core.sample import Sample, Turn
 
 VOCABULARY = 300
@@ -33,5 +34,5 @@ def _filled(ids: tuple[int, ...], choose: random.Random, temperatures: tuple[flo
         advantages=tuple(weight * advantage * choose.choice([1.0, 0.5]) for weight in weights),
         # About what a model with a vocabulary of that size says, so that some ratios are clipped.
         logprobs=tuple(weight * choose.uniform(-7, -5) for weight in weights),
-        turns=(Turn(0, len(ids), temperature=choose.choice(temperatures)),),
+        turns=(Turn(0, len(ids), sampling=Sampling(choose.choice(temperatures))),),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from etude.core.call import Call, continues
+from etude.core.call import Call, Sampling, continues
 from etude.core.episode import EpisodeRecord, Event
 from etude.core.errors import TrainingError
 from etude.core.message import Message, message_key
@@ -143,7 +143,7 @@ def sample_of(
                 start=len(prompt),
                 stop=len(ids),
                 message=len(messages),
-                temperature=call.request.sampling.temperature,
+                sampling=drawn_by(call),
                 model_version=completion.model_version,
                 call=call.index,
                 function=call.function,
@@ -169,6 +169,14 @@ def sample_of(
         notes={"drifted": branch.drifted, **notes},
     )
     return with_turns(made, "value", step_returns(branch.calls, episode.events, reward, discount))
+
+
+def drawn_by(call: Call) -> Sampling:
+    """How a call's answer was sampled, as far as the distributions of its tokens depend on it."""
+    sampling = call.request.sampling.shape()
+    if call.completion is None or call.completion.constraint is None:
+        return sampling
+    return replace(sampling, constraint=call.completion.constraint)
 
 
 def _logprobs(

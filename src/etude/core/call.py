@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field, PlainSerializer
 
 from etude.core.message import Message, Tool, message_key
 
@@ -23,32 +25,43 @@ class Constraint:
     Lark's notation."""
 
 
+Temperature: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
+Factor: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample. Fields and defaults are OpenAI's, and vLLM's where OpenAI has none."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
     """When set, takes the place of the request's own key."""
-    top_k: int = 0
+    top_k: Annotated[int, Field(ge=0)] = 0
     """How many of the likeliest tokens are left to choose from; 0 for all."""
-    min_p: float = 0.0
+    min_p: Share = 0.0
     """Tokens less likely than this share of the likeliest one's probability are left out."""
-    min_tokens: int = 0
+    min_tokens: Count = 0
     """The answer cannot end before it has as many."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[Count, ...] = ()
     """Tokens that end the answer, besides the model's own."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: Penalty = 0.0
     """Taken from a token's logit for each time that the answer has it."""
-    presence_penalty: float = 0.0
+    presence_penalty: Penalty = 0.0
     """Taken from the logits of all tokens that the answer has."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Factor = 1.0
     """Divides the positive logits of tokens that prompt or answer have, and multiplies the negative ones
     (Keskar et al., 2019)."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[Count, Bias], ...] = ()
     """Added to the logits of tokens, by their ids."""
     constraint: Constraint | None = None
 
@@ -63,6 +76,10 @@ class Sampling:
         """The fields that are not at their defaults, by name."""
         values = {option.name: (getattr(self, option.name), option.default) for option in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
+
+
+SamplingField: TypeAlias = Annotated[Sampling, PlainSerializer(Sampling.changed)]
+"""A field of a pydantic model that is written as the parameters that are not at their defaults."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from etude.core.errors import TrainingError
@@ -112,7 +113,7 @@ def _answer_of(
         )
     values["logprobs"] = values["logprobs"] or (() if needs_logprobs else (0.0,) * len(ids))
     turn = Turn(
-        temperature=item.temperature,
+        sampling=item.sampling,
         model_version=item.model_version,
         finish_reason=item.finish_reason,
         value=value,
@@ -146,7 +147,7 @@ def _item_of(answer: Answer, message: Message, *, has_ids: bool) -> EpisodeItem:
         token_ids=None if turn.replaced or ids is None else tuple(ids),
         context_ids=tuple(answer.context_ids) if has_ids else None,
         replaced=turn.replaced,
-        temperature=turn.temperature,
+        sampling=turn.sampling,
         model_version=turn.model_version,
         finish_reason=turn.finish_reason,
         metadata={key: value for key, value in facts.items() if value is not None} or None,
@@ -183,7 +184,7 @@ def _preference(pair: Pair) -> DPOItem:
         prompt=[OpenAIMessage.model_validate(_flat(message)) for message in prompt],
         chosen_response=_response(chosen),
         rejected_response=_response(rejected),
-        temperature=pair.chosen.turns[0].temperature,
+        sampling=pair.chosen.turns[0].sampling,
         turns=len(pair.chosen.turns),
         **tokens,
     )
@@ -235,14 +236,25 @@ def _pair_of(item: DPOItem, encoder: Encoder | None, needs_logprobs: bool) -> Pa
             )
         if len(mask or ids) != len(ids) or len(logprobs or ids) != len(ids):
             raise TrainingError("a preference has a mask or logprobs of another length than its token ids")
-        start, stop = len(prompt), len(prompt) + len(ids)
+        sampled = (False,) * len(prompt) + (mask or (True,) * len(ids))
+        spans = _runs(sampled)
         sides[name] = Sample(
             ids=prompt + ids,
-            mask=(False,) * start + (mask or (True,) * len(ids)),
-            logprobs=(0.0,) * start + (logprobs or (0.0,) * len(ids)),
-            turns=(Turn(start, stop, temperature=item.temperature),),
+            mask=sampled,
+            logprobs=(0.0,) * len(prompt) + (logprobs or (0.0,) * len(ids)),
+            turns=tuple(Turn(start, stop, sampling=item.sampling) for start, stop in spans),
         )
     return Pair(sides["chosen"], sides["rejected"], len(prompt))
+
+
+def _runs(mask: Sequence[bool]) -> list[tuple[int, int]]:
+    """Where runs of sampled tokens start and stop."""
+    runs, start = [], 0
+    for is_sampled, run in groupby(mask):
+        stop = start + len(list(run))
+        runs += [(start, stop)] if is_sampled else []
+        start = stop
+    return runs
 
 
 def answered_as(sample: Sample, text: str) -> Sample:

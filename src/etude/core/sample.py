@@ -8,10 +8,13 @@ from itertools import takewhile
 from operator import mul
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from etude.core.call import Sampling
 from etude.core.message import Message, Tool
 
 Kind = Literal["samples", "pairs", "imitation"]
 """The data of an algorithm: samples with logprobs, pairs, or samples to imitate, which need none."""
+
+_PLAIN = Sampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class Turn:
     stop: int = 0
     message: int = -1
     """Index of the answer among the sample's messages; -1 where the sample has none."""
-    temperature: float = 1.0
+    sampling: Sampling = _PLAIN
+    """How it was sampled, as far as the distributions of its tokens depend on it."""
     model_version: int | None = None
     """Version of the weights that sampled it; None where nobody knows."""
     call: int | None = None
@@ -68,8 +72,8 @@ class Sample:
     mask: tuple[bool, ...] = ()
     """Which tokens the policy sampled: those that are trained on."""
     logprobs: tuple[float, ...] | None = None
-    """Under the policy that sampled, at the turn's temperature; 0 where the mask is False. None where the
-    engine does not tell them."""
+    """Under the distributions that were sampled from; 0 where the mask is False. None where the engine does
+    not tell them."""
     advantages: tuple[float, ...] | None = None
     """How much better than expected each choice was; None until an algorithm has said so."""
     weights: tuple[float, ...] | None = None
@@ -148,15 +152,6 @@ class Sample:
     def gains(self) -> Sequence[float]:
         """The advantages [T]; where there are none, 1 for what the policy sampled."""
         return self.mask if self.advantages is None else self.advantages
-
-    @property
-    def temperatures(self) -> list[float]:
-        """At which each token was sampled [T]; of greedy ones 1, since their logprobs are the model's own."""
-        values = [1.0] * len(self.ids)
-        for turn in self.turns:
-            if turn.temperature not in (0, 1):
-                values[turn.start : turn.stop] = [turn.temperature] * (turn.stop - turn.start)
-        return values
 
     @property
     def has_gradient(self) -> bool:

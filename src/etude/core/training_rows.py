@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeFloat, model_validator
 
+from etude.core.call import Sampling, SamplingField
 from etude.core.message import Message, Tool
 from etude.core.sample import PER_TOKEN, Answer, Kind, Sample, Turn
 from etude.core.trajectory import Method
@@ -122,7 +123,8 @@ class GrpoTurn(_Row):
     """Of the sampled tokens in the loss; left out: all weigh the same."""
     teacher_logprobs: tuple[FiniteFloat, ...] | None = None
     """Of the sampled tokens under a teacher."""
-    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    sampling: SamplingField = Sampling()
+    """How they were sampled, as far as their distributions depend on it."""
     finish_reason: str | None = None
     """`length` for an answer that was cut off."""
 
@@ -158,7 +160,7 @@ class GrpoTrajectory(_Row):
             GrpoTurn(
                 context_ids=tuple(context_ids),
                 token_ids=tuple(token_ids),
-                temperature=turn.temperature,
+                sampling=turn.sampling,
                 finish_reason="length" if turn.finish_reason == "length" else None,
                 **values,
             )
@@ -172,7 +174,7 @@ class GrpoTrajectory(_Row):
         returns = self.shaped_rewards or [None] * len(self.turns)
         answers = [
             Answer(
-                Turn(temperature=turn.temperature, finish_reason=turn.finish_reason or "stop", value=value),
+                Turn(sampling=turn.sampling, finish_reason=turn.finish_reason or "stop", value=value),
                 turn.context_ids,
                 turn.token_ids,
                 {name: getattr(turn, name) for name in PER_TOKEN},

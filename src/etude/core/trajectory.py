@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
+from etude.core.call import Sampling, SamplingField
 from etude.core.data_model import DataModel, Number, number
 from etude.core.message import OpenAIMessage, Tool
 
@@ -49,8 +50,8 @@ class EpisodeItem(DataModel):
     """Assistant items: the agent wrote it into a prompt itself. It is context, and not trained on."""
     replaced: bool = False
     """Assistant items: the text takes the place of what was sampled, and a backend makes its tokens."""
-    temperature: float = 1.0
-    """Assistant items: at which it was sampled."""
+    sampling: SamplingField = Sampling()
+    """Assistant items: how it was sampled, as far as the distributions of its tokens depend on it."""
     model_version: int | None = None
     """Assistant items: the version of the weights that sampled it; None where nobody knows."""
     finish_reason: str = "stop"
@@ -88,8 +89,8 @@ class DPOItem(DataModel):
     rejected_mask: tuple[bool, ...] | None = None
     """Per token id, whether the model sampled it. Observations inside a multi-turn response are False:
     they are context, and count neither in the loss nor in the reference. None: all were sampled."""
-    temperature: float = 1.0
-    """At which both were sampled."""
+    sampling: SamplingField = Sampling()
+    """How both were sampled, as far as the distributions of their tokens depend on it."""
     turns: int = 1
     """Answers of the model in the chosen response."""
 

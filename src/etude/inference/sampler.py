@@ -62,7 +62,8 @@ def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
     uniform_B1 = torch.from_numpy(uniforms_B1).to(device)
     greedy = [row.sampling.temperature == 0 for row in rows]
     greedy_B = torch.tensor(greedy, device=device) if any(greedy) else None
-    probs_BV = torch.softmax(_shaped(rows, logits_BV.float()), dim=-1)
+    shapes = [None if row.shaper is None else row.shaper.shape() for row in rows]
+    probs_BV = torch.softmax(shaped(logits_BV, shapes), dim=-1)
     ids_B1, logprobs_B1 = draw(probs_BV, greedy_B, uniform_B1)
     for row, (token,), (logprob,) in zip(rows, ids_B1.tolist(), logprobs_B1.tolist(), strict=True):
         row.ids.append(token)
@@ -72,18 +73,6 @@ def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
         if row.top:
             best, tokens = probs_BV[index].topk(min(row.top, probs_BV.shape[1]))
             row.top_logprobs.append(tuple(zip(tokens.tolist(), best.log().tolist(), strict=True)))
-
-
-def _shaped(rows: Sequence[Row], logits_BV: torch.Tensor) -> torch.Tensor:
-    """The logits of the distributions that rows draw from; those of plain rows as they are."""
-    shapers = {index: row.shaper for index, row in enumerate(rows) if row.shaper is not None}
-    if not shapers:
-        return logits_BV
-    shapes = [shaper.shape() for shaper in shapers.values()]
-    if len(shapes) == len(rows):
-        return shaped(logits_BV, shapes)
-    index = torch.tensor(list(shapers), device=logits_BV.device)
-    return logits_BV.index_copy(0, index, shaped(logits_BV[index], shapes))
 
 
 def draw(

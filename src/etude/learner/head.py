@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from etude.models.architecture import logits_after, text_config, without_lora
+from etude.models.distribution import Shape, shaped
 
 _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4}
 _ROUGHLY = 5e-2
@@ -23,6 +24,9 @@ _LOGITS_ON_GPU = 1 << 27
 
 Head = Callable[[Tensor], Tensor]
 """Hidden states [E, D] to logits [E, V]."""
+
+Shapes: TypeAlias = Sequence[Shape | None]
+"""How the distributions that tokens were drawn from differ from the model's own."""
 
 
 def last_hidden(model: Any, ids_BT: Tensor) -> Tensor:
@@ -65,12 +69,12 @@ def selective_logprobs(
     head: Head,
     hidden_ED: Tensor,
     targets_E: Tensor,
-    temperatures_E: Tensor,
+    shapes_E: Shapes,
     vocabulary: int,
     *,
     entropies: bool = False,
 ) -> Tensor:
-    """Logprobs [E] of `targets_E` after `hidden_ED`.
+    """Logprobs [E] of `targets_E` after `hidden_ED`, under the distributions that `shapes_E` are of.
 
     With `entropies` two rows [2, E]: those logprobs, and the entropies in nats of the distributions that they
     are of. There are only as many logits at a time as may be held: what does not fit into one chunk is
@@ -78,10 +82,11 @@ def selective_logprobs(
     """
     held = _LOGITS_ON_GPU if hidden_ED.is_cuda else _LOGITS
     size = max(1, held // vocabulary)
-    fields = hidden_ED, targets_E, temperatures_E
-    parts = list(zip(*(torch.split(field, size) for field in fields), strict=True))
-    if len(parts) <= 1:
-        return _chosen(head, *fields, entropies)
+    starts = range(0, len(shapes_E), size)
+    if len(starts) <= 1:
+        return _chosen(head, hidden_ED, targets_E, shapes_E, entropies)
+    shapes = [shapes_E[start : start + size] for start in starts]
+    parts = list(zip(torch.split(hidden_ED, size), torch.split(targets_E, size), shapes, strict=True))
     made = [
         checkpoint(_chosen, head, *part, entropies, use_reentrant=False, preserve_rng_state=False)
         for part in parts
@@ -89,12 +94,8 @@ def selective_logprobs(
     return torch.cat(made, dim=-1)
 
 
-def _chosen(
-    head: Head, hidden_ED: Tensor, targets_E: Tensor, temperatures_E: Tensor, entropies: bool
-) -> Tensor:
-    logits_EV = head(hidden_ED).float()
-    if bool((temperatures_E != 1).any()):
-        logits_EV = logits_EV / temperatures_E[:, None]
+def _chosen(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, entropies: bool) -> Tensor:
+    logits_EV = shaped(head(hidden_ED), shapes_E, targets_E)
     if not entropies:
         return -F.cross_entropy(logits_EV, targets_E, reduction="none")
     logprobs_EV = F.log_softmax(logits_EV, dim=-1)

@@ -13,13 +13,15 @@ import torch
 import torch.nn.functional as F
 
 from etude.core.sample import Sample
-from etude.learner.head import head_logits, selective_logprobs
+from etude.learner.drawn import drawn
+from etude.learner.head import Shapes, head_logits, selective_logprobs
 from etude.learner.objective import Pass, Unit
 from etude.learner.packing import Row, packs
 from etude.learner.padding import Numbered, Shares, micro_batch
 from etude.learner.tree import TokenTree, TreeLayout, token_tree
 from etude.learner.tree_model import tree_hidden
 from etude.models.architecture import text_config
+from etude.models.speech import Speech
 
 _PAYS = 0.8
 """Share of the tokens that a tree must be left with to be faster than padding, on a CPU."""
@@ -61,7 +63,12 @@ class PackedStep:
         """Whether samples have so much in common that a tree is faster than padding."""
 
     def passes(
-        self, units: Sequence[Sequence[Numbered]], shares: Shares, token_budget: int, device: torch.device
+        self,
+        units: Sequence[Sequence[Numbered]],
+        shares: Shares,
+        token_budget: int,
+        speech: Speech,
+        device: torch.device,
     ) -> Iterator[Pass]:
         """Packs of at most `token_budget` tokens of the tree; the arguments are those of `padded_passes`."""
         packed = packs(self._tree, self._paths, token_budget)
@@ -69,7 +76,7 @@ class PackedStep:
             samples = [sample for index in pack for sample in self._units[index]]
             rows = [row for index in pack for row in units[index]]
             tree = self._tree if len(packed) == 1 else token_tree([sample.ids for sample in samples])
-            yield _pass(tree, samples, rows, shares, device)
+            yield _pass(tree, samples, rows, shares, speech, device)
 
     def row(self) -> Row:
         """The units for dealing, in depth-first order."""
@@ -87,9 +94,10 @@ def _pass(
     samples: Sequence[_Trained],
     rows: Sequence[Numbered],
     shares: Shares,
+    speech: Speech,
     device: torch.device,
 ) -> Pass:
-    """The samples' choices; those of the same token in the same place at the same temperature are one."""
+    """The samples' choices; those of the same token in the same place, drawn in the same way, are one."""
     lengths = np.array([len(sample.positions) for sample in samples])
     is_choice_BK = np.arange(lengths.max()) < lengths[:, None]
 
@@ -104,10 +112,11 @@ def _pass(
     along = zip(tree.paths, samples, strict=True)
     places = np.concatenate([path[sample.positions - 1] for path, sample in along])
     targets = column(lambda sample: sample.ids).astype(np.int64)
-    temperatures = column(lambda sample: sample.temperatures)
-    degrees, degree = np.unique(temperatures, return_inverse=True)
+    ways = list(zip(samples, drawn([sample.sample for sample in samples], speech.grammars), strict=True))
+    kinds = np.concatenate([sample.values(own.kinds) for sample, own in ways]).astype(np.int64)
+    shapes = [own.shapes[at] for sample, own in ways for at in sample.positions]
     needed, after = np.unique(places, return_inverse=True)
-    names = (after * (targets.max() + 1) + targets) * len(degrees) + degree
+    names = (after * (targets.max() + 1) + targets) * (kinds.max() + 1) + kinds
     _, first, choice = np.unique(names, return_index=True, return_inverse=True)
     choices = np.full(is_choice_BK.shape, len(first))
     choices[is_choice_BK] = choice
@@ -118,7 +127,7 @@ def _pass(
         layout=TreeLayout.of(tree, device, needed),
         after_E=torch.from_numpy(after[first]).to(device),
         targets_E=torch.from_numpy(targets[first]).to(device),
-        temperatures_E=torch.from_numpy(temperatures[first].astype(np.float32)).to(device),
+        shapes_E=[shapes[index] for index in first],
         choices_BK=torch.from_numpy(choices).to(device),
     )
 
@@ -133,7 +142,8 @@ class _TreePass(Pass):
     """After which of the tree's last hidden states it was chosen."""
     targets_E: torch.Tensor
     """The token that was chosen."""
-    temperatures_E: torch.Tensor
+    shapes_E: Shapes
+    """Of the distributions that they were drawn from."""
     choices_BK: torch.Tensor
     """Which of the choices each entry is, and E for padding."""
 
@@ -142,7 +152,7 @@ class _TreePass(Pass):
         hidden_ED = tree_hidden(model, self.ids_N, self.layout).index_select(0, self.after_E)
         head, vocabulary = partial(head_logits, model), text_config(model).vocab_size
         return selective_logprobs(
-            head, hidden_ED, self.targets_E, self.temperatures_E, vocabulary, entropies=entropies
+            head, hidden_ED, self.targets_E, self.shapes_E, vocabulary, entropies=entropies
         )
 
     def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:

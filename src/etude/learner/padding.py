@@ -16,11 +16,13 @@ import torch
 import torch.nn.functional as F
 
 from etude.core.sample import Sample
-from etude.learner.head import Head, has_plain_head, head_logits, last_hidden, selective_logprobs
+from etude.learner.drawn import drawn
+from etude.learner.head import Head, Shapes, has_plain_head, head_logits, last_hidden, selective_logprobs
 from etude.learner.objective import MicroBatch, Pass, Unit
 from etude.learner.packing import Row
 from etude.models.architecture import logits_after, text_config
 from etude.models.policy import Policy
+from etude.models.speech import Speech
 
 Shares: TypeAlias = tuple[float, float]
 """`unit_share` and `token_share` of a step; see `MicroBatch`."""
@@ -39,24 +41,25 @@ def padded_passes(
     units: Sequence[Sequence[Numbered]],
     shares: Shares,
     token_budget: int,
+    speech: Speech,
     device: torch.device,
     plain_head: bool,
 ) -> Iterator[Pass]:
     """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
 
     Units of like length go together. A unit is never split, and one above the budget goes alone. `shares` are
-    those of the whole step. Unless the model `has_plain_head`, it makes the logits after all tokens that any
-    row of a micro-batch trains on.
+    those of the whole step, `speech` is the model's. Unless the model `has_plain_head`, it makes the logits
+    after all tokens that any row of a micro-batch trains on.
     """
     rows: list[Numbered] = []
     for index in by_length([[sample for sample, *_ in unit] for unit in units]):
         longest = max(len(sample.ids) for sample, *_ in units[index])
         if rows and (len(rows) + len(units[index])) * longest > token_budget:
-            yield _padded(rows, shares, device, plain_head)
+            yield _padded(rows, shares, speech, device, plain_head)
             rows = []
         rows += units[index]
     if rows:
-        yield _padded(rows, shares, device, plain_head)
+        yield _padded(rows, shares, speech, device, plain_head)
 
 
 def by_length(units: Sequence[Unit]) -> list[int]:
@@ -88,7 +91,9 @@ def micro_batch(
     )
 
 
-def _padded(rows: Sequence[Numbered], shares: Shares, device: torch.device, plain_head: bool) -> Pass:
+def _padded(
+    rows: Sequence[Numbered], shares: Shares, speech: Speech, device: torch.device, plain_head: bool
+) -> Pass:
     samples = [sample for sample, *_ in rows]
     width = max(len(sample.ids) for sample in samples)
 
@@ -100,10 +105,13 @@ def _padded(rows: Sequence[Numbered], shares: Shares, device: torch.device, plai
 
     micro = micro_batch(tensor, rows, shares)
     ids_BT = tensor(lambda sample: sample.ids, dtype=torch.long)
-    temperatures_BT = tensor(lambda sample: sample.temperatures, 1.0)
     trained_BK = micro.weights_BT[:, 1:] != 0
+    shapes = [
+        [*own.shapes[1:], *[None] * (width - len(own.shapes))] for own in drawn(samples, speech.grammars)
+    ]
+    shapes_E = [shapes[row][at] for row, at in trained_BK.nonzero().tolist()]
     numbers = tuple(number for *_, number in rows)
-    return _PaddedPass(micro, numbers, ids_BT, temperatures_BT[:, 1:][trained_BK], trained_BK, plain_head)
+    return _PaddedPass(micro, numbers, ids_BT, shapes_E, trained_BK, plain_head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +119,8 @@ class _PaddedPass(Pass):
     """Rows of tokens, and the E that are trained on."""
 
     ids_BT: torch.Tensor
-    temperatures_E: torch.Tensor
-    """At which each of them was sampled."""
+    shapes_E: Shapes
+    """Of the distributions that they were drawn from."""
     trained_BK: torch.Tensor
     """Which they are, after the first of each row."""
     plain_head: bool
@@ -128,9 +136,7 @@ class _PaddedPass(Pass):
             head, states_BKD = (lambda logits: logits), logits_after(model, self.ids_BT, positions)
         states_ED = states_BKD[self.trained_BK[:, positions]]
         targets_E = self.ids_BT[:, 1:][self.trained_BK]
-        return selective_logprobs(
-            head, states_ED, targets_E, self.temperatures_E, vocabulary, entropies=entropies
-        )
+        return selective_logprobs(head, states_ED, targets_E, self.shapes_E, vocabulary, entropies=entropies)
 
     def by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
         """With zeros for tokens that are not trained on."""
@@ -141,13 +147,14 @@ class _PaddedPass(Pass):
 def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 16384) -> list[list[float]]:
     """For each sample its tokens' logprobs [T] under a policy, without a gradient.
 
-    They are those at the temperatures that the tokens were sampled at; 0 where the mask is False.
+    They are under the distributions that the tokens were drawn from, as this policy has them; 0 where the
+    mask is False.
     """
     units: list[Unit] = [(replace(sample, weights=None, advantages=None),) for sample in samples]
     rows, logprobs = numbered(units, [[1.0]] * len(units)), [[0.0] * len(sample.ids) for sample in samples]
     with policy.lock, torch.no_grad():
         plain = has_plain_head(policy.model)
-        for chunk in padded_passes(rows, (1.0, 1.0), token_budget, policy.device, plain):
+        for chunk in padded_passes(rows, (1.0, 1.0), token_budget, policy.speech, policy.device, plain):
             for number, values_T in zip(chunk.rows, chunk.logprobs(policy.model).tolist(), strict=True):
                 row = zip(values_T, samples[number].mask, strict=False)
                 logprobs[number] = [value if sampled else 0.0 for value, sampled in row]

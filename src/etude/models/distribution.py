@@ -148,13 +148,25 @@ class Shaper:
         return self._allowed
 
 
-def shaped(logits_BV: Tensor, shapes: Sequence[Shape], kept_B: Tensor | None = None) -> Tensor:
+def shaped(logits_BV: Tensor, shapes: Sequence[Shape | None], kept_B: Tensor | None = None) -> Tensor:
     """Logits [B, V] in float32 whose softmax are the distributions of the shapes; with their gradient.
 
-    Tokens that cannot be drawn have minus infinity. The tokens `kept_B` stay among the likeliest, whatever
-    top_k, top_p and min_p say of them now: they were drawn.
+    Rows without a shape are as they were, to the last bit. Tokens that cannot be drawn have minus infinity.
+    The tokens `kept_B` stay among the likeliest, whatever top_k, top_p and min_p say of them now: they were
+    drawn.
     """
     logits_BV = logits_BV.float()
+    rows = {row: shape for row, shape in enumerate(shapes) if shape is not None}
+    if not rows:
+        return logits_BV
+    if len(rows) == len(shapes):
+        return _shaped(logits_BV, list(rows.values()), kept_B)
+    index = torch.tensor(list(rows), device=logits_BV.device)
+    kept = None if kept_B is None else kept_B[index]
+    return logits_BV.index_copy(0, index, _shaped(logits_BV[index], list(rows.values()), kept))
+
+
+def _shaped(logits_BV: Tensor, shapes: Sequence[Shape], kept_B: Tensor | None) -> Tensor:
     device = logits_BV.device
     if any(shape.allowed is not None or shape.barred for shape in shapes):
         logits_BV = logits_BV.masked_fill(_barred(shapes, logits_BV.shape[1]).to(device), -torch.inf)

@@ -56,14 +56,12 @@ class Grammars:
     def replayed(
         self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
     ) -> list[Shape] | None:
-        """The shape of each token of an answer that was sampled.
+        """The shape of each token of an answer that was sampled; raises as `shaper`.
 
-        None where they are the model's own, and where the answer breaks the form that it is said to have, as
-        one that another engine sampled may in its blanks.
+        None where the answer breaks the form that it is said to have, as one that another engine sampled may
+        in its blanks.
         """
-        shaper = self.shaper(sampling, prompt)
-        if shaper is None:
-            return None
+        shaper = self.shaper(sampling, prompt) or Shaper(Sampling(), prompt)
         shapes: list[Shape] = []
         for token in answer:
             shapes.append(shaper.shape())

@@ -8,14 +8,12 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from etude.core.call import Constraint, Sampling
+from etude.core.call import Bias, Constraint, Count, Factor, Penalty, Sampling, Share, Temperature, TopP
 from etude.core.errors import RequestError
 
 SAMPLING_NAMES = tuple(option.name for option in fields(Sampling))
 
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
-TokenId: TypeAlias = Annotated[int, Field(ge=0)]
-Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _by_token(bias: Any) -> Any:
@@ -26,19 +24,19 @@ def _by_token(bias: Any) -> Any:
 class SamplingFields(BaseModel):
     """The fields of `Sampling` as requests give them."""
 
-    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False, strict=True)
-    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False, strict=True)
+    temperature: Temperature | None = Field(default=None, strict=True)
+    top_p: TopP | None = Field(default=None, strict=True)
     max_tokens: int | None = Field(default=None, ge=1, strict=True)
     stop: Text | tuple[Text, ...] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, strict=True)
     top_k: int | None = Field(default=None, ge=-1, strict=True)
-    min_p: float | None = Field(default=None, ge=0, le=1, strict=True)
-    min_tokens: int | None = Field(default=None, ge=0, strict=True)
-    stop_token_ids: tuple[TokenId, ...] | None = None
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2, strict=True)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2, strict=True)
-    repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False, strict=True)
-    logit_bias: Annotated[dict[TokenId, Bias], BeforeValidator(_by_token)] | None = None
+    min_p: Share | None = Field(default=None, strict=True)
+    min_tokens: Count | None = Field(default=None, strict=True)
+    stop_token_ids: tuple[Count, ...] | None = None
+    frequency_penalty: Penalty | None = Field(default=None, strict=True)
+    presence_penalty: Penalty | None = Field(default=None, strict=True)
+    repetition_penalty: Factor | None = Field(default=None, strict=True)
+    logit_bias: Annotated[dict[Count, Bias], BeforeValidator(_by_token)] | None = None
     constraint: Constraint | None = None
 
     def given(self) -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""The learner forms the distributions that tokens were drawn from; its gradient is that of a naive loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.algorithms.grpo import Grpo
+from etude.core.call import Constraint, Sampling
+from etude.core.errors import TrainingError
+from etude.core.sample import Sample, Turn
+from etude.inference.embedded import EmbeddedEngine
+from etude.inference.engine import TokenRequest
+from etude.learner.padding import logprobs_of
+from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of
+from tests.models.tiny_models import fresh_policy, policy
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yes"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+AS_JSON = Constraint("json_schema", json.dumps(SCHEMA))
+SINGLE = {
+    "temperature": 0.6,
+    "top_p": 0.8,
+    "top_k": 7,
+    "min_p": 0.05,
+    "min_tokens": 12,
+    "frequency_penalty": 0.7,
+    "presence_penalty": -0.5,
+    "repetition_penalty": 1.4,
+    "logit_bias": ((20, 3.0), (1, 2.0), (35, -100.0)),
+    "constraint": AS_JSON,
+}
+PROMPT = (8, 9, 10, 30, 11, 9)
+
+
+async def _sampled(of, samplings):
+    engine = EmbeddedEngine(of)
+    try:
+        requests = [TokenRequest(PROMPT, sampling, key) for key, sampling in enumerate(samplings)]
+        return await asyncio.gather(*map(engine.sample, requests))
+    finally:
+        await engine.close()
+
+
+def sampled(of, *samplings, advantage=1.0):
+    """A sample of an answer for each, with the logprobs of the engine."""
+    answers = asyncio.run(_sampled(of, samplings))
+    return [
+        Sample(
+            ids=PROMPT + answer.ids,
+            mask=(False,) * len(PROMPT) + (True,) * len(answer.ids),
+            logprobs=(0.0,) * len(PROMPT) + answer.logprobs,
+            advantages=(0.0,) * len(PROMPT) + (advantage * (-1) ** index,) * len(answer.ids),
+            turns=(Turn(len(PROMPT), len(PROMPT) + len(answer.ids), sampling=sampling.shape()),),
+        )
+        for index, (answer, sampling) in enumerate(zip(answers, samplings, strict=True))
+    ]
+
+
+def allowed(of, constraint, answer):
+    """The ids that llguidance allows after each token of an answer."""
+    import llguidance.hf
+    import numpy
+
+    vocabulary = of.speech.vocabulary
+    words = llguidance.hf.from_tokenizer(of.tokenizer, n_vocab=vocabulary, eos_token=sorted(of.stop_ids))
+    schema = {**json.loads(constraint.text), "x-guidance": {"whitespace_pattern": r"[ ]?|\n[ \t]{0,64}"}}
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    matcher = llguidance.LLMatcher(words, grammar)
+    for token in answer:
+        bits = numpy.frombuffer(matcher.compute_bitmask(), numpy.uint8)
+        yield numpy.unpackbits(bits, bitorder="little")[:vocabulary].nonzero()[0].tolist()
+        assert matcher.consume_token(token)
+
+
+def by_hand(of, sample):
+    """The logprob of each sampled token with its gradient, from the definitions, a token at a time."""
+    (turn,) = sample.turns
+    wanted, answer = turn.sampling, sample.ids[turn.start :]
+    forms = list(allowed(of, wanted.constraint, answer)) if wanted.constraint else [None] * len(answer)
+    for index, token in enumerate(answer):
+        prefix = sample.ids[: turn.start + index]
+        logits = of.model(input_ids=torch.tensor([prefix]), use_cache=False).logits[0, -1].float()
+        values = dict(enumerate(logits))
+        if forms[index] is not None:
+            values = {other: values[other] for other in forms[index]}
+        ends = set(of.stop_ids) if index < wanted.min_tokens else set()
+        values = {other: value for other, value in values.items() if other not in ends} or values
+        for other, bias in wanted.logit_bias:
+            if other in values:
+                values[other] = values[other] + bias
+        for other in set(prefix) & values.keys():
+            factor = wanted.repetition_penalty
+            values[other] = values[other] / factor if values[other] > 0 else values[other] * factor
+        for other, count in Counter(answer[:index]).items():
+            if other in values:
+                values[other] = values[other] - count * wanted.frequency_penalty - wanted.presence_penalty
+        values = {other: value / (wanted.temperature or 1.0) for other, value in values.items()}
+        if wanted.temperature:
+            values = _truncated(values, wanted)
+        yield values[token] - torch.logsumexp(torch.stack(list(values.values())), 0)
+
+
+def _truncated(values, wanted):
+    order = sorted(values, key=lambda other: -float(values[other].detach()))
+    shares = torch.softmax(torch.stack([values[other].detach() for other in order]), 0).tolist()
+    kept = [(o, s) for o, s in zip(order, shares, strict=True) if s >= wanted.min_p * shares[0]]
+    kept = kept[: wanted.top_k or None]
+    total, mass, nucleus = sum(share for _, share in kept), 0.0, []
+    for other, share in kept:
+        if wanted.top_p < 1 and mass >= wanted.top_p * total:
+            break
+        nucleus.append(other)
+        mass += share
+    return {other: values[other] for other in nucleus}
+
+
+def assert_agree(of, samples):
+    for sample, learned in zip(samples, logprobs_of(of, samples), strict=True):
+        own = sample.logprobs[len(PROMPT) :]
+        assert learned[len(PROMPT) :] == pytest.approx(own, abs=1e-4)
+        with torch.no_grad():
+            assert [float(value) for value in by_hand(of, sample)] == pytest.approx(own, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_engine_and_learner_have_the_same_logprobs_for_each_parameter(name):
+    changes = {name: SINGLE[name], "max_tokens": 24}
+    assert_agree(policy(), sampled(policy(), Sampling(**changes), Sampling(**changes, seed=3)))
+
+
+ANY = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.5]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5]),
+    top_k=st.sampled_from([0, 3, 40]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    min_tokens=st.sampled_from([0, 5]),
+    frequency_penalty=st.sampled_from([0.0, -1.0, 2.0]),
+    presence_penalty=st.sampled_from([0.0, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 0.8, 1.3]),
+    logit_bias=st.sampled_from([(), ((1, 4.0),), ((12, -5.0), (20, 5.0))]),
+    constraint=st.sampled_from([None, AS_JSON]),
+    max_tokens=st.just(16),
+    seed=st.integers(0, 5),
+)
+
+
+@given(st.lists(ANY, min_size=1, max_size=3))
+@settings(max_examples=25, deadline=None)
+def test_engine_and_learner_have_the_same_logprobs_for_all_parameters_together(samplings):
+    assert_agree(policy(), sampled(policy(), *samplings))
+
+
+@pytest.mark.parametrize("packing", ["tree", "padded"])
+@pytest.mark.parametrize("changes", [{"constraint": AS_JSON}, SINGLE], ids=["schema", "all"])
+def test_the_gradient_of_constrained_samples_is_that_of_a_naive_loop(packing, changes):
+    of = fresh_policy(2)
+    wanted = Sampling(**changes, max_tokens=24)
+    # The last one has the tokens of the first, sampled otherwise.
+    samples = sampled(of, wanted, wanted, wanted, Sampling(max_tokens=8))
+    (turn,) = samples[0].turns
+    samples.append(replace(samples[0], turns=(replace(turn, sampling=Sampling()),)))
+    ours = gradient_of(of, batch_of(samples), Grpo(), packing=packing)
+    losses = []
+    for sample in samples:
+        rows = zip(by_hand(of, sample), sample.logprobs[len(PROMPT) :], strict=True)
+        for logprob, before in rows:
+            ratio, gain = torch.exp(logprob - before), sample.advantages[-1]
+            losses.append(-torch.minimum(ratio * gain, ratio.clamp(0.8, 1.28) * gain))
+    assert_same(ours, gradient_by_autograd(of, sum(losses) / len(losses)))
+
+
+def test_a_token_that_truncation_would_leave_out_by_now_still_has_a_gradient():
+    of = fresh_policy(3)
+    samples = sampled(of, Sampling(top_k=1, max_tokens=6))
+    samples[0] = replace(samples[0], ids=(*PROMPT, *(token ^ 1 for token in samples[0].ids[len(PROMPT) :])))
+    _, gradient = gradient_of(of, batch_of(samples), Grpo())
+    assert all(bool(value.isfinite().all()) for value in gradient.values())
+
+
+def test_an_answer_of_another_form_is_trained_on_without_it(caplog):
+    of = policy()
+    plain = sampled(of, Sampling(max_tokens=6))
+    turn = replace(plain[0].turns[0], sampling=Sampling(constraint=AS_JSON))
+    assert logprobs_of(of, [replace(plain[0], turns=(turn,))]) == logprobs_of(of, plain)
+    assert "not of the form that it was sampled in (json_schema)" in caplog.text
+
+
+def test_a_constraint_that_cannot_be_kept_is_an_error():
+    plain = sampled(policy(), Sampling(max_tokens=6))
+    turn = replace(plain[0].turns[0], sampling=Sampling(constraint=Constraint("regex", "[a")))
+    with pytest.raises(TrainingError, match="cannot be held to its regex"):
+        logprobs_of(policy(), [replace(plain[0], turns=(turn,))])
