@@ -138,6 +138,8 @@ class AnswerMemory:
         self._messages: dict[str, Message] = {}
         self.conversations: dict[str, tuple[Message, ...]] = {}
         """The messages up to an answer, and the answer, by the answer's name."""
+        self.threads: dict[str, ChatBody] = {}
+        """The same with the tools, of answers that clients may go on from without sending the messages."""
 
     def add(self, message: Message) -> None:
         """Remember a message of the model."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 from etude.wire.bodies import check_conversation
 from etude.wire.dialect import (
@@ -32,6 +33,7 @@ _ERROR_TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_THREAD = "thread.previous_message_id"
 
 
 def _as_blocks(content: Any) -> Any:
@@ -146,6 +148,16 @@ class _Thought(BaseModel):
     """Thoughts are no secret here, and not summarised either."""
 
 
+class _Thread(BaseModel):
+    """A conversation that the server keeps, so that requests have only what is new.
+
+    The SDK's `tool_runner` asks for one. What a thread was created with, tools and system prompt, stays.
+    """
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
 class _Output(BaseModel):
     """The form of an answer, and the effort to be made for it."""
 
@@ -160,7 +172,7 @@ class MessagesBody(RequestBody):
 
     free = frozenset(
         {
-            *("metadata", "service_tier", "cache_control", "thread", "inference_geo", "speed"),
+            *("metadata", "service_tier", "cache_control", "inference_geo", "speed"),
             *("user_profile_id", "workspace_id", "diagnostics"),
         }
     )
@@ -171,6 +183,7 @@ class MessagesBody(RequestBody):
     tools: list[_Tool] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: _Thought | None = None
+    thread: _Thread | None = None
     output_config: _Output | None = None
     output_format: dict[str, Any] | None = None
     """The older place of `output_config.format`."""
@@ -197,15 +210,13 @@ class MessagesBody(RequestBody):
         messages = [chat for message in self.messages for chat in message.as_chat()]
         effort = self.output_config.effort if self.output_config else None
         thinking = {"enable_thinking": self.thinking.type != "disabled"} if self.thinking else {}
-        asked = replace(
+        return replace(
             super().request(),
             messages=(*([{"role": "system", "content": system}] if system else []), *messages),
             tools=tuple(tool.as_chat() for tool in self.tools or ()),
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
             template_options=thinking | effort_options(effort, "output_config.effort"),
         )
-        check_conversation(asked.messages, asked.tools)
-        return choose_tools(asked, self.tool_choice)
 
 
 class MessagesDialect(Dialect):
@@ -213,14 +224,32 @@ class MessagesDialect(Dialect):
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request. Raises RequestError for blocks and tools too that a chat has no place for."""
-        asked = validated(MessagesBody, body).request()
+        known = validated(MessagesBody, body)
+        asked = known.request()
+        if known.thread is not None and known.thread.type == "continue":
+            earlier = self._continued(known.thread.previous_message_id)
+            asked = replace(asked, messages=(*earlier.messages, *asked.messages), tools=earlier.tools)
+        check_conversation(asked.messages, asked.tools)
+        asked = choose_tools(asked, known.tool_choice)
         return replace(asked, messages=self._memory.restored(asked.messages))
+
+    def _continued(self, name: str | None) -> ChatBody:
+        if name not in self._memory.threads:
+            raise RequestError(
+                f"thread.previous_message_id {name!r:.80} is no answer of this episode; send the whole "
+                "conversation",
+                param=_THREAD,
+            )
+        return self._memory.threads[name]
 
     def reply(self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
         """The `message` object."""
         completion = recorded.completion
         message, usage = completion.message, completion.usage
         self._memory.add(message)
+        name = f"msg_{recorded.id.removeprefix('chatcmpl-')}"
+        if body.get("thread"):
+            self._memory.threads[name] = replace(asked, messages=(*asked.messages, message))
         calls = message.get("tool_calls") or ()
         blocks: list[dict[str, Any]] = []
         if thoughts := message.get("reasoning_content"):
@@ -228,11 +257,11 @@ class MessagesDialect(Dialect):
         if message.get("content") or not calls:
             blocks.append({"type": "text", "text": message.get("content") or "", "citations": None})
         for call in calls:
-            name, arguments = call["function"]["name"], call["function"]["arguments"]
-            block = {"type": "tool_use", "id": call["id"], "name": name, "input": arguments_object(arguments)}
-            blocks.append(block)
+            function = call["function"]
+            use = {"name": function["name"], "input": arguments_object(function["arguments"])}
+            blocks.append({"type": "tool_use", "id": call["id"], **use})
         return {
-            "id": f"msg_{recorded.id.removeprefix('chatcmpl-')}",
+            "id": name,
             "type": "message",
             "role": "assistant",
             "model": recorded.model,
@@ -273,7 +302,9 @@ class MessagesDialect(Dialect):
     def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
         """Anthropic's error object, which has no place for the field; the message names it."""
         kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        # By this the SDK knows to send the whole conversation.
+        details = {"details": {"error_code": "thread_not_found"}} if param == _THREAD else {}
+        return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 def _event(name: str, **fields: Any) -> Event:

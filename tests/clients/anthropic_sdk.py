@@ -1,0 +1,144 @@
+"""The `anthropic` package: messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.clients.drive import ADD, QUESTION, Client, Sum, Target, add, same
+
+CLIENT = Client("anthropic", "anthropic", {})
+ASK: list[Any] = [{"role": "user", "content": QUESTION}]
+TOOLS: list[Any] = [{"name": "add", "description": "Add.", "input_schema": ADD["parameters"]}]
+
+
+def _sdk(target: Target) -> Any:
+    from anthropic import Anthropic
+
+    return Anthropic(base_url=target.anthropic_url, api_key=target.api_key)
+
+
+def _async_sdk(target: Target) -> Any:
+    from anthropic import AsyncAnthropic
+
+    return AsyncAnthropic(base_url=target.anthropic_url, api_key=target.api_key)
+
+
+@CLIENT.feature("`messages.create`, two turns", calls=2, extends=True)
+def messages(target: Target) -> None:
+    sdk = _sdk(target)
+    first = sdk.messages.create(model=target.model, max_tokens=64, messages=ASK, system="You add.")
+    assert first.content[0].text
+    more = [*ASK, {"role": "assistant", "content": first.content}, {"role": "user", "content": "Sure?"}]
+    second = sdk.messages.create(model=target.model, max_tokens=64, messages=more, system="You add.")
+    same(second.stop_reason, "end_turn")
+
+
+@CLIENT.feature("`messages.stream` with `AsyncAnthropic`")
+async def stream(target: Target) -> None:
+    async with (
+        _async_sdk(target) as sdk,
+        sdk.messages.stream(model=target.model, max_tokens=64, messages=ASK) as streamed,
+    ):
+        text = "".join([piece async for piece in streamed.text_stream])
+        final = await streamed.get_final_message()
+    assert text and text == final.content[0].text and final.usage.output_tokens, final
+
+
+@CLIENT.feature("a tool, its result, the answer", calls=2, extends=True)
+def tools(target: Target) -> None:
+    sdk = _sdk(target)
+    first = sdk.messages.create(model=target.model, max_tokens=64, messages=ASK, tools=TOOLS)
+    same(first.stop_reason, "tool_use")
+    [use] = [block for block in first.content if block.type == "tool_use"]
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": str(add(**use.input))}
+    more = [*ASK, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    answer = sdk.messages.create(model=target.model, max_tokens=64, messages=more, tools=TOOLS)
+    assert answer.content[0].text
+
+
+@CLIENT.feature("a tool in a stream")
+def tools_stream(target: Target) -> None:
+    with _sdk(target).messages.stream(
+        model=target.model, max_tokens=64, messages=ASK, tools=TOOLS
+    ) as streamed:
+        final = streamed.get_final_message()
+    [use] = [block for block in final.content if block.type == "tool_use"]
+    same(use.input, {"a": 1, "b": 2})
+
+
+@CLIENT.feature("`tool_choice`: any, named, none; `disable_parallel_tool_use`", calls=3)
+def tool_choice(target: Target) -> None:
+    sdk = _sdk(target)
+    for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "add"}):
+        answer = sdk.messages.create(
+            model=target.model, max_tokens=64, messages=ASK, tools=TOOLS, tool_choice=choice
+        )
+        [use] = [block for block in answer.content if block.type == "tool_use"]
+        same(sorted(use.input), ["a", "b"])
+    answer = sdk.messages.create(
+        model=target.model, max_tokens=64, messages=ASK, tools=TOOLS, tool_choice={"type": "none"}
+    )
+    same([block.type for block in answer.content], ["text"])
+
+
+@CLIENT.feature("`messages.parse` of a pydantic model")
+def parse(target: Target) -> None:
+    answer = _sdk(target).messages.parse(model=target.model, max_tokens=64, messages=ASK, output_format=Sum)
+    assert isinstance(answer.parsed_output, Sum)
+
+
+@CLIENT.feature("`messages.count_tokens`", calls=0)
+def count_tokens(target: Target) -> None:
+    counted = _sdk(target).messages.count_tokens(model=target.model, messages=ASK, tools=TOOLS)
+    assert counted.input_tokens > 0
+
+
+@CLIENT.feature("`beta.messages.tool_runner`", calls=2, extends=True)
+def tool_runner(target: Target) -> None:
+    from anthropic import beta_tool
+
+    runner = _sdk(target).beta.messages.tool_runner(
+        model=target.model, max_tokens=64, messages=ASK, tools=[beta_tool(_add)]
+    )
+    assert runner.until_done().content[0].text
+
+
+def _add(a: int, b: int) -> str:
+    """Add two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return str(a + b)
+
+
+_add.__name__ = "add"
+
+
+@CLIENT.feature("`stop_sequences`, `metadata`; `temperature`, `top_k` and `top_p` in `extra_body`")
+def sampling(target: Target) -> None:
+    answer = _sdk(target).messages.create(
+        model=target.model,
+        max_tokens=64,
+        messages=ASK,
+        stop_sequences=["3"],
+        metadata={"user_id": "u"},
+        extra_body={"temperature": 0.5, "top_k": 20, "top_p": 0.9},
+    )
+    assert answer.content[0].text, answer
+
+
+@CLIENT.feature("errors are the SDK's: a bad request, an unknown parameter by its name", calls=0)
+def errors(target: Target) -> None:
+    import anthropic
+
+    try:
+        _sdk(target).messages.create(
+            model=target.model, max_tokens=64, messages=ASK, extra_body={"colour": "red"}
+        )
+    except anthropic.BadRequestError as error:
+        same(error.body["error"]["type"], "invalid_request_error")
+        assert "colour" in error.message, error
+    else:
+        raise AssertionError("an unknown parameter was taken")

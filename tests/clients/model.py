@@ -1,0 +1,166 @@
+"""The model that the clients talk to: a tiny Llama that has learned what agents say in their conversations.
+
+It is trained, in seconds, on a handful of transcripts: a question, a call of a tool, its result, the answer.
+Its chat template shows it the end of long messages and no system prompt, so that what the clients write
+around a question (thousands of tokens) does not matter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from etude.core.message import Message, Tool
+from etude.models.policy import Policy
+from etude.models.tiny import CHAT_TEMPLATE, TinyShape, build_policy, build_tokenizer, texts_of
+from tests.clients.drive import QUESTION
+
+_SHOWN_CHARACTERS = 112
+_STEPS = 150
+_LEARNING_RATE = 6e-3
+_SHARPNESS = 3.0
+"""The model's logits are stretched by as much: it says what it has learned, whatever the seed."""
+
+_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{ message.content }}",
+    "{% if message.role == 'assistant' %}{{ message.content }}"
+    f"{{% else %}}{{{{ message.content[-{_SHOWN_CHARACTERS}:] }}}}{{% endif %}}",
+).replace("for message in messages %}", "for message in messages if message.role != 'system' %}")
+
+_NOT_TRAINED = -100
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _says(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _calls(name: str, **arguments: Any) -> Message:
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+
+
+def _result(text: str) -> Message:
+    return {"role": "tool", "content": text}
+
+
+_SAYS_IT = _says("It is 3.")
+_ASKS = _user(QUESTION)
+_ADDED = [_ASKS, _calls("add", a=1, b=2), _result("3")]
+
+_STEP = {"next_thought": "I add.", "next_tool_name": "add", "next_tool_args": {"a": 1, "b": 2}}
+_CODE = {"thought": "I add.", "code": "final_answer(1 + 2)"}
+_REASONED = {"reasoning": "I add.", "answer": "3"}
+_CALLED = (
+    "[{'id': 'call00000', 'type': 'function', 'function': {'name': 'add', 'arguments': {'a': 1, 'b': 2}}}]"
+)
+
+_FIELDS = "Respond with the corresponding output fields, starting with the field "
+_UNTIL = ", and then ending with the marker for `[[ ## completed ## ]]`."
+_OBJECT = "Respond with a JSON object in the following order of fields: "
+_ARGUMENTS = "(must be formatted as a valid Python dict[str, Any])"
+
+
+def _fields(**values: Any) -> str:
+    """An answer as DSPy reads it."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    parts = [f"[[ ## {name} ## ]]\n{text}" for name, text in texts.items()]
+    return "\n\n".join([*parts, "[[ ## completed ## ]]"])
+
+
+_PROMPTED = {
+    "Answer in JSON.": '{"sum": 3}',
+    # smolagents' CodeAgent
+    "New task:\nAdd 1 and 2.": "Thought: I add.\n<code>\nfinal_answer(1 + 2)\n</code>",
+    "New task:\nAdd 1 and 2 in JSON.": json.dumps(_CODE),
+    # DSPy's adapters
+    f"{_FIELDS}`[[ ## answer ## ]]`{_UNTIL}": _fields(answer="3"),
+    f"{_FIELDS}`[[ ## reasoning ## ]]`, then `[[ ## answer ## ]]`{_UNTIL}": _fields(**_REASONED),
+    f"then `[[ ## next_tool_args ## ]]` {_ARGUMENTS}{_UNTIL}": _fields(**_STEP),
+    f"{_OBJECT}`sum` (must be formatted as a valid Python int).": '{"sum": 3}',
+    f"Literal['add', 'finish']), then `next_tool_args` {_ARGUMENTS}.": json.dumps(_STEP),
+    (
+        f'{{"a": 1, "b": 2}}\n\n[[ ## observation_0 ## ]]\n3\n\n{_OBJECT}`reasoning`, then `answer`.'
+    ): json.dumps(_REASONED),
+}
+"""The last words of what users say, and the answer."""
+
+TRANSCRIPTS: list[tuple[str, list[Message]]] = [
+    ("", [_ASKS, _SAYS_IT]),
+    ("", [_ASKS, _SAYS_IT, _user("Are you sure?"), _says("Yes, I am.")]),
+    *((names, _ADDED[:2]) for names in ("add", "add,Sum", "add,final_result")),
+    ("add", [*_ADDED, _SAYS_IT]),
+    ("transfer_to_adder", [_ASKS, _calls("transfer_to_adder")]),
+    ("", [_ASKS, _calls("transfer_to_adder"), _result('{"assistant": "adder"}'), _SAYS_IT]),
+    *((name, [_ASKS, _calls(name, sum=3)]) for name in ("Sum", "final_result")),
+    *((f"add,{name}", [*_ADDED, _calls(name, sum=3)]) for name in ("Sum", "final_result")),
+    # smolagents' ToolCallingAgent
+    ("add,final_answer", [_user(f"New task:\n{QUESTION}"), _calls("add", a=1, b=2)]),
+    (
+        "add,final_answer",
+        [
+            _user(f"New task:\n{QUESTION}"),
+            _says(f"Calling tools:\n{[_CALLED]}"),
+            _user("Observation:\n3"),
+            _calls("final_answer", answer="3"),
+        ],
+    ),
+    *(("", [_user(prompt), _says(answer)]) for prompt, answer in _PROMPTED.items()),
+]
+"""The names of the tools that are offered, and a conversation as the clients lead it; its end is learned."""
+
+
+def build_model(folder: Path, seed: int = 0) -> Policy:
+    """Train the model, and write it to `folder`."""
+    texts = [text for names, messages in TRANSCRIPTS for text in texts_of([messages], _tools(names))]
+    # A token never reaches across punctuation, so that what a form forces is what was learned.
+    tokenizer = build_tokenizer(texts, vocab_size=512, splits=["[^A-Za-z_]"])
+    tokenizer.chat_template = _TEMPLATE
+    policy = build_policy(tokenizer, seed, TinyShape(max_context=2048))
+    _imitate(policy, [_encoded(policy, names, messages) for names, messages in TRANSCRIPTS])
+    with torch.no_grad():
+        policy.model.model.norm.weight *= _SHARPNESS
+    policy.export(folder)
+    return policy
+
+
+def _tools(names: str) -> list[Tool]:
+    return [{"type": "function", "function": {"name": name}} for name in names.split(",") if name]
+
+
+def _encoded(policy: Policy, names: str, messages: Sequence[Message]) -> list[int]:
+    text = policy.tokenizer.apply_chat_template(messages, tools=_tools(names) or None, tokenize=False)
+    ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _imitate(policy: Policy, sequences: Sequence[Sequence[int]]) -> None:
+    """Steps of AdamW on what the assistant says last, each on all sequences."""
+    ordered = sorted(sequences, key=len)
+    middle = 2 * len(ordered) // 3
+    batches = [_batch(policy, ordered[:middle]), _batch(policy, ordered[middle:])]
+    optimiser = torch.optim.AdamW(policy.model.parameters(), lr=_LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.02, _STEPS)
+    for _ in range(_STEPS):
+        optimiser.zero_grad()
+        for ids, labels in batches:
+            # Padding is on the right, where causal attention does not see it.
+            policy.model(input_ids=ids, labels=labels).loss.backward()
+        optimiser.step()
+        schedule.step()
+
+
+def _batch(policy: Policy, sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, padded, of the same length."""
+    start, pad = policy.tokenizer.convert_tokens_to_ids("<|assistant|>"), policy.tokenizer.pad_token_id
+    longest = max(map(len, sequences))
+    ids = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in sequences])
+    is_earlier = (ids == start).flip(1).cumsum(1).flip(1) > 0  # The last answer is not begun yet.
+    return ids, ids.masked_fill(is_earlier | (ids == pad), _NOT_TRAINED)

@@ -1,0 +1,210 @@
+"""The `openai` package: chat completions, Responses, completions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.clients.drive import ADD, QUESTION, Client, Sum, Target, add, same
+
+CLIENT = Client("openai", "openai", {})
+ASK: list[Any] = [{"role": "user", "content": QUESTION}]
+TOOLS: list[Any] = [{"type": "function", "function": ADD}]
+FLAT_TOOLS: list[Any] = [{"type": "function", **ADD}]
+
+
+def _sdk(target: Target) -> Any:
+    from openai import OpenAI
+
+    return OpenAI(base_url=target.base_url, api_key=target.api_key)
+
+
+def _async_sdk(target: Target) -> Any:
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url=target.base_url, api_key=target.api_key)
+
+
+@CLIENT.feature("`chat.completions.create`, two turns", calls=2, extends=True)
+def chat(target: Target) -> None:
+    sdk = _sdk(target)
+    first = sdk.chat.completions.create(model=target.model, messages=ASK).choices[0].message
+    assert first.content
+    more = [*ASK, first, {"role": "user", "content": "Are you sure?"}]
+    assert sdk.chat.completions.create(model=target.model, messages=more).choices[0].message.content
+
+
+@CLIENT.feature("the same with `AsyncOpenAI`, as a stream", calls=2, extends=True)
+async def chat_stream(target: Target) -> None:
+    async with _async_sdk(target) as sdk:
+        messages = list(ASK)
+        for turn in range(2):
+            stream = await sdk.chat.completions.create(
+                model=target.model, messages=messages, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            assert text and chunks[-1].usage.completion_tokens > 0, chunks
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{turn}?"}]
+
+
+@CLIENT.feature("parameters that change nothing: `user`, `store`, `metadata`, `service_tier`")
+def bookkeeping(target: Target) -> None:
+    answer = _sdk(target).chat.completions.create(
+        model=target.model,
+        messages=ASK,
+        user="u",
+        store=True,
+        metadata={"run": "1"},
+        service_tier="auto",
+        safety_identifier="s",
+        prompt_cache_key="k",
+    )
+    assert answer.choices[0].message.content
+
+
+@CLIENT.feature("`n=2`, `logprobs`, penalties, `logit_bias`, `seed`, `stop`", calls=2)
+def sampling(target: Target) -> None:
+    answer = _sdk(target).chat.completions.create(
+        model=target.model,
+        messages=ASK,
+        n=2,
+        logprobs=True,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        logit_bias={"20": -100},
+        seed=7,
+        stop=["\n\n"],
+        max_completion_tokens=12,
+    )
+    same([choice.index for choice in answer.choices], [0, 1])
+    assert all(choice.logprobs.content for choice in answer.choices)
+
+
+@CLIENT.feature("a tool, its result, the answer", calls=2, extends=True)
+def tools(target: Target) -> None:
+    sdk = _sdk(target)
+    first = sdk.chat.completions.create(model=target.model, messages=ASK, tools=TOOLS).choices[0]
+    same(first.finish_reason, "tool_calls")
+    [call] = first.message.tool_calls
+    result = str(add(**json.loads(call.function.arguments)))
+    more = [*ASK, first.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    assert (
+        sdk.chat.completions.create(model=target.model, messages=more, tools=TOOLS).choices[0].message.content
+    )
+
+
+@CLIENT.feature("`tool_choice`: required, named, none; `parallel_tool_calls=False`", calls=3)
+def tool_choice(target: Target) -> None:
+    sdk = _sdk(target)
+    named = {"type": "function", "function": {"name": "add"}}
+    for choice in ("required", named):
+        answer = sdk.chat.completions.create(
+            model=target.model, messages=ASK, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False
+        )
+        [call] = answer.choices[0].message.tool_calls
+        same(sorted(json.loads(call.function.arguments)), ["a", "b"])
+    answer = sdk.chat.completions.create(model=target.model, messages=ASK, tools=TOOLS, tool_choice="none")
+    assert not answer.choices[0].message.tool_calls
+
+
+@CLIENT.feature("a tool in a stream (`chat.completions.stream`)")
+def tools_stream(target: Target) -> None:
+    with _sdk(target).chat.completions.stream(model=target.model, messages=ASK, tools=TOOLS) as stream:
+        final = stream.get_final_completion()
+    [call] = final.choices[0].message.tool_calls
+    same(call.function.name, "add")
+
+
+@CLIENT.feature("`chat.completions.parse` of a pydantic model")
+def parse(target: Target) -> None:
+    answer = _sdk(target).chat.completions.parse(model=target.model, messages=ASK, response_format=Sum)
+    assert isinstance(answer.choices[0].message.parsed, Sum)
+
+
+@CLIENT.feature("`chat.completions.parse` of a strict tool (`pydantic_function_tool`)")
+async def parse_tool(target: Target) -> None:
+    from openai import pydantic_function_tool
+
+    async with _async_sdk(target) as sdk:
+        answer = await sdk.chat.completions.parse(
+            model=target.model, messages=ASK, tools=[pydantic_function_tool(Sum)], tool_choice="required"
+        )
+    [call] = answer.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Sum)
+
+
+@CLIENT.feature("JSON mode (`json_object`)")
+def json_mode(target: Target) -> None:
+    answer = _sdk(target).chat.completions.create(
+        model=target.model,
+        messages=[{"role": "user", "content": "Answer in JSON."}],
+        response_format={"type": "json_object"},
+    )
+    assert isinstance(json.loads(answer.choices[0].message.content), dict)
+
+
+@CLIENT.feature("`responses.create`, two turns by `previous_response_id`", calls=2, extends=True)
+def responses(target: Target) -> None:
+    sdk = _sdk(target)
+    first = sdk.responses.create(model=target.model, input=QUESTION)
+    assert first.output_text
+    second = sdk.responses.create(model=target.model, input="Are you sure?", previous_response_id=first.id)
+    assert second.output_text
+
+
+@CLIENT.feature("`responses.create` with a tool, as a stream, two turns", calls=2, extends=True)
+async def responses_tools(target: Target) -> None:
+    async with _async_sdk(target) as sdk:
+        items: list[Any] = list(ASK)
+        stream = await sdk.responses.create(model=target.model, input=items, tools=FLAT_TOOLS, stream=True)
+        [done] = [event async for event in stream if event.type == "response.completed"]
+        items += done.response.output
+        for call in [item for item in done.response.output if item.type == "function_call"]:
+            result = str(add(**json.loads(call.arguments)))
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+        same(items[-1]["type"], "function_call_output")
+        answer = await sdk.responses.create(model=target.model, input=items, tools=FLAT_TOOLS)
+        assert answer.output_text
+
+
+@CLIENT.feature("`responses.parse` of a pydantic model; `tool_choice` required", calls=2)
+def responses_parse(target: Target) -> None:
+    sdk = _sdk(target)
+    answer = sdk.responses.parse(model=target.model, input=QUESTION, text_format=Sum)
+    assert isinstance(answer.output_parsed, Sum)
+    answer = sdk.responses.create(
+        model=target.model, input=QUESTION, tools=FLAT_TOOLS, tool_choice="required"
+    )
+    same([item.type for item in answer.output], ["function_call"])
+
+
+@CLIENT.feature("`completions.create`")
+def completions(target: Target) -> None:
+    answer = _sdk(target).completions.create(model=target.model, prompt=QUESTION, max_tokens=4)
+    assert answer.usage.completion_tokens
+
+
+@CLIENT.feature("`models.list`", calls=0)
+def models(target: Target) -> None:
+    assert [model.id for model in _sdk(target).models.list()]
+
+
+@CLIENT.feature("what it does not have is refused by name: `embeddings`, images", calls=0)
+def refusals(target: Target) -> None:
+    import openai
+
+    sdk = _sdk(target)
+    try:
+        sdk.embeddings.create(model=target.model, input="x")
+    except openai.NotFoundError as error:
+        assert "embeddings" in error.message, error
+    else:
+        raise AssertionError("embeddings were made")
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    try:
+        sdk.chat.completions.create(model=target.model, messages=[{"role": "user", "content": [picture]}])
+    except openai.BadRequestError as error:
+        assert "image" in error.message and error.param, error
+    else:
+        raise AssertionError("a picture was seen")

@@ -1,0 +1,106 @@
+"""`docs/compatibility.md`: the clients and what works with them.
+
+    python -m tests.clients.page
+
+writes it anew.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from etude.core.call import Call, continues
+from tests.clients.drive import MODULES, Feature, client_of
+from tests.clients.matrix import ROOT, SIDES, Outcome, Outcomes, run_matrix
+
+PAGE = ROOT / "docs" / "compatibility.md"
+
+NOT_TESTED = {
+    "Inspect AI": "it wants another `fsspec` than `datasets`, which Etude's tests need; it speaks the "
+    "Responses API through the `openai` package",
+}
+"""Clients that are not driven here, and why."""
+
+_HEAD = """\
+# Clients
+
+Which client libraries work unchanged with the models of Etude: at `episode.endpoint`, where every call is
+recorded with its token ids and logprobs, and at [`etude serve`](server.md). The tests drive each of them, in
+a process of its own and with its default settings, and this page is made of what passed.
+
+Give a client the address and the key:
+
+| client | endpoint | server |
+|---|---|---|
+| of OpenAI's API | `endpoint.base_url`, `endpoint.api_key` | `http://127.0.0.1:8000/v1`, its key |
+| of Anthropic's API | `endpoint.anthropic_base_url`, `endpoint.api_key` | `http://127.0.0.1:8000`, its key |
+
+An endpoint takes any name of a model for the episode's own. A server wants the name that it serves; where
+agents of the OpenAI Agents SDK name no model, its variable `OPENAI_DEFAULT_MODEL` says it.
+
+*Recorded* means that each call has its token ids and logprobs, *extended* that the later turns went on from
+the tokens of the earlier ones, without drift.
+"""
+
+
+def render(outcomes: Outcomes) -> str:
+    """The page."""
+    parts = [_HEAD]
+    for module in MODULES:
+        client = client_of(module)
+        parts.append(f"\n## {client.name} ({version(client.package)})\n")
+        parts.append("| what | endpoint | server |\n|---|---|---|")
+        for name, feature in client.features.items():
+            at = {side: outcomes[module, name, side] for side in SIDES}
+            recorded = _recorded(feature, at["endpoint"]) if at["endpoint"].error is None else "no"
+            server = "yes" if at["server"].error is None else "no"
+            parts.append(f"| {feature.title} | {recorded} | {server} |")
+    parts.append("\n## Not tested\n")
+    parts += [f"- {name}: {reason}." for name, reason in NOT_TESTED.items()]
+    return "\n".join(parts) + "\n"
+
+
+def _recorded(feature: Feature, outcome: Outcome) -> str:
+    """What an episode shows of a feature that works."""
+    calls = outcome.calls
+    recorded = feature.calls > 0 and len(calls) >= feature.calls and all(map(is_recorded, calls))
+    extended = recorded and feature.extends and is_extended(calls)
+    return ", ".join(["yes", *["recorded"] * recorded, *["extended"] * extended])
+
+
+def is_recorded(call: Call) -> bool:
+    """Whether a call has the token ids and logprobs of its answer."""
+    answer = call.completion
+    if answer is None or not answer.prompt_ids or not answer.completion_ids or answer.logprobs is None:
+        return False
+    return len(answer.logprobs) == len(answer.completion_ids)
+
+
+def is_extended(calls: Sequence[Call]) -> bool:
+    """Whether calls go on from earlier ones, and all that do begin with the earlier tokens."""
+    pairs = [
+        (earlier.completion, later.completion)
+        for index, later in enumerate(calls)
+        for earlier in calls[:index]
+        if continues(later.request.messages, earlier)
+    ]
+    return bool(pairs) and all(
+        earlier is not None
+        and later is not None
+        and not later.drifted
+        and is_prefix((earlier.prompt_ids or ()) + (earlier.completion_ids or ()), later.prompt_ids or ())
+        for earlier, later in pairs
+    )
+
+
+def is_prefix(start: Sequence[int], ids: Sequence[int]) -> bool:
+    """Whether `ids` begin with `start`."""
+    return tuple(ids[: len(start)]) == tuple(start)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        PAGE.write_text(render(run_matrix(Path(made))), encoding="utf-8")
