@@ -26,7 +26,8 @@ from etude.core.job import ModelVersion
 from etude.inference.engine import counting_retries
 from etude.inference.openai_compatible import OpenAiEngine, openai_llm
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.wire.client import Disturbed, Refused, failure_of, parse_completion, request_fields
+from etude.wire.asking import request_fields
+from etude.wire.client import Disturbed, Refused, failure_of, parse_completion
 
 SECRET = "sk-do-not-show-me"
 LOGPROBS = (-0.25, -1.5, -0.0078125)
