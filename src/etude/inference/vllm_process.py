@@ -320,6 +320,8 @@ def _arguments(options: VllmOptions, source: str, port: int) -> Sequence[str]:
         *("serve", source, "--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype),
         # Logprobs of the distribution that was sampled from, temperature included, as the learner takes them.
         *("--logprobs-mode", "processed_logprobs"),
+        # The library that makes the masks of constraints for the learner, and reads the same grammars.
+        *("--structured-outputs-config", '{"backend": "guidance"}'),
         "--disable-uvicorn-access-log",
         *("--enable-lora", "--max-loras", str(options.max_loras)),
         *("--max-lora-rank", str(options.max_lora_rank)),
