@@ -1,7 +1,8 @@
 """Stands in for `vllm serve`, which is too large to be installed for every test.
 
 It speaks vLLM's wire format for what Etude asks of it, and answers with a real model; with `--silent` it has
-none, and starts at once. `tests/vllm.py` says which tests run against both.
+none, and starts at once; with `--slow` it never starts, and does not listen to SIGTERM; with `--dying` its
+engine fails at the first request. `tests/vllm.py` says which tests run against both.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,20 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+FIELDS = {
+    *("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "logprobs", "stream"),
+    *("frequency_penalty", "presence_penalty", "logit_bias", "top_k", "min_p", "min_tokens"),
+    *("repetition_penalty", "stop_token_ids", "structured_outputs", "prompt_logprobs"),
+    *("return_token_ids", "return_tokens_as_token_ids"),
+}
+"""As `CompletionRequest` of vLLM 0.26 has them, which ignores others."""
+
+
+PLAIN = (
+    *("top_k", "min_p", "min_tokens"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
 
 
 def main() -> None:
@@ -30,15 +47,19 @@ def main() -> None:
     given, others = parser.parse_known_args()
     if "--fail" in others:
         sys.exit("RuntimeError: no room for the KV cache")
+    if "--slow" in others:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
     uvicorn.run(
-        app_of(given.model, silent="--silent" in others),
+        app_of(given.model, silent=bool({"--silent", "--dying"} & set(others)), dying="--dying" in others),
         host=given.host,
         port=given.port,
         log_level="warning",
     )
 
 
-def app_of(source: str, *, silent: bool) -> FastAPI:
+def app_of(source: str, *, silent: bool, dying: bool) -> FastAPI:
+    asked: list[Any] = []
     app, engines = FastAPI(), {source: None if silent else engine_of(source)}
     hanging = asyncio.Event()
 
@@ -77,8 +98,20 @@ def app_of(source: str, *, silent: bool) -> FastAPI:
         engines.pop(body["lora_name"])
         return Response("Success")
 
+    @app.get("/asked")
+    async def last_asked() -> Any:
+        return asked[-1]
+
     @app.post("/v1/completions")
     async def complete(body: dict[str, Any]) -> Response:
+        asked.append(body)
+        if unknown := body.keys() - FIELDS:
+            return JSONResponse({"error": {"message": f"fields that vLLM ignores: {unknown}"}}, 400)
+        if dying:
+            sys.stderr.write("(EngineCore pid=7) ERROR 11-22 ValueError: head_dim 16 is not supported\n")
+            sys.stderr.flush()
+            asyncio.get_running_loop().call_later(0.1, os._exit, 0)
+            return JSONResponse({"error": {"message": "EngineCore encountered an issue"}}, 500)
         if body["model"] not in engines:
             return JSONResponse({"error": {"message": f"The model {body['model']} does not exist."}}, 404)
         pieces = chunks(engines[body["model"]], body)
@@ -108,7 +141,15 @@ async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[dict[str, A
     from etude.inference.engine import TokenRequest
 
     queue: asyncio.Queue[Any] = asyncio.Queue()
-    sampling = Sampling(body["temperature"], body["top_p"], body["max_tokens"], tuple(body["stop"]))
+    sampling = Sampling(
+        body["temperature"],
+        body["top_p"],
+        body["max_tokens"],
+        tuple(body["stop"]),
+        **{name: body[name] for name in PLAIN if name in body},
+        stop_token_ids=tuple(body["stop_token_ids"]),
+        logit_bias=tuple((int(token), bias) for token, bias in body.get("logit_bias", {}).items()),
+    )
     request = TokenRequest(tuple(body["prompt"]), sampling, body["seed"], top=body["logprobs"] + 1)
     task = asyncio.ensure_future(engine.sample(request, queue.put_nowait))
     task.add_done_callback(lambda done: queue.put_nowait(None))

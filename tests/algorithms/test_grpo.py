@@ -162,13 +162,6 @@ def test_long_answers_are_punished_softly_as_dapo_does(length, punishment):
     assert algorithm.advantages(group)[0] == [pytest.approx(punishment / 2)]
 
 
-def test_answers_that_were_cut_off_can_be_left_out_of_the_loss_and_count_in_the_mean():
-    cut = sample(0.0, Turn(0, 2, finish_reason="length"))
-    (first, second) = (unit[0] for unit in Grpo(mask_truncated=True).units([[cut, sample(1.0, 1)]])[0])
-    assert (first.loss_weights, second.loss_weights) == ((0, 0, 0), (0, 1))
-    assert second.advantages == (0, 1)
-
-
 TABLE = {
     "dapo": (0.2, 0.28, 0.0, "token", "token", "clip", "std"),
     "grpo": (0.2, 0.2, 0.04, "sequence", "token", "clip", "std"),

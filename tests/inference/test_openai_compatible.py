@@ -20,13 +20,14 @@ from fastapi import FastAPI, Request, Response
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.call import ChatRequest, Completion, Sampling, Usage
-from etude.core.errors import EngineError, RequestError
+from etude.core.call import ChatRequest, Completion, Constraint, Sampling, Usage
+from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.job import ModelVersion
 from etude.inference.engine import counting_retries
 from etude.inference.openai_compatible import OpenAiEngine, openai_llm
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.wire.client import Disturbed, Refused, failure_of, parse_completion, request_fields
+from etude.wire.asking import request_fields
+from etude.wire.client import Disturbed, Refused, failure_of, parse_completion
 
 SECRET = "sk-do-not-show-me"
 LOGPROBS = (-0.25, -1.5, -0.0078125)
@@ -277,6 +278,115 @@ async def test_tool_calls_come_back_as_openai_writes_them(remote: Remote) -> Non
         {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":2}'}},
     ]
     assert completion.logprobs is None
+
+
+ASKED = {
+    "top_k": (Sampling(top_k=5), {"top_k": 5}),
+    "min_p": (Sampling(min_p=0.1), {"min_p": 0.1}),
+    "min_tokens": (Sampling(min_tokens=3), {"min_tokens": 3}),
+    "stop_token_ids": (Sampling(stop_token_ids=(7,)), {"stop_token_ids": [7]}),
+    "repetition_penalty": (Sampling(repetition_penalty=1.2), {"repetition_penalty": 1.2}),
+    "regex": (Sampling(constraint=Constraint("regex", "a+")), {"structured_outputs": {"regex": "a+"}}),
+    "choice": (
+        Sampling(constraint=Constraint("choice", '["a"]')),
+        {"structured_outputs": {"choice": ["a"]}},
+    ),
+    "penalties": (
+        Sampling(frequency_penalty=0.5, presence_penalty=-1.0),
+        {"frequency_penalty": 0.5, "presence_penalty": -1.0},
+    ),
+    "logit_bias": (Sampling(logit_bias=((5, -100.0),)), {"logit_bias": {"5": -100.0}}),
+    "JSON": (
+        Sampling(constraint=Constraint("json_object")),
+        {"response_format": {"type": "json_object"}},
+    ),
+    "JSON schema": (
+        Sampling(constraint=Constraint("json_schema", '{"type": "object"}')),
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
+            }
+        },
+    ),
+}
+OPENAI_HAS = ("penalties", "logit_bias", "JSON", "JSON schema")
+OPENROUTER_HAS = (*OPENAI_HAS, "top_k", "min_p", "repetition_penalty")
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("provider", ["vllm", "etude", "openai", "openrouter", "other"])
+async def test_sampling_goes_through_or_is_refused_by_name(remote: Remote, provider: str, name: str) -> None:
+    sampling, words = ASKED[name]
+    has = {"openai": OPENAI_HAS, "other": OPENAI_HAS, "openrouter": OPENROUTER_HAS}.get(provider, ASKED)
+    if name not in has:
+        with pytest.raises(ImpossibleCall, match=f"not known to take {next(iter(words))}"):
+            await outcome(remote, asking(sampling=sampling), provider=provider)
+        assert not remote.requests
+        return
+    await outcome(remote, asking(sampling=sampling), provider=provider)
+    assert remote.requests[0] == remote.requests[0] | words
+    assert remote.requests[0].get("provider") == (
+        {"require_parameters": True} if provider == "openrouter" else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "wire"),
+    [
+        ("auto", None),
+        ("none", "none"),
+        ("required", "required"),
+        ("function:add", {"type": "function", "function": {"name": "add"}}),
+    ],
+)
+async def test_how_tools_may_be_called_goes_through(remote: Remote, choice: str, wire: Any) -> None:
+    await outcome(remote, asking(tools=(ADD,), tool_choice=choice, parallel_tool_calls=choice == "auto"))
+    assert remote.requests[0].get("tool_choice") == wire
+    assert remote.requests[0].get("parallel_tool_calls") == (None if choice == "auto" else False)
+
+
+async def test_template_options_go_through_or_are_refused(remote: Remote) -> None:
+    options = {"reasoning_effort": "low", "enable_thinking": False}
+    await outcome(remote, asking(template_options=options), provider="vllm")
+    assert remote.requests[0]["reasoning_effort"] == "low"
+    assert remote.requests[0]["chat_template_kwargs"] == {"enable_thinking": False}
+    with pytest.raises(ImpossibleCall, match="chat_template_kwargs"):
+        await outcome(remote, asking(template_options=options), provider="openai")
+    await outcome(remote, asking(template_options={"reasoning_effort": "low"}), provider="openai")
+    assert remote.requests[1]["reasoning_effort"] == "low"
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_thinking_is_a_part_of_its_own_whatever_it_is_called(remote: Remote, name: str) -> None:
+    remote.script = [answer(message={"role": "assistant", "content": "4", name: "2 + 2"})]
+    message = (await outcome(remote)).message
+    assert message == {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
+    for provider in ("vllm", "openrouter", "openai"):
+        await outcome(remote, ChatRequest(messages=(message,)), provider=provider)
+    vllm, openrouter, openai = (request["messages"][0] for request in remote.requests[1:])
+    assert vllm == message
+    assert openrouter == {"role": "assistant", "content": "4", "reasoning": "2 + 2"}
+    assert openai == {"role": "assistant", "content": "4"}
+
+
+IMPOSSIBLE = {
+    "a logprob above 0": answer(logprobs={"content": [{"token": "a", "logprob": 0.5}]}),
+    "a logprob that is no number": answer(logprobs={"content": [{"token": "a", "logprob": "nan"}]}),
+    "a logprob of nothing": answer(logprobs={"content": [{"token": "a", "logprob": "-inf"}]}),
+    "a negative id": answer(token_ids=[7, -1, 2]),
+    "an id that no token has": answer(token_ids=[7, 300, 2]),
+    "an id of the prompt": answer(token_ids=[7, 8, 2]) | {"prompt_token_ids": [2**40]},
+    "a negative usage": answer() | {"usage": {"prompt_tokens": -5, "completion_tokens": 3}},
+    "thinking that is no text": answer(message={"role": "assistant", "content": "4", "reasoning": 7}),
+}
+
+
+@pytest.mark.parametrize("reply", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+async def test_impossible_values_are_a_failure_of_the_call_with_its_cause(remote: Remote, reply: Any) -> None:
+    remote.script = [reply]
+    with pytest.raises(EngineError, match=r"malformed answer: .*Error: .*(logprob|token|reasoning)"):
+        await outcome(remote, max_retries=0, return_token_ids=True, vocabulary=300)
 
 
 FAULTS = {

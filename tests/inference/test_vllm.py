@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,7 +20,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from etude.core.call import Sampling
+from etude.core.call import Constraint, Sampling
 from etude.core.errors import EngineAway, EngineError
 from etude.inference.engine import SampledToken, TokenRequest
 from etude.inference.vllm_engine import VllmEngine
@@ -154,6 +158,128 @@ async def test_a_crash_is_noticed_and_mended_with_its_lora_weights(command, sour
         assert (await engine.sample(request)).ids == before.ids, "it waited until vLLM was back"
         assert process.pid != first and process.restarts == 1
         await engine.close()
+
+
+EVERYTHING = Sampling(
+    temperature=0.7,
+    top_p=0.9,
+    max_tokens=5,
+    stop=("x",),
+    top_k=7,
+    min_p=0.1,
+    min_tokens=2,
+    stop_token_ids=(9,),
+    frequency_penalty=0.5,
+    presence_penalty=-0.5,
+    repetition_penalty=1.1,
+    logit_bias=((4, -5.0), (6, 2.5)),
+)
+CONSTRAINTS = {
+    Constraint("json_object"): {"json_object": True},
+    Constraint("json_schema", '{"type": "object"}'): {"json": {"type": "object"}},
+    Constraint("choice", '["a", "b"]'): {"choice": ["a", "b"]},
+    Constraint("regex", "a+"): {"regex": "a+"},
+    Constraint("grammar", 'start: "a"'): {"grammar": 'start: "a"'},
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("served", ["stand-in"], indirect=True, scope="module")
+async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, source):
+    engine = engine_of(served, str(source), source)
+    ends = sorted({*engine.speech.stop_ids, 9})
+    async with httpx.AsyncClient(base_url=served.base_url) as client:
+        await engine.sample(TokenRequest(PROMPT, EVERYTHING, key=3))
+        asked = (await client.get("/asked")).json()
+        expected = {name: getattr(EVERYTHING, name) for name in SPELLED_OUT}
+        assert asked == asked | expected | {
+            "stop": ["x"],
+            "stop_token_ids": ends,
+            "logit_bias": {"4": -5.0, "6": 2.5},
+        }
+        await engine.sample(TokenRequest(PROMPT))
+        plain = (await client.get("/asked")).json()
+        # Or vLLM would take them from the model's generation config.
+        assert [plain[name] for name in ("top_k", "min_p", "repetition_penalty")] == [0, 0.0, 1.0]
+        assert not {"logit_bias", "structured_outputs"} & plain.keys()
+        for constraint, words in CONSTRAINTS.items():
+            await engine.sample(TokenRequest(PROMPT, Sampling(max_tokens=1, constraint=constraint)))
+            assert (await client.get("/asked")).json()["structured_outputs"] == words
+    await engine.close()
+
+
+SPELLED_OUT = ("temperature", "top_p", "max_tokens", "top_k", "min_p", "min_tokens", "frequency_penalty")
+
+
+@pytest.mark.vllm
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("served", ["real"], indirect=True, scope="module")
+async def test_the_real_vllm_takes_every_parameter(served, source):
+    engine = engine_of(served, str(source), source)
+    sampled = await engine.sample(TokenRequest(PROMPT, EVERYTHING, key=3))
+    assert len(sampled.ids) >= 2 and 4 not in sampled.ids
+    only = Sampling(max_tokens=8, constraint=Constraint("choice", '["yes", "no"]'))
+    assert (await engine.sample(TokenRequest(PROMPT, only))).text in ("yes", "no")
+    await engine.close()
+
+
+async def test_an_engine_that_fails_is_told_with_its_exception_and_not_with_code_0(source, tmp_path):
+    options = replace(options_of(tmp_path), arguments=("--dying",), attempts=1)
+    async with running(options, source) as process:
+        engine = engine_of(process, str(source), source)
+        with pytest.raises(EngineAway, match="answered 500"):
+            await engine.sample(TokenRequest(PROMPT))
+        await until(lambda: process.state == "restarting")
+        cause = r"vLLM ended by itself \(ValueError: head_dim 16 is not supported\). The last lines of"
+        assert re.match(cause, process.reason)
+        await engine.close()
+
+
+IMPOSSIBLE = {
+    "a logprob above 0": {"logprobs": {"token_logprobs": [0.5], "top_logprobs": [{}]}, "token_ids": [1]},
+    "no number": {"logprobs": {"token_logprobs": ["NaN"], "top_logprobs": [{}]}, "token_ids": [1]},
+    "no token": {"logprobs": {"token_logprobs": [-0.5], "top_logprobs": [{}]}, "token_ids": [300]},
+}
+
+
+@pytest.mark.parametrize("choice", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+async def test_impossible_values_are_a_failed_call(source, tmp_path, choice, monkeypatch):
+    async def choices(engine, body):
+        yield {"finish_reason": "stop", **choice}
+
+    async with running(silent(tmp_path), source) as process:
+        engine = engine_of(process, str(source), source)
+        monkeypatch.setattr(VllmEngine, "_choices", choices)
+        with pytest.raises(EngineError, match=r"is no logprob|no token with the id 300"):
+            await engine.sample(TokenRequest(PROMPT))
+        await engine.close()
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from etude.inference.vllm_process import VllmOptions, VllmProcess
+
+async def main():
+    process = VllmProcess(VllmOptions(Path(sys.argv[1]), "float32", tuple(sys.argv[3:]), ("--silent",)))
+    await process.start(sys.argv[2])
+    print(process.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_it_ends_with_a_parent_that_was_killed(source, tmp_path):
+    command = [sys.executable, "-c", PARENT, str(tmp_path), str(source), *STAND_IN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 async def test_a_process_that_hangs_is_started_anew(source, tmp_path):

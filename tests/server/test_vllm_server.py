@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shlex
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from etude.server.backend import Backend
+from etude.server.engines import EnginePool
+from etude.server.errors import ApiError
+from etude.server.models import ServedModel
+from etude.server.settings import server_settings
+from tests.forked import Forked
 from tests.server.data import ASK, YES, create, supervised, upload, wait
 from tests.server.process import ServerProcess
-from tests.vllm import commands
+from tests.vllm import STAND_IN, commands
 
 
 @commands
@@ -47,6 +57,60 @@ def test_vllm_answers_with_what_jobs_trained_and_comes_back_from_a_crash(
             assert http.post("/engine/stop").json()["process"] == "stopped"
             assert http.post("/engine/start").json()["process"] == "running"
         assert said(lora) == YES["content"]
+
+
+def test_sigterm_while_vllm_starts_ends_the_server_and_leaves_no_process(wide: Path, tmp_path: Path) -> None:
+    options = ["--engine", "vllm", "--vllm-command", shlex.join(STAND_IN), "--vllm-arg=--slow"]
+    command = ["serve", str(wide), "--port", "0", "--data-dir", str(tmp_path), *options]
+    process = Forked(command, Path.cwd(), dict(os.environ), errors=tmp_path / "errors")
+    mark, deadline = tmp_path / "vllm" / "vllm.pid", time.monotonic() + 60
+    while not (mark.exists() and mark.read_text()):
+        assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "errors").read_text()
+        time.sleep(0.05)
+    vllm = json.loads(mark.read_text())["pid"]
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=5)
+    assert not Path(f"/proc/{vllm}").exists()
+    assert not mark.exists()
+
+
+def test_heads_that_are_too_small_for_vllm_on_a_cpu_are_refused_at_the_start(
+    model: Path, tmp_path: Path
+) -> None:
+    options = ["--engine", "vllm", "--vllm-command", shlex.join(STAND_IN), "--device", "cpu"]
+    with pytest.raises(AssertionError, match=r"heads of 16 \(head_dim\)[\s\S]*--engine embedded"):
+        ServerProcess(model, tmp_path, *options).start()
+
+
+class Slow(Backend):
+    """Takes its time to load a model."""
+
+    name = "slow"
+
+    async def load(self, model: ServedModel) -> Any:
+        await asyncio.sleep(0.5)
+        return model.name
+
+
+class Models:
+    """Knows any model."""
+
+    base = ServedModel("tiny", 0.0)
+
+    def get(self, name: str) -> ServedModel:
+        return replace(self.base, name=name)
+
+
+async def test_a_model_that_is_being_loaded_is_waited_for_beyond_the_engines_wait(tmp_path: Path) -> None:
+    settings = server_settings(model="m", name="tiny", data_dir=tmp_path, engine_wait=0.1, max_models=1)
+    pool = EnginePool(settings, Models(), Slow())  # type: ignore[arg-type]
+    async with pool.using("new", 1) as engine:
+        assert str(engine) == "new"
+        with pytest.raises(ApiError, match="busy"):
+            async with pool.using("tiny", 1):
+                pass
+    async with pool.using("tiny", 1) as engine:
+        assert str(engine) == "tiny"
 
 
 def test_a_vllm_that_is_not_there_ends_the_command(wide: Path, tmp_path: Path) -> None:

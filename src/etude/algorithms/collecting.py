@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, FiniteFloat
 
+from etude.algorithms.cut_off import CUT_OFF_EPISODE, CutOff, count_cut_off, masked
 from etude.algorithms.episodes import (
     Group,
     ScoredEpisode,
@@ -81,6 +82,12 @@ class Collecting(TrajectoryBuilderConfig):
     """`agent`: in a protocol, each agent of the model is compared with itself in the other episodes, by what
     it earned. `episode`: all have the reward of the episode."""
 
+    cut_off: CutOff = "train"
+    """Answers that the limit of tokens cut off. `train`: on them as on others. `mask`: they are left out of
+    the loss, and count in comparisons. `drop`: their episodes are left out."""
+    cut_off_penalty: FiniteFloat = Field(default=0.0, ge=0)
+    """Taken from the reward of an episode for each of its answers that was cut off."""
+
     @abstractmethod
     def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
         """The algorithm whose loss learns from an epoch's data, and the options of its gradient."""
@@ -95,7 +102,11 @@ class Collecting(TrajectoryBuilderConfig):
         return set() if self.kind == "imitation" else {"logprobs"}
 
     def check(self) -> None:
-        """Raise RequestError for options under which nothing could ever be learned."""
+        """Raise RequestError for options under which nothing could ever be learned, or that do nothing."""
+        if self.cut_off == "drop" and self.cut_off_penalty:
+            raise RequestError(
+                "cut_off: drop leaves out the episodes that cut_off_penalty would punish; take one of the two"
+            )
 
     async def check_protocol(self, builder: Builder) -> None:
         """The same, of what the config's workflow plays."""
@@ -219,10 +230,14 @@ class CollectingBuilder(TrajectoryBuilder):
         """In how many examples there is nothing to compare; 0 where nobody asks for others in their place."""
         if not self.algorithm.replace_flat_groups:
             return 0
-        rewards: dict[str, set[float | None]] = defaultdict(set)
-        for item in self._rewards_in(output):
-            rewards[item.id].add(await self.reward_of(item, {"epoch": epoch}))
-        return sum(len(values - {None}) < 2 for values in rewards.values())
+        groups = await self._scored_groups(self._played(output), Tally(), {"epoch": epoch})
+        compared = sum(len(set(rewards_of(group))) > 1 for group in groups)
+        return len({item.id for item in self._rewards_in(output)}) - compared
+
+    def _played(self, output: EvaluationRunOutput) -> Iterator[Played]:
+        scores = {(item.id, item.generation): item for item in self._rewards_in(output)}
+        for item in output.eval_input.eval_input_items:
+            yield item.id, item.episode, scores.get((item.id, item.generation))
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Wait for the episodes and build the groups, in the order of the examples."""
@@ -234,22 +249,29 @@ class CollectingBuilder(TrajectoryBuilder):
             self.evaluation_runs.pop(run_id, None)
         tally, epoch = Tally(), self.epoch_of(meta)
         about = {"run_id": run_id, **(meta or {})}
-        scores = {(item.id, item.generation): item for item in self._rewards_in(output)}
-        items = output.eval_input.eval_input_items
-        played = ((item.id, item.episode, scores.get((item.id, item.generation))) for item in items)
-        episodes = await self._scored_groups(played, tally, about)
+        episodes = await self._scored_groups(self._played(output), tally, about)
         tally.reward_groups = reward_groups(map(rewards_of, episodes))
         tally.replacements = self._replacements.pop(epoch, 0)
         for earlier in self.algorithm.earlier_epochs(epoch):
             episodes += await self._scored_groups(self._stored(earlier), Tally(), {**about, "epoch": earlier})
         groups = self.algorithm.groups(episodes, Collected(epoch, self.run_config.seed, tally))
         groups = await self.algorithm.completed(groups, self._runtime)
+        if self.algorithm.cut_off == "mask":
+            groups = [self._masked(group, tally) for group in groups]
         self._facts = {run_id: tally.facts()}
         made = [[trajectory_of(unit, group.rewards) for unit in group.units] for group in groups]
         method, options = self.algorithm.method_at(epoch)
         return TrajectoryCollection(
             trajectories=[*filter(None, made)], run_id=run_id, method=method, options=options
         )
+
+    def _masked(self, group: UnitGroup, tally: Tally) -> UnitGroup:
+        """The group without answers that were cut off in its loss."""
+        made = [masked(unit, self.algorithm.kind) for unit in group.units]
+        for reason in made:
+            if isinstance(reason, str):
+                tally.leave_out(reason, 1)
+        return replace(group, units=[unit for unit in made if not isinstance(unit, str)])
 
     def facts(self, run_id: str) -> dict[str, Any]:
         """Counts of the last finished collection."""
@@ -288,7 +310,8 @@ class CollectingBuilder(TrajectoryBuilder):
     def scored(
         self, episode: EpisodeRecord, reward: float, reasoning: Any, tally: Tally
     ) -> ScoredEpisode | None:
-        """An episode with its reward and its branches; None when no call of it is targeted."""
+        """An episode with its reward and its branches; None when no call of it is targeted, and for one that
+        is dropped for an answer that was cut off."""
         used = without_retries(episode)
         branches = tuple(branches_of(used, self.run_config.target_functions, self.target_model))
         tally.rewards.append(reward)
@@ -299,7 +322,13 @@ class CollectingBuilder(TrajectoryBuilder):
         if not branches:
             tally.untargeted += 1
             return None
-        return ScoredEpisode(episode, reward, branches, reasoning)
+        penalty = self.algorithm.cut_off_penalty
+        scored = ScoredEpisode(episode, reward, branches, reasoning, penalty=penalty)
+        cut_off = count_cut_off(scored.calls)
+        if cut_off and self.algorithm.cut_off == "drop":
+            tally.leave_out(CUT_OFF_EPISODE, 1)
+            return None
+        return replace(scored, reward=reward - penalty * cut_off)
 
     def _stored(self, epoch: int) -> Iterator[Played]:
         """The episodes of an earlier epoch and their scores, from the journal."""

@@ -42,9 +42,11 @@ class Distillation(Grpo, name="distillation"):
     """Leave out groups with no advantage by their rewards."""
 
     def check(self) -> None:
-        """One episode of an example is enough where the teacher alone counts."""
+        """One episode of an example is enough where the teacher alone counts, and no reward does."""
         if self.reward_weight:
             super().check()
+        elif self.cut_off_penalty:
+            raise RequestError("cut_off_penalty is taken from the reward, and reward_weight is 0: set it too")
 
     async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
         """The samples with the teacher's logprobs, each asked for once in a run.

@@ -11,6 +11,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from etude.algorithms.algorithm import Algorithm, OfGradient
 from etude.algorithms.collecting import Collected, Need
 from etude.algorithms.episodes import (
+    Choice,
     Group,
     ScoredEpisode,
     Tally,
@@ -69,6 +70,10 @@ class Preferences(Algorithm, name=""):
             raise ValueError("label_smoothing is for the sigmoid losses; leave it out with `loss_type: ipo`")
         return self
 
+    def choices(self, scored: ScoredEpisode) -> Iterator[Choice]:
+        """The prompts of an episode that have answers to compare: not those that are masked."""
+        return choices_of(scored, complete=self.cut_off == "mask")
+
     def needs(self) -> set[Need]:
         """The sampler's logprobs come with the data; those of the base model must be computed."""
         return {"logprobs"} if self.reference == "sampler" else {"reference"}
@@ -118,6 +123,7 @@ class Dpo(Preferences, name="dpo"):
 
     def check(self) -> None:
         """Raise RequestError for groups in which there is never a pair."""
+        super().check()
         if self.compare == "episodes" and self.num_generations == 1:
             raise RequestError(
                 "num_generations: 1 makes groups of one episode, in which there is no pair, so that DPO "
@@ -152,7 +158,7 @@ class Dpo(Preferences, name="dpo"):
     def turn_pairs(self, group: Group, tally: Tally) -> list[Pair]:
         """The pairs of answers to one prompt in the episodes of a group."""
         pairs: list[Pair] = []
-        for choice in (choice for scored in group for choice in choices_of(scored)):
+        for choice in (choice for scored in group for choice in self.choices(scored)):
             ranked = self._ranked(choice.candidates, lambda candidate: candidate.value, tally)
             pairs += self._kept([choice.pair(better, worse) for better, worse in ranked], tally)
         return pairs

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+from etude.algorithms.cut_off import count_cut_off
 from etude.algorithms.samples import (
     Branch,
     branches_in,
@@ -35,6 +36,8 @@ class ScoredEpisode:
     reasoning: Any = None
     agent: str | None = None
     """Whose reward and branches these are, where the agents of an episode are told apart."""
+    penalty: float = 0.0
+    """Taken for each answer that was cut off; `reward` is without what was taken."""
 
     @property
     def calls(self) -> list[Call]:
@@ -156,8 +159,9 @@ def by_agent(group: Group) -> list[list[ScoredEpisode]]:
         for agent in agents_of(tree, calls):
             own = {node.call for node in tree.nodes if node.agent == agent}
             branches = tuple(branches_in([call for call in calls if call.index in own]))
-            part = replace(scored, reward=tree.value(None, agent), branches=branches, agent=agent)
-            groups[agent].append(part)
+            part = replace(scored, branches=branches, agent=agent)
+            price = scored.penalty * count_cut_off(part.calls)
+            groups[agent].append(replace(part, reward=tree.value(None, agent) - price))
     return list(groups.values())
 
 
@@ -165,12 +169,15 @@ def turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
     """An agent's samples in a play that goes one way, with what it earned from each answer on."""
     tree, agent = tree_of(scored.episode), str(scored.agent)
     rows = zip(scored.branches, scored.samples(discount), strict=True)
-    made = ((sample, turn_returns(branch, tree, agent, discount)) for branch, sample in rows)
+    made = ((sample, turn_returns(branch, tree, agent, discount, scored.penalty)) for branch, sample in rows)
     return [with_turns(sample, "value", returns) for sample, returns in made if returns is not None]
 
 
-def turn_returns(branch: Branch, tree: EpisodeTree, agent: str, discount: float) -> list[float] | None:
-    """An agent's earnings from each call of a branch on; None where the play goes several ways.
+def turn_returns(
+    branch: Branch, tree: EpisodeTree, agent: str, discount: float, penalty: float = 0.0
+) -> list[float] | None:
+    """An agent's earnings from each call of a branch on, less a penalty for each that was cut off; None where
+    the play goes several ways.
 
     What it earned before its first answer is no merit of any answer.
     """
@@ -178,7 +185,7 @@ def turn_returns(branch: Branch, tree: EpisodeTree, agent: str, discount: float)
     if len(leaves) != 1:
         return None
     own = {call.index: number for number, call in enumerate(branch.calls)}
-    steps, turn = [0.0] * len(branch.calls), None
+    steps, turn = [-penalty * count_cut_off([call]) for call in branch.calls], None
     for _, round_ in groupby(tree.path(leaves[0]), key=lambda node: node.round):
         nodes = list(round_)
         turn = next((own[node.call] for node in nodes if node.call in own), turn)
@@ -222,15 +229,21 @@ class Choice:
         return pair_of(self.sample(better), self.sample(worse), **notes, **values)
 
 
-def choices_of(scored: ScoredEpisode) -> Iterator[Choice]:
-    """The prompts of an episode that were answered more than once.
+def choices_of(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[Choice]:
+    """The prompts of an episode that were answered more than once; `complete` leaves out cut-off answers.
 
     In a protocol these are the choices of the episode's agent, and an answer's value is that of its
     nodes. Elsewhere they are calls with equal prompts, and the value is the step reward after the call;
     one that got none is no candidate.
     """
-    made = _in_play(scored) if is_play(scored.episode) else _in_calls(scored)
-    return (choice for choice in made if len(choice.candidates) > 1)
+    for choice in _in_play(scored) if is_play(scored.episode) else _in_calls(scored):
+        candidates = tuple(
+            replace(each, value=each.value - scored.penalty * count_cut_off([each.call]))
+            for each in choice.candidates
+            if not (complete and count_cut_off([each.call]))
+        )
+        if len(candidates) > 1:
+            yield replace(choice, candidates=candidates)
 
 
 def _in_play(scored: ScoredEpisode) -> Iterator[Choice]:

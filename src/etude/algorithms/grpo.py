@@ -89,8 +89,6 @@ class Grpo(Algorithm, name="grpo"):
     """Tokens at which an answer is punished by 1; left out: none is (DAPO)."""
     overlong_buffer: OfGradient[int] = Field(1, ge=1)
     """Tokens before it over which that grows."""
-    mask_truncated: OfGradient[bool] = False
-    """Leave cut-off answers out (DAPO)."""
     correction: OfGradient[Literal["none", "truncate", "mask"]] = "none"
     """Importance weights for tokens that other weights, or another engine, sampled: bounded (truncated
     importance sampling, Yao et al., 2025), or 0 out of bounds (Zheng et al., 2025)."""
@@ -113,6 +111,7 @@ class Grpo(Algorithm, name="grpo"):
 
     def check(self) -> None:
         """Raise RequestError for groups that can never have an advantage."""
+        super().check()
         if self.num_generations == 1 and self.credit != "turn" and self.drop_flat_groups:
             raise RequestError(
                 "num_generations: 1 makes groups of one episode, which have no advantage, so that "
@@ -193,16 +192,6 @@ class Grpo(Algorithm, name="grpo"):
             over = turn.stop - turn.start - (self.overlong_limit - self.overlong_buffer)
             price += min(max(over / self.overlong_buffer, 0.0), 1.0)
         return price
-
-    def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """The samples with advantages, and with weights where answers that were cut off do not count."""
-        assigned = super().assigned(groups)
-        if not self.mask_truncated:
-            return assigned
-        return [
-            [sample.weighted(turn.finish_reason != "length" for turn in sample.turns) for sample in group]
-            for group in assigned
-        ]
 
     def needs(self) -> set[Need]:
         """Only the KL term looks at the reference, the bonus at entropies, the price at divergences."""

@@ -14,7 +14,7 @@ from pydantic import AliasChoices, Field
 
 from etude.algorithms.collecting import Collected
 from etude.algorithms.dpo import Dpo, Preferences
-from etude.algorithms.episodes import Candidate, Choice, Group, Tally, UnitGroup, by_agent, choices_of
+from etude.algorithms.episodes import Candidate, Choice, Group, Tally, UnitGroup, by_agent
 from etude.algorithms.expert_iteration import SelectionConfig, imitations
 from etude.algorithms.protocol_checks import require_branching, require_calls, require_guesses
 from etude.algorithms.supervised import Supervised
@@ -108,7 +108,7 @@ class Malt(Preferences, name="malt"):
         return [
             pair
             for scored in group
-            for choice in choices_of(scored)
+            for choice in self.choices(scored)
             for pair in self._pairs_of(choice, tally)
         ]
 

@@ -145,6 +145,8 @@ def transcripts(
     say(f"wrote           {len(written.files)} transcripts of {written.phase}")
     if written.failed:
         say(f"failed          {written.failed} of these episodes")
+    if written.cut_off:
+        say(f"cut off         {written.cut_off} answers, at the limit of tokens (`truncated`)")
     say(f"to              {path_shown(written.folder)}")
     say(f"the first       {path_shown(written.folder / written.files[0])}")
     next_step(hints.show(path))

@@ -177,6 +177,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
             entry.metrics.get("avg_reward"),
             entry.metrics.get("episodes"),
             failed_counts(entry.metrics)[0],
+            shown_share(entry.metrics.get("cut_off_share")),
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
             (validations.get(entry.epoch) or {}).get("avg_reward"),
@@ -185,14 +186,24 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         for entry, reason in zip(history.epochs, reasons, strict=True)
     ]
     if rows:
-        columns = ("epoch", "reward", "episodes", "failed", "trained on", "version", "validation", "skipped")
-        table(columns, rows, title=target, sentences=("skipped",))
+        counts = ("episodes", "failed", "cut off", "trained on")
+        table(
+            ("epoch", "reward", *counts, "version", "validation", "skipped"),
+            rows,
+            title=target,
+            sentences=("skipped",),
+        )
     show_evaluators(history)
     for fault, count in drift_of(history).most_common():
         say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
     entries: list[Entry] = [*history.validations, *history.epochs]
     retries = sum((entry.metrics.get("calls") or {}).get("retries", 0) for entry in entries)
     show_troubles(run, {"retries": retries}, causes_in(entries))
+
+
+def shown_share(share: float | None) -> str | None:
+    """A share in per cent; nothing for none."""
+    return f"{100 * share:.0f} %" if share else None
 
 
 def _state(facts: RunFacts) -> str:

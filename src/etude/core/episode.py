@@ -6,6 +6,7 @@ This is the finished value. The live object that a workflow is handed is `etude.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,6 +54,11 @@ class EpisodeRecord:
     failure: Failure | None = None
     seconds: float = 0.0
     """Wall time of the episode."""
+
+
+def cut_off_share(calls: Mapping[str, int]) -> float | None:
+    """The share of the answers that were cut off, by the counts of calls; None where there are no answers."""
+    return calls["cut_off"] / calls["answers"] if calls.get("answers") else None
 
 
 def call_counts(record: EpisodeRecord) -> Counter[str]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from etude.algorithms.episodes import is_play
 from etude.core.call import Call, continues
-from etude.core.episode import WORKFLOW, EpisodeRecord, Event
+from etude.core.episode import WORKFLOW, EpisodeRecord, Event, call_counts
 from etude.core.errors import RequestError
 from etude.core.keys import content_hash
 from etude.core.message import Message, is_text, text_of
@@ -46,6 +46,8 @@ class Written:
     """In the folder, in the order of the episodes' ids."""
     failed: int
     """Of the episodes those that have no output."""
+    cut_off: int = 0
+    """Answers in them that were cut off at the limit of tokens."""
 
 
 def write_transcripts(
@@ -67,13 +69,14 @@ def write_transcripts(
     path = (folder or run.path / "transcripts" / chosen).absolute()
     rewarded = reward_name(stored_data(run.path, required=False))
     files: list[str] = []
-    failed = 0
+    failed = cut_off = 0
     for record in islice(iter_episodes(run.journal, phase=chosen), limit):
         files.append(f"{_name_of(record)}.{format}")
         shown = _shown(record, raw) | _scores(run.journal, record.id, rewarded)
         write_atomically(path / files[-1], _FORMATS[format](shown))
         failed += record.failure is not None
-    return Written(path, chosen, tuple(files), failed)
+        cut_off += call_counts(record)["cut_off"]
+    return Written(path, chosen, tuple(files), failed, cut_off)
 
 
 def episode_transcript(run: RunFolder, episode: str, *, format: Format = "yaml", raw: bool = False) -> str:

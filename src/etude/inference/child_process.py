@@ -1,14 +1,34 @@
-"""Child processes: a note by which the next parent ends an orphan, and the end of a log."""
+"""Child processes: how they end with their parent, at once or at its next start, and their logs' ends."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
 _BYTES = 4096
+_CAUSE_BYTES = 2**18
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
+
+_GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
+"""Its standard input ends when whoever holds the other end does, however that comes about."""
+
+
+async def guard_of(group: int) -> Process:
+    """A process that kills a process group as soon as this process is no more, even by SIGKILL.
+
+    To be killed itself once the group has ended: its number may then be another's.
+    """
+    command = (sys.executable, "-I", "-S", "-c", _GUARD, str(group))
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
+    )
 
 
 def mark_process(path: Path, pid: int) -> None:
@@ -50,10 +70,19 @@ def _started(pid: int) -> str | None:
 
 def last_lines(path: Path, count: int = 12) -> str:
     """The last lines of a file of any size; nothing of one that cannot be read."""
+    return "\n".join([line for line in _end_of(path, _BYTES).splitlines() if line.strip()][-count:])
+
+
+def last_exception(path: Path, start: int = 0) -> str | None:
+    """The last exception that a log names from the byte `start` on, with its text."""
+    named = _EXCEPTION.findall(_end_of(path, _CAUSE_BYTES, start))
+    return named[-1].strip() if named else None
+
+
+def _end_of(path: Path, most: int, start: int = 0) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _BYTES))
-            text = file.read().decode("utf-8", "replace")
+            file.seek(max(start, file.seek(0, os.SEEK_END) - most))
+            return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])

@@ -20,7 +20,8 @@ from etude.core.keys import generator
 from etude.inference.engine import note_retry
 from etude.inference.http_lanes import HttpLanes
 from etude.inference.openai_config import NOT_FOR_REASONING, OPENAI_URL, OpenAiLlmConfig
-from etude.wire.client import Disturbed, Refused, encode, failure_of, parse_completion, request_fields
+from etude.wire.asking import USUAL_FIELDS, request_fields
+from etude.wire.client import Disturbed, Refused, encode, failure_of, parse_completion, require_possible
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -47,6 +48,7 @@ class OpenAiEngine(Engine):
         logging.getLogger("stamina").addHandler(_SILENT)
         thinks = self._provider.thinks(config.model_name)
         self._omitted = (*config.omit, *(NOT_FOR_REASONING if thinks else ()))
+        self._more = config.takes
         self._fixed_fields: dict[str, Any] = {}
         if config.asks_for_logprobs:
             self._fixed_fields |= {"logprobs": True, **self._provider.with_logprobs}
@@ -54,20 +56,27 @@ class OpenAiEngine(Engine):
                 self._fixed_fields["top_logprobs"] = config.top_logprobs
         if config.asks_for_token_ids:
             self._fixed_fields |= {"return_token_ids": True, **self._provider.with_token_ids}
-        self._fixed_fields |= config.extra_body
 
     @property
     def version(self) -> int:
         return self._version
 
     async def complete(self, request: ChatRequest) -> Completion:
-        fields = request_fields(request)
+        try:
+            fields = request_fields(request, self._more, self._provider.thinking)
+        except Refused as error:
+            raise self._error(str(error), ImpossibleCall) from None
+        if fields.keys() - USUAL_FIELDS:
+            fields |= self._provider.with_more
         for name in self._omitted:
             fields.pop(name, None)
         if "max_tokens" in fields:
             fields[self._provider.max_tokens] = fields.pop("max_tokens")
-        fields |= self._fixed_fields
-        return await self._answer("chat/completions", fields, request.key, parse_completion)
+        fields = self._fixed_fields | fields | self._config.extra_body
+        return await self._answer("chat/completions", fields, request.key, self._parse)
+
+    def _parse(self, data: bytes, version: int) -> Completion:
+        return parse_completion(data, version, self._config.vocabulary)
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """The logprob of each token given those before it; 0 for the first.
@@ -79,13 +88,16 @@ class OpenAiEngine(Engine):
         def read(data: bytes, version: int) -> tuple[float, ...]:
             try:
                 rows = from_json(data)["choices"][0]["prompt_logprobs"]
-                values = [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)]
+                values = [
+                    float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)
+                ]
+                require_possible(values)
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise Refused(
                     "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an "
                     "endpoint that gives them, such as vLLM"
                 ) from error
-            return (0.0, *map(float, values))
+            return (0.0, *values)
 
         return await self._answer("completions", fields, len(ids), read)
 

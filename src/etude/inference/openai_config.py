@@ -14,6 +14,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.core.call import Sampling
+from etude.wire.asking import VLLM_FIELDS
 
 ProviderName = Literal["openai", "openrouter", "vllm", "etude", "other"]
 
@@ -35,6 +36,12 @@ class Provider:
     """Fields sent along where token ids are asked for, to sample from the plain distribution."""
     with_logprobs: Mapping[str, Any] = field(default_factory=dict)
     """Fields sent along where logprobs are asked for."""
+    more: frozenset[str] = frozenset()
+    """Fields beyond OpenAI's that it takes."""
+    with_more: Mapping[str, Any] = field(default_factory=dict)
+    """Fields sent along with what not every model there can do."""
+    thinking: str | None = "reasoning_content"
+    """Its name for what a model thought, in messages that it is sent; None where it takes none."""
     reasoning: tuple[str, ...] = ()
     """Models that think first, and take no sampling parameters; a date may follow the name."""
 
@@ -48,6 +55,9 @@ _PLAIN_SAMPLING = MappingProxyType({"top_k": -1, "min_p": 0.0, "repetition_penal
 """vLLM fills these in from the model's own generation config where a request leaves them open; the
 logprobs it reports are then not those of the distribution that it sampled from."""
 
+_ROUTED = MappingProxyType({"provider": {"require_parameters": True}})
+"""Or OpenRouter drops silently what the endpoint behind it does not take."""
+
 NOT_FOR_REASONING = ("temperature", "top_p", "stop")
 """Fields of a request that OpenAI's reasoning models refuse."""
 
@@ -57,16 +67,19 @@ _ALL = (
         hosts=("api.openai.com",),
         max_tokens="max_completion_tokens",
         reasoning=("o1", "o1-mini", "o3", "o3-mini", "o4-mini", "gpt-5", "gpt-5-mini", "gpt-5-nano"),
+        thinking=None,
     ),
     Provider(
         "openrouter",
         hosts=("openrouter.ai",),
-        # Many of the endpoints behind it have none, and it drops the request for them silently.
-        logprobs=False,
-        with_logprobs=MappingProxyType({"provider": {"require_parameters": True}}),
+        logprobs=False,  # Many of the endpoints behind it have none.
+        with_logprobs=_ROUTED,
+        more=frozenset({"top_k", "min_p", "repetition_penalty"}),
+        with_more=_ROUTED,
+        thinking="reasoning",
     ),
-    Provider("vllm", token_ids=True, with_token_ids=_PLAIN_SAMPLING),
-    Provider("etude", token_ids=True),
+    Provider("vllm", token_ids=True, with_token_ids=_PLAIN_SAMPLING, more=VLLM_FIELDS),
+    Provider("etude", token_ids=True, more=VLLM_FIELDS),
     Provider("other", with_token_ids=_PLAIN_SAMPLING),
 )
 PROVIDERS: Mapping[str, Provider] = MappingProxyType({provider.name: provider for provider in _ALL})
@@ -120,6 +133,8 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     """Ask for token ids, as vLLM >= 0.10.2 gives them; GRPO on this model needs them. Left out: where the
     provider tells them. But for `etude` it also switches off the model's own top_k, min_p and repetition
     penalty; `extra_body` can set them again."""
+    vocabulary: int | None = Field(default=None, ge=1)
+    """Number of the model's tokens: an answer with an id that none of them has is a failed call."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     """More request headers."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
@@ -154,6 +169,11 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     def asks_for_token_ids(self) -> bool:
         """Whether requests ask for the sampled token ids."""
         return self.provider_there.token_ids if self.return_token_ids is None else self.return_token_ids
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """The fields beyond OpenAI's that the endpoint takes: whoever tells token ids speaks as vLLM does."""
+        return VLLM_FIELDS if self.asks_for_token_ids else self.provider_there.more
 
     @property
     def asks_for_logprobs(self) -> bool:

@@ -9,16 +9,25 @@ from typing import Any
 import httpx
 from pydantic_core import to_json
 
+from etude.core.call import Sampling
 from etude.core.errors import EngineAway, EngineError
 from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, TopLogprobs, before_stop
 from etude.inference.http_lanes import HttpLanes
 from etude.inference.vllm_process import VllmProcess
 from etude.models.speech import Speech
+from etude.wire.asking import sampling_fields
+from etude.wire.client import require_possible
 
 _ID = "token_id:"
 """vLLM puts it before ids that stand for token texts."""
 _SEED_BITS = 63
+_SERVER_AT_FAULT = 500
 _READ_SECONDS = 600.0
+_PLAIN_SAMPLING = {
+    **{"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
+    **{"frequency_penalty": 0.0, "presence_penalty": 0.0},
+}
+"""Spelled out: where a request leaves them open, vLLM takes them from the model's generation config."""
 
 
 class VllmEngine:
@@ -62,12 +71,16 @@ class VllmEngine:
         if not finish_reason:
             raise EngineError("vLLM ended its answer half-way")
         ids = tuple([token.id for token in tokens])
+        try:
+            require_possible([token.logprob for token in tokens], ids, self.speech.vocabulary)
+        except ValueError as error:
+            raise EngineError(f"vLLM's answer cannot be: {error}") from error
         return Sampled(
             prompt_ids=request.prompt_ids,
             ids=ids,
             logprobs=tuple([token.logprob for token in tokens]),
             top=tuple([token.top for token in tokens]) if request.top else (),
-            text=self._text(ids, request.sampling.stop),
+            text=self._text(ids, request.sampling),
             finish_reason="length" if finish_reason == "length" else "stop",
             version=self.version,
         )
@@ -79,7 +92,7 @@ class VllmEngine:
     def _body(self, request: TokenRequest) -> dict[str, Any]:
         sampling, room = request.sampling, self.speech.max_context - len(request.prompt_ids)
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
-        return {
+        return _PLAIN_SAMPLING | {
             "model": self._name,
             "prompt": list(request.prompt_ids),
             "max_tokens": min(wanted, room),
@@ -87,7 +100,8 @@ class VllmEngine:
             "top_p": sampling.top_p,
             "seed": request.seed % 2**_SEED_BITS,
             "stop": list(sampling.stop),
-            "stop_token_ids": sorted(self.speech.stop_ids),
+            **sampling_fields(sampling),
+            "stop_token_ids": sorted({*self.speech.stop_ids, *sampling.stop_token_ids}),
             "logprobs": request.top,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
@@ -100,7 +114,9 @@ class VllmEngine:
             async with self._lanes.stream(url, to_json(body)) as reply:
                 if reply.status_code != httpx.codes.OK:
                     text = (await reply.aread()).decode("utf-8", "replace")[:300]
-                    raise EngineError(f"vLLM answered {reply.status_code}: {text}")
+                    # When its engine has died, vLLM answers 500 to all requests until it ends.
+                    kind = EngineAway if reply.status_code >= _SERVER_AT_FAULT else EngineError
+                    raise kind(f"vLLM answered {reply.status_code}: {text}")
                 if not body["stream"]:
                     yield json.loads(await reply.aread())["choices"][0]
                     return
@@ -118,10 +134,11 @@ class VllmEngine:
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise EngineError(f"vLLM's answer cannot be read: {type(error).__name__}: {error}") from error
 
-    def _text(self, ids: tuple[int, ...], stops: tuple[str, ...]) -> str:
+    def _text(self, ids: tuple[int, ...], sampling: Sampling) -> str:
         """Without the end of turn, and cut before the first stop string."""
-        text = self.speech.template.decode(ids[:-1] if ids and ids[-1] in self.speech.stop_ids else ids)
-        cut = before_stop(text, stops)
+        ends = {*self.speech.stop_ids, *sampling.stop_token_ids}
+        text = self.speech.template.decode(ids[:-1] if ids and ids[-1] in ends else ids)
+        cut = before_stop(text, sampling.stop)
         return text if cut is None else cut
 
 

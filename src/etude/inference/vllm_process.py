@@ -19,7 +19,7 @@ import httpx
 from pydantic import SecretStr
 
 from etude.core.errors import EngineAway, EngineError
-from etude.inference.child_process import kill_marked, last_lines, mark_process
+from etude.inference.child_process import guard_of, kill_marked, last_exception, last_lines, mark_process
 
 _LOG = logging.getLogger("etude.vllm")
 
@@ -60,7 +60,8 @@ class VllmProcess:
     """One vLLM at a time, serving one model and any LoRA weights for it, on a loopback port.
 
     Its LoRA weights are loaded anew after a restart. It is in a process group of its own, and its log goes
-    on in `vllm.log` from one process to the next. What a killed server left running is killed first.
+    on in `vllm.log` from one process to the next. It ends with this process, even with one that is killed;
+    what was left running all the same is killed first.
     """
 
     options: VllmOptions
@@ -72,6 +73,9 @@ class VllmProcess:
     port: int = 0
     key: SecretStr = field(default_factory=lambda: SecretStr(secrets.token_urlsafe(24)))
     _process: asyncio.subprocess.Process | None = None
+    _guard: asyncio.subprocess.Process | None = None
+    _log_start: int = 0
+    """Bytes of the log before those of the process."""
     _watching: asyncio.Task[None] | None = None
     _loras: dict[str, Path] = field(default_factory=dict)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -170,11 +174,12 @@ class VllmProcess:
             end = time.monotonic() + seconds
             while not await self._is_healthy():
                 if (code := await _exit_code(process, 0.25)) is not None:
-                    raise EngineError(f"vLLM ended with code {code} at its start. {self._log_end()}")
+                    raise EngineError(f"{self._exit(code, ' at its start')}. {self._log_end()}")
                 if time.monotonic() > end:
                     raise EngineError(f"vLLM did not start in {seconds:g} s. {self._log_end()}")
         except BaseException:
-            await self._end()
+            # It has nothing to finish yet, and takes minutes to notice that it should end.
+            await self._end(politely=False)
             raise
 
     async def _launch(self) -> asyncio.subprocess.Process:
@@ -192,6 +197,7 @@ class VllmProcess:
             "VLLM_NO_USAGE_STATS": "1",
         }
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *options.command,
@@ -207,6 +213,7 @@ class VllmProcess:
                     f"'{options.command[0]}' cannot be started: {error.strerror}; install vLLM, or name its "
                     "program with --vllm-command"
                 ) from error
+        self._guard = await guard_of(self._process.pid)
         mark_process(self._mark, self._process.pid)
         return self._process
 
@@ -247,7 +254,7 @@ class VllmProcess:
                 seen = time.monotonic()
             elif time.monotonic() - seen > self.options.hung_seconds:
                 return f"vLLM did not answer for {self.options.hung_seconds:g} s"
-        return f"vLLM ended with code {code}"
+        return self._exit(code)
 
     async def _restart(self) -> bool:
         """Start it again, several times if need be; whether it runs then."""
@@ -278,12 +285,23 @@ class VllmProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             await _exit_code(process, _GRACE_SECONDS)
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            with contextlib.suppress(ProcessLookupError):
+                guard.kill()
+            await guard.wait()
         self._mark.unlink(missing_ok=True)
 
     async def _set(self, state: State, reason: str = "") -> None:
         async with self._changed:
             self.state, self.reason = state, reason
             self._changed.notify_all()
+
+    def _exit(self, code: int, when: str = "") -> str:
+        """That it ended, and why, as far as is known: when its engine fails, it exits with code 0."""
+        cause = last_exception(self.log, self._log_start)
+        how = f"with code {code}" if code else "by itself"
+        return f"vLLM ended {how}{when}" + ("" if cause is None else f" ({cause})")
 
     def _log_end(self) -> str:
         lines = last_lines(self.log)
@@ -302,6 +320,8 @@ def _arguments(options: VllmOptions, source: str, port: int) -> Sequence[str]:
         *("serve", source, "--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype),
         # Logprobs of the distribution that was sampled from, temperature included, as the learner takes them.
         *("--logprobs-mode", "processed_logprobs"),
+        # The library that makes the masks of constraints for the learner, and reads the same grammars.
+        *("--structured-outputs-config", '{"backend": "guidance"}'),
         "--disable-uvicorn-access-log",
         *("--enable-lora", "--max-loras", str(options.max_loras)),
         *("--max-lora-rank", str(options.max_lora_rank)),

@@ -12,7 +12,7 @@ from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.around import entered
 from etude.core.data_model import finite
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, cut_off_share
 from etude.core.errors import TrainingError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.history import EpochEntry, History
@@ -209,6 +209,7 @@ class Bookkeeper:
             "failures": output.failures,
             "failure_causes": [cause.model_dump() for cause in output.causes],
             "calls": output.calls,
+            "cut_off_share": cut_off_share(output.calls),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
             "model_versions": {str(version): count for version, count in seen.model_versions.items()},

@@ -8,6 +8,7 @@ from typing import Any
 
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.episodes import reward_groups
+from etude.core.episode import cut_off_share
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.stats import estimate
@@ -58,6 +59,7 @@ def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str,
         "failures": dict(output.failures),
         "failure_causes": [cause.model_dump() for cause in output.causes],
         "calls": dict(output.calls),
+        "cut_off_share": cut_off_share(output.calls),
     }
 
 

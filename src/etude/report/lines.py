@@ -170,9 +170,11 @@ class LineProgress(RunState):
             "retries": (metrics.get("calls") or {}).get("retries"),
             "branches by drift": metrics.get("drifted"),
         }
+        cut_off = metrics.get("cut_off_share")
         facts = [
             f"reward {shown_reward(metrics)}",
             f"{metrics.get('filtered_trajectories', 0)} trajectories",
+            *([f"{cut_off:.0%} of answers cut off"] if cut_off else []),
             *(f"{count} {name}" for name, count in counts.items() if count),
             f"{shown_time(self.elapsed)} elapsed",
         ]

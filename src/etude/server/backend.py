@@ -10,18 +10,22 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import EngineError
+from etude.core.errors import EngineError, RequestError
 from etude.inference.embedded import EmbeddedEngine
 from etude.inference.engine import TokenEngine
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmOptions, VllmProcess
 from etude.models.device import choose_device, choose_dtype
 from etude.models.policy import WEIGHTS_FILE, Policy
+from etude.models.source import locate
 from etude.models.speech import Speech
 from etude.models.weights import load_tensors, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
 from etude.store.files import draft_of
+
+_SMALLEST_HEAD = 32
+"""Of vLLM's attention on a CPU: its workers die of a model with smaller heads at the first request."""
 
 
 class Backend:
@@ -115,7 +119,8 @@ class VllmBackend(Backend):
         """vLLM's names of LoRA weights, by model."""
 
     async def open(self) -> None:
-        """Start vLLM with the base model."""
+        """Start vLLM with the base model. Raises RequestError for one that it cannot serve here."""
+        await asyncio.to_thread(self._require_heads)
         self._speech = await asyncio.to_thread(Speech.load, self._settings.model)
         await self._process.start(self._settings.model)
 
@@ -159,6 +164,20 @@ class VllmBackend(Backend):
         """How the process is."""
         process = self._process
         return {"process": process.state, "restarts": process.restarts, "reason": process.reason or None}
+
+    def _require_heads(self) -> None:
+        """Raise RequestError for heads that are too small for vLLM on this device."""
+        from transformers import AutoConfig
+
+        if choose_device(self._settings.device).type != "cpu":
+            return
+        text = AutoConfig.from_pretrained(locate(self._settings.model)).get_text_config()
+        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        if size < _SMALLEST_HEAD:
+            raise RequestError(
+                f"the model '{self._settings.model}' has heads of {size} (head_dim), and vLLM serves none "
+                f"below {_SMALLEST_HEAD} on a CPU; serve it with --engine embedded"
+            )
 
     async def _add_lora(self, model: ServedModel) -> str:
         # A name is never used twice, so that an answer under way keeps the weights that it began with.

@@ -25,6 +25,8 @@ _LOG = logging.getLogger("etude.server")
 JOBS = "jobs"
 """The holder that puts the engine away while jobs train."""
 
+_SHORTEST_WAIT = 0.05
+
 
 @dataclass(slots=True, eq=False)
 class _Loaded:
@@ -45,6 +47,8 @@ class EnginePool:
         self._loaded: dict[str, _Loaded] = {}
         self._loading = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[_Loaded]] = {}
+        self._arriving = False
+        """Whether the backend is loading a model."""
         self._inside = 0
         """Requests that have been let in, whether their model is in memory yet or not."""
         self._changed = asyncio.Condition()
@@ -133,11 +137,10 @@ class EnginePool:
             await self._changed.wait_for(lambda: self._state == "running")
             self._inside += 1
         try:
-            async with self._patience():
-                loaded = await self._get(model)
-                while self._loaded.get(model.name) is not loaded:
-                    # It had to make room again before anybody could use it.
-                    loaded = await self._get(model)
+            loaded = await self._wait_for(model)
+            while self._loaded.get(model.name) is not loaded:
+                # It had to make room again before anybody could use it.
+                loaded = await self._wait_for(model)
             loaded.users += 1
             try:
                 yield loaded
@@ -156,6 +159,19 @@ class EnginePool:
                 yield
         except TimeoutError as error:
             raise self._away() from error
+
+    async def _wait_for(self, model: ServedModel) -> _Loaded:
+        """The model in memory. While models are being loaded, which has an end, it is waited for; for room
+        that others take, as long as the patience lasts."""
+        loading = asyncio.ensure_future(self._get(model))
+        try:
+            while not loading.done():
+                await asyncio.wait({loading}, timeout=max(self._settings.engine_wait, _SHORTEST_WAIT))
+                if not loading.done() and not self._arriving:
+                    raise self._away()
+            return loading.result()
+        finally:
+            loading.cancel()
 
     def _away(self) -> ApiError:
         message = "the engine is away, or busy with loading or with other models; try again later"
@@ -177,12 +193,15 @@ class EnginePool:
             if self._state != "running":
                 raise self._away()
             await self._make_room(model)
+            self._arriving = True
             try:
                 engine = await self._backend.load(model)
             except (EtudeError, RuntimeError) as error:
                 _LOG.error("model %s cannot be loaded: %s", model.name, error)
                 message = f"the model {model.name} cannot be loaded; the server's log has the reason"
                 raise ApiError(503, message, code="model_unavailable", retry_after=60) from error
+            finally:
+                self._arriving = False
             self._loaded[model.name] = loaded = _Loaded(model, engine, used=time.monotonic())
             return loaded
 

@@ -21,6 +21,8 @@ from etude.store.lock import RunLock
 from etude.wire.dialect import error_object
 from etude.wire.endpoint import listen
 
+_LOOK_SECONDS = 0.1
+
 
 def patient_protocol(seconds: float) -> type[H11Protocol]:
     """uvicorn's protocol, with a limit to the time from the beginning of a connection, or from the last
@@ -99,9 +101,17 @@ def _run(
         error: EtudeError | None = None
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            # Before anything is served: a model that cannot be loaded is an error of the command.
+            opening = asyncio.ensure_future(backend.open())
+            while not (opening.done() or self.should_exit):
+                await asyncio.wait({opening}, timeout=_LOOK_SECONDS)
+            if self.should_exit:  # By a signal, which nobody but this loop looks at yet.
+                opening.cancel()
+                await asyncio.wait({opening})
+                await backend.put_away()
+                return
             try:
-                # Before anything is served: a model that cannot be loaded is an error of the command.
-                await backend.open()
+                opening.result()
             except EtudeError as error:
                 self.error, self.should_exit = error, True
                 return

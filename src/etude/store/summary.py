@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etude.core.episode import cut_off_share
 from etude.core.evaluation import without_numbers
 from etude.core.history import History, ValidationEntry
 from etude.store.figures import (
@@ -209,12 +210,12 @@ def _cut_off(entry: Entry) -> str | None:
 
 def cut_off_in(calls: Mapping[str, int]) -> str | None:
     """That many answers were cut off, in one sentence; `calls` are those of an evaluation run's output."""
-    answers, cut_off = calls.get("answers", 0), calls.get("cut_off", 0)
-    if not answers or cut_off / answers <= CUT_OFF_SHARE:
+    share = cut_off_share(calls)
+    if share is None or share <= CUT_OFF_SHARE:
         return None
     return (
-        f"{cut_off} of {answers} answers ({100 * cut_off / answers:.0f} %) were cut off at the limit of "
-        "tokens; raise the model's max_tokens, or have it answer in fewer words"
+        f"{calls['cut_off']} of {calls['answers']} answers ({100 * share:.0f} %) were cut off at the limit "
+        "of tokens; raise the model's max_tokens, or have it answer in fewer words"
     )
 
 

@@ -1,4 +1,5 @@
-"""OpenAI's chat completions, spoken to an endpoint: requests out, completions and failures in.
+"""OpenAI's chat completions, spoken to an endpoint: completions and failures in; requests are made in
+`etude.wire.asking`.
 
 Token ids travel in the fields that vLLM added to the protocol: `return_token_ids` in the request,
 `prompt_token_ids` in the answer and `token_ids` in its choice. Servers that name the tokens of the
@@ -7,22 +8,24 @@ logprobs by their ids instead (`return_tokens_as_token_ids`) are understood as w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.call import Completion, Usage
 from etude.core.message import Message
 from etude.wire.dialect import tool_call
 
-_SEED_SHIFT = 32
-"""Keys have 63 bits; some servers take only 31 for a seed."""
-
 _NAMED = "token_id:"
 """How vLLM names a token by its id."""
+
+_ROUNDING = 1e-4
+"""By which a logprob may lie above 0."""
+_LARGEST_ID = 2**31 - 1
 
 _REQUEST_AT_FAULT = frozenset({400, 413, 422})
 _RETRIED_STATUS = frozenset({408, 409, 429})
@@ -45,24 +48,6 @@ class Disturbed(Exception):
         super().__init__(reason)
         self.retry_after = retry_after
         """Seconds that the endpoint asked to wait, where it did."""
-
-
-def request_fields(request: ChatRequest) -> dict[str, Any]:
-    """The request's own fields of a chat completions body."""
-    sampling = request.sampling
-    fields: dict[str, Any] = {
-        "messages": request.messages,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": request.key >> _SEED_SHIFT if sampling.seed is None else sampling.seed,
-    }
-    if sampling.max_tokens is not None:
-        fields["max_tokens"] = sampling.max_tokens
-    if sampling.stop:
-        fields["stop"] = sampling.stop
-    if request.tools:
-        fields["tools"] = request.tools
-    return fields
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -117,11 +102,11 @@ def _retry_after(value: str | None) -> float | None:
     return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
-def parse_completion(data: bytes, model_version: int = 0) -> Completion:
+def parse_completion(data: bytes, model_version: int = 0, vocabulary: int | None = None) -> Completion:
     """The completion in the body of a 200 answer.
 
-    Raises Disturbed when the body is not one: broken JSON, no choices, fields of the wrong type,
-    as many logprobs as there are not tokens. Raises Refused when a content filter cut the answer.
+    Raises Disturbed when the body is not one: broken JSON, no choices, fields of the wrong type, as many
+    logprobs as there are not tokens, numbers that cannot be. Raises Refused when a content filter cut it.
     """
     try:
         reply = from_json(data, allow_inf_nan=False, cache_strings="keys")
@@ -137,18 +122,39 @@ def parse_completion(data: bytes, model_version: int = 0) -> Completion:
             completion_ids = _named_ids(tokens or ())
         if logprobs is not None and completion_ids is not None and len(logprobs) != len(completion_ids):
             raise Disturbed(f"malformed answer: {len(logprobs)} logprobs for {len(completion_ids)} tokens")
-        usage = reply.get("usage") or {}
+        prompt_ids, usage = _ids(reply.get("prompt_token_ids")), _usage(reply.get("usage") or {})
+        require_possible(logprobs or (), (*(prompt_ids or ()), *(completion_ids or ())), vocabulary)
         return Completion(
             message=message,
             finish_reason=_finish_reason(choice.get("finish_reason"), message),
-            prompt_ids=_ids(reply.get("prompt_token_ids")),
+            prompt_ids=prompt_ids,
             completion_ids=completion_ids,
             logprobs=logprobs,
-            usage=Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)),
+            usage=usage,
             model_version=model_version,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Disturbed(f"malformed answer: {type(error).__name__}: {error}") from error
+
+
+def require_possible(
+    logprobs: Sequence[float], ids: Sequence[int] = (), vocabulary: int | None = None
+) -> None:
+    """Raise ValueError for logprobs that are none, and for ids that no token of the vocabulary has."""
+    for value in logprobs:
+        if not -math.inf < value <= _ROUNDING:
+            raise ValueError(f"{value} is no logprob")
+    largest = _LARGEST_ID if vocabulary is None else vocabulary - 1
+    for token in ids:
+        if not 0 <= token <= largest:
+            raise ValueError(f"there is no token with the id {token}; the largest is {largest}")
+
+
+def _usage(wire: dict[str, Any]) -> Usage:
+    usage = Usage(int(wire.get("prompt_tokens") or 0), int(wire.get("completion_tokens") or 0))
+    if min(usage.prompt_tokens, usage.completion_tokens) < 0:
+        raise ValueError(f"a usage of {usage.prompt_tokens} and {usage.completion_tokens} tokens")
+    return usage
 
 
 def _only_choice(reply: Any) -> dict[str, Any]:
@@ -171,8 +177,12 @@ def _message(wire: dict[str, Any]) -> Message:
         raise TypeError(f"the content is a {type(content).__name__}")
     message: Message = {"role": "assistant", "content": content}
     for name, value in wire.items():
-        if name not in message and value not in (None, [], {}):
-            message[name] = value
+        # vLLM and OpenRouter say `reasoning`; DeepSeek, SGLang and earlier versions of vLLM as we do.
+        own = "reasoning_content" if name == "reasoning" else name
+        if own not in message and value not in (None, [], {}):
+            message[own] = value
+    if not isinstance(message.get("reasoning_content", ""), str):
+        raise TypeError(f"the reasoning is a {type(message['reasoning_content']).__name__}")
     if "tool_calls" in message:
         message["tool_calls"] = [_tool_call(call, index) for index, call in enumerate(message["tool_calls"])]
     return message

@@ -137,12 +137,13 @@ def trajectory_of(trajectory: Trajectory) -> Json:
     """ART's `Trajectory`. Raises ValueError when an answer lacks its tokens or logprobs."""
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
     facts = trajectory.metadata or {}
-    sampled = [item for item in items if item.is_sampled]
+    # A choice is trained on as a whole; an answer of no weight is a message like others.
+    sampled = [item for item in items if item.is_sampled and (item.weights is None or any(item.weights))]
     if not sampled:
-        raise ValueError("it has no message that the model sampled")
+        raise ValueError("it has no message that the model sampled, or none that is to be trained on")
     versions = [item.model_version or 0 for item in sampled]
     return {
-        "messages_and_choices": [_choice(item) if item.is_sampled else _message(item) for item in items],
+        "messages_and_choices": [_choice(item) if item in sampled else _message(item) for item in items],
         "tools": trajectory.tools or None,
         "additional_histories": [],
         "reward": trajectory.reward,

@@ -69,6 +69,7 @@ async def etude_langchain(config: EtudeModelConfig, _builder: Builder) -> AsyncI
                 api_key=API_KEY,
                 base_url=BASE_URL,
                 max_retries=0,
+                stream_usage=True,  # As the toolkit's own clients: its evaluators count tokens.
                 http_async_client=asynchronous,
                 http_client=blocking,
             )
