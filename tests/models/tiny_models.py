@@ -91,11 +91,10 @@ def loud(made: Policy) -> Policy:
     return made
 
 
-def family(name: str, **changes: Any) -> Policy:
-    """A tiny model of a family in transformers, by the name of its config class."""
-    limit_threads()
+def tiny_sizes() -> dict[str, Any]:
+    """Keys that the configs of most families have."""
     words = tokenizer()
-    sizes: dict[str, Any] = {
+    return {
         "vocab_size": len(words),
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -107,7 +106,13 @@ def family(name: str, **changes: Any) -> Policy:
         "pad_token_id": words.pad_token_id,
         "bos_token_id": None,
     }
-    config = getattr(transformers, name)(**(sizes | changes))
+
+
+def family(name: str, **changes: Any) -> Policy:
+    """A tiny model of a family in transformers, by the name of its config class."""
+    limit_threads()
+    words = tokenizer()
+    config = getattr(transformers, name)(**(tiny_sizes() | changes))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config)

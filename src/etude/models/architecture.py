@@ -11,6 +11,30 @@ import torch
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
+_TRIAL = 12
+"""Tokens that a model is tried on."""
+_AHEAD = {torch.float32: 1e-4}
+_AHEAD_IN_HALF = 1e-2
+"""Share of the largest logit that rounding does not make up."""
+_UNCALLED = "conv1d", "dt_proj", "out_proj"
+"""Layers of a state space (Mamba; Gu and Dao, 2023) whose weights its kernels take without calling them."""
+
+
+def model_class(config: Any) -> Any:
+    """The class of `transformers` that loads a language model, also one that can see.
+
+    Raises ValueError for a config of other models.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    for kind in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in kind._model_mapping:
+            return kind
+    raise ValueError(
+        f"models of the type '{config.model_type}' do not continue a text token by token; take a causal "
+        "language model, of a type that docs/architectures.md lists"
+    )
+
 
 def text_config(model: Any) -> Any:
     """The config of the language model, also where that is a part of a larger one."""
@@ -48,6 +72,56 @@ def logits_after(model: Any, ids_BT: torch.Tensor, positions_K: torch.Tensor) ->
     if "logits_to_keep" in signature(without_lora(model).forward).parameters:
         return model(input_ids=ids_BT, use_cache=False, logits_to_keep=positions_K).logits  # type: ignore[no-any-return]
     return model(input_ids=ids_BT, use_cache=False).logits[:, positions_K]  # type: ignore[no-any-return]
+
+
+def language_parts(model: Any) -> list[torch.nn.Module]:
+    """The modules that read and write text: all of a model, unless it sees or hears as well."""
+    plain = without_lora(model)
+    if plain.config is text_config(plain):
+        return [plain]
+    return [plain.get_decoder(), plain.get_output_embeddings()]
+
+
+def lora_exclusions(model: Any) -> list[str]:
+    """Names of linear layers that LoRA weights cannot go on, or would have no effect on.
+
+    Kernels of state spaces take the weights of some without calling them, routers give more than a product,
+    and layers outside the language model see no text.
+    """
+    within = {id(module) for part in language_parts(model) for module in part.modules()}
+    excluded = []
+    for name, module in model.named_modules():
+        is_router = isinstance(module, torch.nn.Linear) and "Router" in type(module).__name__
+        if is_router or (isinstance(module, torch.nn.Linear) and id(module) not in within):
+            excluded.append(name)
+        if hasattr(module, "A_log") and hasattr(module, "D"):
+            excluded += [f"{name}.{part}" for part in _UNCALLED if hasattr(module, part)]
+    return excluded
+
+
+@torch.no_grad()
+def why_unusable(model: Any) -> str | None:
+    """Why a model cannot be sampled and trained token by token, as the end of a sentence; None if it can.
+
+    It is seen by trying: the model must run on this machine, and what comes later in a sequence must not
+    change the logits before it.
+    """
+    device, size = next(model.parameters()).device, text_config(model).vocab_size
+    ids_2T = torch.arange(_TRIAL, device=device).mul(7).remainder(size).repeat(2, 1)
+    ids_2T[1, _TRIAL // 2 :] = 0
+    half_K = torch.arange(_TRIAL // 2, device=device)
+    try:
+        logits_2KV = logits_after(model, ids_2T, half_K).float()
+    except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError, ImportError) as error:
+        reason = str(error).strip().splitlines() or [""]
+        return f"it does not run here ({type(error).__name__}: {reason[0]})"
+    difference_K = (logits_2KV[0] - logits_2KV[1]).abs().amax(dim=-1) / logits_2KV.abs().amax()
+    # The median: rounding may route a token to other experts.
+    if float(difference_K.median()) > _AHEAD.get(next(model.parameters()).dtype, _AHEAD_IN_HALF):
+        return (
+            "it looks ahead: later tokens change what it says of earlier ones, so it cannot be sampled from"
+        )
+    return None
 
 
 def undo_mask_patch() -> None:

@@ -13,9 +13,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from etude.core.errors import EngineError, StoreError
+from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
-from etude.models.architecture import undo_mask_patch
+from etude.models.architecture import (
+    language_parts,
+    lora_exclusions,
+    model_class,
+    undo_mask_patch,
+    why_unusable,
+)
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.source import locate, not_loaded
 from etude.models.speech import Speech
@@ -57,6 +63,10 @@ class Policy:
         """Tokens that prompt and completion may have together."""
         self._base: dict[str, torch.Tensor] | None = None
         self._digests: dict[int, str] = {}
+        if len(parts := language_parts(model)) > 1:
+            model.requires_grad_(False)  # What sees or hears is not trained on text.
+            for part in parts:
+                part.requires_grad_(True)
         model.eval()
 
     @classmethod
@@ -65,7 +75,7 @@ class Policy:
 
         Raises RequestError when there is no such model or it cannot be used for chat.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
         limit_threads()
         _silence_progress_bars()
@@ -73,10 +83,14 @@ class Policy:
         kind, name = choose_dtype(dtype, chosen), locate(source)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=kind)
+            model = model_class(AutoConfig.from_pretrained(name)).from_pretrained(name, dtype=kind)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise not_loaded(source, error) from error
-        return cls(model.to(chosen), tokenizer, str(source), chosen)
+        model = model.to(chosen).eval()
+        if reason := why_unusable(model):
+            kind = model.config.model_type
+            raise RequestError(f"cannot use the model '{source}' (of the type '{kind}'): {reason}")
+        return cls(model, tokenizer, str(source), chosen)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that training changes, by name."""
@@ -90,7 +104,11 @@ class Policy:
             return
         modules = list(options.target_modules) if options.target_modules else "all-linear"
         config = LoraConfig(
-            r=options.r, lora_alpha=options.alpha, target_modules=modules, task_type="CAUSAL_LM"
+            r=options.r,
+            lora_alpha=options.alpha,
+            target_modules=modules,
+            exclude_modules=None if options.target_modules else lora_exclusions(self.model) or None,
+            task_type="CAUSAL_LM",
         )
         with self.lock, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -72,6 +72,11 @@ def write_lora_folder(
     odd = [name for name in tensors if f"{_ADAPTER}.weight" not in name]
     if odd or not tensors:
         raise StoreError(f"these are no LoRA weights: {odd[0] if odd else 'there are none'}")
+    if fused := [name for name in tensors if ".experts." in name]:
+        raise StoreError(
+            f"other engines take no LoRA weights on all experts of a layer together ({fused[0]}): name the "
+            "layers of the attention as 'target_modules' of 'lora', or export the merged model"
+        )
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -14,6 +14,7 @@ from etude.core.call import ChatRequest
 from etude.core.errors import EtudeError, RequestError
 from etude.core.example import Example
 from etude.inference.local import LocalLlmConfig
+from etude.models.architecture import model_class
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import locate, not_loaded
@@ -70,14 +71,14 @@ def check_local_model(
 
 def _outline(llm: LocalLlmConfig) -> Policy:
     """The model without its weights. Raises RequestError when there is none, or it cannot chat."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     source, location = str(llm.model), locate(llm.model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         config = AutoConfig.from_pretrained(location)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = model_class(config).from_config(config)
     except (OSError, ValueError) as error:
         raise not_loaded(source, error) from error
     # Most models have one; those without name their end of turn elsewhere.
