@@ -26,6 +26,7 @@ ROOMS = [
     "rewards",
     "protocols",
     "scenarios",
+    "graders",
     "runtime",
     "algorithms",
     "jobs",

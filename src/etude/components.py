@@ -12,6 +12,7 @@ import etude.algorithms
 import etude.backends.lm_server
 import etude.backends.local
 import etude.backends.openai_adapter
+import etude.graders.evaluator
 import etude.inference.local
 import etude.inference.openai_compatible
 import etude.loop.arguments

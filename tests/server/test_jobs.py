@@ -174,6 +174,21 @@ def test_a_wrong_job_is_refused_with_its_field(
     assert caught.value.param == param
 
 
+def test_hyperparameters_beside_the_method_are_those_of_supervised_training(client: openai.OpenAI) -> None:
+    file = upload(client, supervised(2))
+    jobs = client.fine_tuning.jobs
+    job = jobs.create(model="tiny", training_file=file, hyperparameters={"n_epochs": 2, "batch_size": "auto"})
+    assert job.hyperparameters.n_epochs == 2 and job.method is not None and job.method.type == "supervised"
+    jobs.cancel(job.id)
+    with pytest.raises(openai.BadRequestError, match="belong under method"):
+        jobs.create(
+            model="tiny", training_file=file, method={"type": "supervised"}, hyperparameters={"n_epochs": 2}
+        )
+    with pytest.raises(openai.BadRequestError) as caught:
+        jobs.create(model="tiny", training_file=file, hyperparameters={"n_epochs": 0})
+    assert caught.value.param == "hyperparameters.n_epochs"
+
+
 def test_unknown_jobs_are_404s(client: openai.OpenAI) -> None:
     jobs = client.fine_tuning.jobs
     for ask in (jobs.retrieve, jobs.cancel, jobs.list_events, jobs.checkpoints.list):

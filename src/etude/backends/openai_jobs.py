@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _STATES = {
     "validating_files": TrainingStatusEnum.PENDING,
     "queued": TrainingStatusEnum.PENDING,
+    "paused": TrainingStatusEnum.PENDING,
     "running": TrainingStatusEnum.RUNNING,
     "succeeded": TrainingStatusEnum.COMPLETED,
     "failed": TrainingStatusEnum.FAILED,

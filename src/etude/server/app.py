@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
 from etude.server.backend import Backend
@@ -17,6 +18,7 @@ from etude.server.engines import EnginePool
 from etude.server.errors import ApiError, add_error_handlers
 from etude.server.extensions import ServerParts, load_extensions
 from etude.server.files import FileStore, file_routes
+from etude.server.graders_api import grader_routes
 from etude.server.guard import Guard, server_version
 from etude.server.jobs import JobStore
 from etude.server.jobs_api import job_routes
@@ -65,11 +67,12 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     )
     add_error_handlers(app)
     for router in (
-        _model_routes(models, pool),
+        _model_routes(models, jobs, pool),
         chat_routes(pool, metrics, tells_tokens),
         completion_routes(pool, metrics, settings.name),
         file_routes(files),
         job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake),
+        grader_routes(models, pool),
         _engine_routes(pool),
         _status_routes(metrics),
         *(router for extension in extensions for router in extension.routes(parts)),
@@ -78,7 +81,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     return Guard(app, settings, metrics, extensions)
 
 
-def _model_routes(models: ModelStore, pool: EnginePool) -> APIRouter:
+def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRouter:
     router = APIRouter(prefix="/v1/models", tags=["models"])
 
     @router.get("", summary="List the models")
@@ -93,10 +96,11 @@ def _model_routes(models: ModelStore, pool: EnginePool) -> APIRouter:
 
     @router.delete("/{model:path}", summary="Delete a fine-tuned model")
     async def delete_model(model: str) -> dict[str, Any]:
-        """Forget a model that a job made, and delete its weights."""
+        """Forget a model that a job made, and delete its weights; 409 while a job needs it."""
         name = models.get(model).name
         if name == models.base.name:
             raise ApiError(400, "the base model cannot be deleted", param="model")
+        await run_in_threadpool(jobs.require_unneeded, {model, name})
         models.delete(name)
         await pool.forget(name)
         return {"id": model, "object": "model", "deleted": True}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, page_
 from etude.server.errors import ApiError, not_found
 from etude.store.lock import locked_by
 
-_LIVE = ("queued", "running")
+LIVE = ("queued", "running", "paused")
 FINAL = ("succeeded", "failed", "cancelled")
 
 _RETRY_SECONDS = 60
@@ -109,6 +109,13 @@ class JobStore:
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
+    def require_unneeded(self, names: Collection[str]) -> None:
+        """Raise ApiError 409 when a job that has not ended starts from the model of one of these names."""
+        for job in self.with_status(*LIVE):
+            if job["model"] in names:
+                message = f"job {job['id']}, which is {job['status']}, needs the model; cancel it first"
+                raise ApiError(409, message, param="model", code="model_in_use")
+
     def counts(self) -> Mapping[str, int]:
         """Jobs by status."""
         with self._engine.connect() as connection:
@@ -125,16 +132,28 @@ class JobStore:
     def cancel(self, job: str) -> Row:
         """End a job that has not ended. Raises ApiError: 404, and 400 when it has."""
         event = "Fine-tuning job cancelled"
-        if not self._move(job, _LIVE, "cancelled", finished=time.time(), event=event):
-            message = f"job {job} has ended: it is {self.get(job)['status']}"
-            raise ApiError(400, message, param="id", code="job_already_completed")
+        if not self._move(job, LIVE, "cancelled", finished=time.time(), event=event):
+            raise _ended(self.get(job))
+        return self.get(job)
+
+    def pause(self, job: str) -> Row:
+        """Have a job wait until `resume`; one that waits already does. Raises ApiError as `cancel`."""
+        return self._set_going(job, LIVE[:2], "paused", "Fine-tuning job paused")
+
+    def resume(self, job: str) -> Row:
+        """Put a paused job back into the queue; any other goes on as it is. Raises ApiError as `cancel`."""
+        return self._set_going(job, LIVE[2:], "queued", "Fine-tuning job resumed", attempts=0)
+
+    def _set_going(self, job: str, before: Sequence[str], after: str, event: str, **facts: Any) -> Row:
+        if not self._move(job, before, after, event=event, **facts) and self.get(job)["status"] in FINAL:
+            raise _ended(self.get(job))
         return self.get(job)
 
     def fail(self, job: str, message: str, code: str, param: str | None = None) -> None:
         """End a job that cannot be done."""
         facts = {"error": {"code": code, "message": message, "param": param}, "finished": time.time()}
         event = f"The job failed: {message}"
-        self._move(job, _LIVE, "failed", event=event, level="error", **facts)
+        self._move(job, LIVE, "failed", event=event, level="error", **facts)
 
     def succeed(self, job: str, model: Mapping[str, Any], **facts: Any) -> None:
         """Running to succeeded, and the new model is there, both or neither, as where it was cancelled."""
@@ -192,6 +211,11 @@ def model_name(base: str, suffix: str | None, job: str, step: int | None = None)
     root = base.split(":")[1] if base.startswith("ft:") else base
     name = f"ft:{root}:{suffix or ''}:{job.removeprefix('ftjob-')[:12]}"
     return name if step is None else f"{name}:ckpt-step-{step}"
+
+
+def _ended(row: Row) -> ApiError:
+    message = f"job {row['id']} has ended: it is {row['status']}"
+    return ApiError(400, message, param="id", code="job_already_completed")
 
 
 def require_same(known: Row, differences: Sequence[str]) -> None:

@@ -102,10 +102,24 @@ class JobBody(BaseModel):
     training_file: str = Field(min_length=1)
     validation_file: str | None = None
     method: MethodBody = Field(default_factory=lambda: MethodBody(type="supervised"))
+    hyperparameters: Hyperparameters | None = Field(
+        default=None, description="Of `supervised`, where there is no `method`; deprecated at OpenAI too."
+    )
     suffix: str | None = Field(default=None, description="Part of the new model's name.")
     seed: int | None = Field(default=None, ge=0, lt=2**53)
     metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
     integrations: list[Literal["none"]] | None = Field(default=None, max_length=0)
+
+    @model_validator(mode="after")
+    def _has_hyperparameters_once(self) -> JobBody:
+        if self.hyperparameters is not None and "method" in self.model_fields_set:
+            raise ValueError("hyperparameters belong under method")
+        return self
+
+    @property
+    def asked(self) -> Hyperparameters:
+        """The hyperparameters that the request gives."""
+        return self.hyperparameters or self.method.hyperparameters
 
     @field_validator("suffix")
     @classmethod
@@ -204,7 +218,7 @@ def _seconds(time: float | None) -> int | None:
 def job_routes(
     jobs: JobStore, files: FileStore, models: ModelStore, waiting_jobs: int, wake: Callable[[], None]
 ) -> APIRouter:
-    """Create, follow and cancel jobs, and list algorithms. `wake` has the scheduler look at the queue."""
+    """Create, pause, cancel and follow jobs, and list algorithms. `wake` has the scheduler look at them."""
     router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
 
     @router.post("/jobs", summary="Train a model")
@@ -242,6 +256,25 @@ def job_routes(
         wake()
         return job_object(row)
 
+    @router.post("/jobs/{job_id}/pause", summary="Pause a job")
+    def pause_job(job_id: str) -> dict[str, Any]:
+        """Have a job wait. One that trains makes a checkpoint after its step, and frees the device."""
+        row = jobs.pause(job_id)
+        wake()
+        return job_object(row)
+
+    @router.post("/jobs/{job_id}/resume", summary="Resume a job")
+    def resume_job(job_id: str) -> dict[str, Any]:
+        """Put a paused job back into the queue; it goes on from its checkpoint, to the same weights."""
+        row = jobs.resume(job_id)
+        wake()
+        return job_object(row)
+
+    _add_lists(router, jobs)
+    return router
+
+
+def _add_lists(router: APIRouter, jobs: JobStore) -> None:
     @router.get("/jobs/{job_id}/events", summary="List a job's events")
     def list_events(job_id: str, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
         """The newest first. Events of the type `metrics` are about a step."""
@@ -257,8 +290,6 @@ def job_routes(
         """Names for the `type` of a job's `method`."""
         return {"object": "list", "data": sorted(server_algorithms())}
 
-    return router
-
 
 def _values(body: JobBody, files: FileStore, models: ModelStore) -> dict[str, Any]:
     """The columns of a new job. Raises ApiError for what does not fit together."""
@@ -267,7 +298,7 @@ def _values(body: JobBody, files: FileStore, models: ModelStore) -> dict[str, An
     training = _file(files, body.training_file, method, "training_file")
     if body.validation_file is not None:
         _file(files, body.validation_file, method, "validation_file")
-    asked, is_fine_tuned = body.method.hyperparameters, model.folder is not None
+    asked, is_fine_tuned = body.asked, model.folder is not None
     try:
         values = resolved(method, asked, training["rows"], model.lora, fine_tuned=is_fine_tuned)
     except ValueError as error:

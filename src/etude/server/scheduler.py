@@ -21,7 +21,7 @@ from etude.inference.child_process import last_lines
 from etude.learner.team import launch_command
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
-from etude.server.jobs import JobFolder, JobStore
+from etude.server.jobs import LIVE, JobFolder, JobStore
 from etude.server.settings import ServerSettings, training_processes
 from etude.server.worker import WorkerOrder
 
@@ -276,13 +276,16 @@ class Scheduler:
         await self._settle(job, "the server was ended", counts=False)
 
     async def _wait(self, job: str, code: asyncio.Future[int]) -> int:
-        """The worker's exit code. One that goes on for a while after its job is over is killed."""
+        """The worker's exit code. One that goes on for a while after its job is over is killed.
+
+        That of a paused job may take its time: it ends after the step that it is at.
+        """
         deadline: float | None = None
         while True:
             await asyncio.wait({code}, timeout=_LOOK_SECONDS)
             if code.done():
                 return code.result()
-            if (await asyncio.to_thread(self._jobs.get, job))["status"] == "running":
+            if (await asyncio.to_thread(self._jobs.get, job))["status"] in LIVE:
                 continue
             deadline = deadline or time.monotonic() + _GRACE_SECONDS
             if time.monotonic() > deadline:
@@ -292,6 +295,10 @@ class Scheduler:
         """After a worker's end: the job is over, or goes on later, or is given up."""
         row = await asyncio.to_thread(self._jobs.get, job)
         folder = self._folder(job)
+        if row["status"] == "paused":
+            step = folder.checkpoints.newest()
+            at = f"after step {step}" if step else "before its first step"
+            await asyncio.to_thread(self._jobs.add_event, job, f"The worker has ended {at}", once="paused")
         if row["status"] != "running":
             return
         if await asyncio.to_thread(folder.holders):

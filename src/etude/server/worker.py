@@ -30,7 +30,7 @@ from etude.server.database import open_database
 from etude.server.errors import ApiError
 from etude.server.extensions import load_extensions
 from etude.server.files import FileStore
-from etude.server.jobs import JobFolder, JobStore
+from etude.server.jobs import FINAL, JobFolder, JobStore
 from etude.server.models import ModelStore
 from etude.server.settings import ServerSettings
 from etude.server.training import Stores, train_job
@@ -110,7 +110,7 @@ def _train(order: WorkerOrder, team: Team, jobs: JobStore, database: sa.Engine) 
         # The whole model need not fit on the device where a part of it will be.
         dtype, device = dtype_name(choose_dtype(dtype, choose_device(device))), "cpu"
     settings = settings.model_copy(update={"device": device, "dtype": dtype})
-    with _signals() as stopping, _canceled(jobs, order.job) as canceled:
+    with _signals() as stopping, _canceled(jobs, order.job, stopping) as canceled:
         train_job(settings, jobs.get(order.job), stores, team, canceled, stopping)
 
 
@@ -148,15 +148,18 @@ def _signals() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _canceled(jobs: JobStore, job: str) -> Iterator[threading.Event]:
-    """Set when the job is not to run any more."""
+def _canceled(jobs: JobStore, job: str, stopping: threading.Event) -> Iterator[threading.Event]:
+    """Set when the job is not to run any more; where it is paused, `stopping` is set."""
     canceled, over = threading.Event(), threading.Event()
 
     def look() -> None:
         while not over.wait(_LOOK_SECONDS):
-            if jobs.get(job)["status"] != "running":
+            status = jobs.get(job)["status"]
+            if status in FINAL:
                 canceled.set()
                 return
+            if status != "running":
+                stopping.set()
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
