@@ -147,7 +147,8 @@ class _Play:
     @property
     def cost(self) -> str:
         """How much more is computed than for one sequence."""
-        return f"{self.computed} tokens in all branches, {self.computed / self.last:.1f} times the conversation's"
+        times = f"{self.computed / self.last:.1f} times"
+        return f"{self.computed} tokens in all branches, {times} the conversation's"
 
 
 def _played(template: ChatTemplate, shape: Shape) -> _Play:
