@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from etude.core.errors import ImpossibleCall
 from etude.core.message import Message, Tool, text_of
 from etude.models.probe import ANSWER, CONVERSATIONS, PROBES, QUESTION, THOUGHT, TOOL, is_written
 from etude.models.rendering import INLINE, Options, Rendering, common_length
@@ -130,7 +131,14 @@ def _text_readers(rendering: Rendering) -> Iterator[Reader]:
     """The readers of text, in order of trust: of those that are equally good, the first is taken."""
     tokenizer = rendering.tokenizer
     if own := getattr(tokenizer, "response_template", None):
-        yield TemplateReader("its own", tokenizer, own, is_own=True)
+        try:
+            reader = TemplateReader("its own", tokenizer, own, is_own=True)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ImpossibleCall(
+                f"the model '{tokenizer.name_or_path}' cannot be read: the response_template of its tokenizer is "
+                f"malformed ({type(error).__name__}: {error}); mend it in tokenizer_config.json, or remove it"
+            ) from error
+        yield reader
     tokens = set(tokenizer.get_added_vocab())
     # A template may show tools and yet not write calls: then the tokens tell what the model writes.
     for name in sorted(

@@ -149,7 +149,7 @@ class ChatTemplate:
         those of the text, which a stop text may have cut, the text is tokenised.
         """
         sampled = tuple(ids[:-1] if ids and ids[-1] in self._stop_ids else ids)
-        if not sampled or self.decode(sampled) != text:
+        if not sampled or self.rendering.decode(sampled) != text:
             sampled = self.rendering.ids_of([text])[0]
         reader = self.family(options).reader
         return reader.read(prompt_ids, sampled, tools).message(first_call)
