@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from etude.core.errors import ImpossibleCall
 from etude.core.message import Message, Tool, text_of
 from etude.models.probe import ANSWER, CONVERSATIONS, PROBES, QUESTION, THOUGHT, TOOL, is_written
-from etude.models.rendering import INLINE, Options, Rendering
+from etude.models.rendering import INLINE, Options, Rendering, common_length
 from etude.models.reply import Reader, RendererReader, TemplateReader, TextReader
 from etude.models.syntaxes import SYNTAXES
 
@@ -38,9 +39,10 @@ class WrittenAnswer:
     def is_read_by(self, reader: Reader) -> bool:
         """Whether the reader makes the same message of it."""
         with suppress(ValueError):
-            return _essence(reader.read(self.prompt_ids, self.ids, self.tools).message(0)) == _essence(
-                self.message
-            )
+            read = _essence(reader.read(self.prompt_ids, self.ids, self.tools).message(0))
+            # Beside a call, gpt-oss has no place for text but among the thinking.
+            moved = {**self.message, "content": "", "reasoning_content": text_of(self.message)}
+            return read == _essence(self.message) or (bool(self.tools) and read == _essence(moved))
         return False
 
 
@@ -129,7 +131,14 @@ def _text_readers(rendering: Rendering) -> Iterator[Reader]:
     """The readers of text, in order of trust: of those that are equally good, the first is taken."""
     tokenizer = rendering.tokenizer
     if own := getattr(tokenizer, "response_template", None):
-        yield TemplateReader("its own", tokenizer, own, is_own=True)
+        try:
+            reader = TemplateReader("its own", tokenizer, own, is_own=True)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ImpossibleCall(
+                f"the model '{tokenizer.name_or_path}' cannot be read: the response_template of its tokenizer is "
+                f"malformed ({type(error).__name__}: {error}); mend it in tokenizer_config.json, or remove it"
+            ) from error
+        yield reader
     tokens = set(tokenizer.get_added_vocab())
     # A template may show tools and yet not write calls: then the tokens tell what the model writes.
     for name in sorted(
@@ -164,14 +173,25 @@ def _written(rendering: Rendering, options: Options) -> Iterator[WrittenAnswer]:
 
 
 def probed_turn(rendering: Rendering, answer: Message, options: Options) -> tuple[str, str] | None:
-    """A question's prompt and the text in which the template answers it, without the end of the turn.
+    """A question's prompt and the text in which the template answers it; as `written_turn`."""
+    tools = [TOOL] if answer.get("tool_calls") else []
+    return written_turn(rendering, [QUESTION], answer, tools, options)
+
+
+def written_turn(
+    rendering: Rendering,
+    messages: Sequence[Message],
+    answer: Message,
+    tools: Sequence[Tool],
+    options: Options,
+) -> tuple[str, str] | None:
+    """The prompt of messages and the text in which the template answers them, without the end of the turn.
 
     None where the template refuses the answer. What a prompt writes and the answer leaves out, like an open
     `<think>`, is not in this one.
     """
-    tools = [TOOL] if answer.get("tool_calls") else []
-    asked = rendering.text_or_none([QUESTION], tools, options, ask=True)
-    closed = rendering.text_or_none([QUESTION, answer], tools, options)
+    asked = rendering.text_or_none(messages, tools, options, ask=True)
+    closed = rendering.text_or_none([*messages, answer], tools, options)
     if asked is None or closed is None:
         return None
     start = common_length(asked, closed)
@@ -224,12 +244,6 @@ def _compared(family: RendererReader, rendering: Rendering, options: Options) ->
         is_right = extended == expected or (more["role"] == "tool" and extended[-new:] == expected[-new:])
         (agreed if is_right else failed).add(more["role"])
     return alike, frozenset(agreed - failed)
-
-
-def common_length(first: str, second: str) -> int:
-    """How many characters two texts have in common from the start."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _essence(message: Message) -> tuple[Any, ...]:
