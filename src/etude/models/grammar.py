@@ -119,7 +119,8 @@ class Grammars:
 def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
     """Go on by a sampled token each; what grammars allow next is found out in other threads meanwhile."""
     bound = [(shaper.matcher, token) for shaper, token in shapers if shaper.matcher is not None]
-    coming = _thread().submit(_next_bits, bound, words_of(vocabulary)) if bound else None
+    # All rows ask for the result, and only the first of them has to wait for it.
+    coming = cache(_thread().submit(_next_bits, bound, words_of(vocabulary)).result) if bound else None
     row = 0
     for shaper, token in shapers:
         shaper.take(token)
