@@ -192,6 +192,11 @@ def _shaped(logits_BV: Tensor, shapes: Sequence[Shape], kept_B: Tensor | None) -
     return logits_BV.masked_fill(mask, -torch.inf)
 
 
+def words_of(vocabulary: int) -> int:
+    """Numbers of 32 bits that the bits of all tokens take."""
+    return -(-vocabulary // 32)
+
+
 def _cuts(sampling: Sampling) -> bool:
     return bool(sampling.temperature) and (sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0)
 
@@ -218,8 +223,7 @@ def _moved(logits_BV: Tensor, entries: Sequence[_Entries], device: torch.device)
 
 def _barred(shapes: Sequence[Shape], vocabulary: int) -> Tensor:
     """Which tokens cannot be drawn [B, V]."""
-    words = -(-vocabulary // 32)
-    bits = np.full((len(shapes), words), 0xFFFFFFFF, np.uint32)
+    bits = np.full((len(shapes), words_of(vocabulary)), 0xFFFFFFFF, np.uint32)
     for row, shape in enumerate(shapes):
         if shape.allowed is not None:
             bits[row] = shape.allowed

@@ -14,11 +14,11 @@ import numpy as np
 
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
-from etude.models.distribution import Bits, Shape, Shaper
+from etude.models.distribution import Bits, Shape, Shaper, words_of
 
 _KEPT_GRAMMARS = 256
 """Compiled grammars that are remembered: the calls of an agent have the same few."""
-_WHITESPACE = r"[ ]?|\n[ \t]{0,64}"
+_WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 """Between the parts of JSON: a model that is not sure of itself could go on with blanks forever."""
 _THINK = ("<think>", "</think>")
 """What models write their thoughts between, before the answer that has a form."""
@@ -69,7 +69,7 @@ class Grammars:
             if shaper.matcher is not None:
                 if not shaper.matcher.consume_token(token):
                     return None
-                shaper.allow(_bits(shaper.matcher))
+                shaper.allow(_bits(shaper.matcher, self.vocabulary))
         return shapes
 
     @cached_property
@@ -96,7 +96,7 @@ class Grammars:
             body = _after_thoughts(body[0], self._think_ids, is_thinking)
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(self._ll_tokenizer, json.dumps({"grammars": body}), log_level=0, limits=limits)
-        allowed = _bits(matcher) if not matcher.is_error() else np.empty(0)
+        allowed = _bits(matcher, self.vocabulary) if not matcher.is_error() else np.empty(0)
         if matcher.is_error():
             raise ImpossibleCall(f"{refused}: {matcher.get_error().strip()[:_LONGEST_ERROR]}")
         if not allowed.any():
@@ -119,7 +119,7 @@ class Grammars:
 def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
     """Go on by a sampled token each; what grammars allow next is found out in other threads meanwhile."""
     bound = [(shaper.matcher, token) for shaper, token in shapers if shaper.matcher is not None]
-    coming = _thread().submit(_next_bits, bound, -(-vocabulary // 32)) if bound else None
+    coming = _thread().submit(_next_bits, bound, words_of(vocabulary)) if bound else None
     row = 0
     for shaper, token in shapers:
         shaper.take(token)
@@ -128,9 +128,11 @@ def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
             row += 1
 
 
-def _bits(matcher: Any) -> Bits:
+def _bits(matcher: Any, vocabulary: int) -> Bits:
     """Of the tokens that a matcher allows next."""
-    return np.frombuffer(matcher.compute_bitmask(), np.uint32)
+    bits = np.empty(words_of(vocabulary), np.uint32)
+    matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+    return bits
 
 
 def _next_bits(bound: Sequence[tuple[Any, int]], words: int) -> np.ndarray:
