@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
+from etude.inference.answer import answer
 from etude.inference.decoder import make_decoder
 from etude.inference.engine import OnToken, Sampled, SampledToken, TokenEngine, TokenRequest, before_stop
 from etude.inference.sampler import Row, uniforms
@@ -73,25 +74,7 @@ class EmbeddedEngine(Engine, TokenEngine):
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message; others are sampled beside it."""
-        prompt = self.policy.template.prompt(request)
-        sampled = await self.sample(
-            TokenRequest(prompt.ids, request.sampling, request.key, request.conversation)
-        )
-        earlier_calls = sum(len(message.get("tool_calls") or ()) for message in request.messages)
-        message = self.policy.template.parse(
-            sampled.text, request.tools, prompt_ids=sampled.prompt_ids, first_call=earlier_calls
-        )
-        return Completion(
-            message=message,
-            finish_reason="tool_calls" if message.get("tool_calls") else sampled.finish_reason,
-            prompt_ids=sampled.prompt_ids,
-            completion_ids=sampled.ids,
-            logprobs=sampled.logprobs,
-            usage=Usage(len(sampled.prompt_ids), len(sampled.ids)),
-            model_version=sampled.version,
-            drifted=prompt.drifted,
-            fault="" if prompt.fault is None else prompt.fault.reason,
-        )
+        return await answer(self, request)
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
         job = self._job(request, on_token)
