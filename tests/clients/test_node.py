@@ -1,4 +1,7 @@
-"""The `openai` package of npm works unchanged: `npm install --prefix tests/clients/node && pytest -m node`."""
+"""The `openai` package of npm works unchanged.
+
+npm install --prefix tests/clients/node && pytest -m node
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ CASES = [(name, feature) for _, name, feature in features(MODULES)]
 
 pytestmark = [
     pytest.mark.node,
-    pytest.mark.skipif(not (NODE / "node_modules").is_dir(), reason="npm install --prefix tests/clients/node"),
+    pytest.mark.skipif(
+        not (NODE / "node_modules").is_dir(), reason="npm install --prefix tests/clients/node"
+    ),
 ]
 
 
