@@ -77,11 +77,15 @@ class Client:
     def feature(self, title: str, *, calls: int = 1, extends: bool = False) -> Callable[[Body], Body]:
         """Add the decorated function."""
 
-        def add(run: Body) -> Body:
-            self.features[run.__name__] = Feature(title, run, calls, extends)
+        def decorate(run: Body) -> Body:
+            self.add(run.__name__, title, run, calls=calls, extends=extends)
             return run
 
-        return add
+        return decorate
+
+    def add(self, name: str, title: str, run: Body, *, calls: int, extends: bool) -> None:
+        """Add a feature by its name."""
+        self.features[name] = Feature(title, run, calls, extends)
 
 
 def client_of(module: str) -> Client:

@@ -27,6 +27,9 @@ from tests.server.process import ServerProcess
 ROOT = Path(__file__).parents[2]
 SIDES = ("endpoint", "server")
 MOST_TOKENS = 256
+NODE = Path(__file__).parent / "node"
+_COMMANDS = {"openai_node": ("node", str(NODE / "run.mjs"))}
+"""Programs for clients that are not Python's."""
 _AT_ONCE = 2
 _SECONDS = 240.0
 
@@ -55,9 +58,9 @@ Outcomes = Mapping[tuple[str, str, str], Outcome]
 """By module, feature and side."""
 
 
-def features() -> Iterator[tuple[str, str, Feature]]:
-    """The features of all clients: the module, the function's name, the feature."""
-    for module in MODULES:
+def features(modules: Sequence[str] = MODULES) -> Iterator[tuple[str, str, Feature]]:
+    """The features of clients: the module, the function's name, the feature."""
+    for module in modules:
         for name, feature in client_of(module).features.items():
             yield module, name, feature
 
@@ -73,7 +76,7 @@ def run_matrix(folder: Path, modules: Sequence[str] = MODULES) -> Outcomes:
 
 
 async def _run(folder: Path, server: Target, modules: Sequence[str]) -> Outcomes:
-    wanted = [(module, name) for module, name, _ in features() if module in modules]
+    wanted = [(module, name) for module, name, _ in features(modules)]
     open_episodes = {key: asyncio.get_running_loop().create_future() for key in wanted}
     over = {module: asyncio.Event() for module in modules}
 
@@ -139,10 +142,7 @@ async def _process(
 ) -> tuple[str, list[dict[str, Any]]]:
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.clients.drive",
-        module,
+        *_COMMANDS.get(module, (sys.executable, "-m", "tests.clients.drive", module)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

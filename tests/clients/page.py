@@ -21,6 +21,8 @@ PAGE = ROOT / "docs" / "compatibility.md"
 NOT_TESTED = {
     "Inspect AI": "it wants another `fsspec` than `datasets`, which Etude's tests need; it speaks the "
     "Responses API through the `openai` package",
+    "`openai` in JavaScript": "its `chat`, `stream`, `parse`, `runTools` and `responses.parse` are driven by "
+    "`npm install --prefix tests/clients/node && pytest -m node`, where there is Node.js",
 }
 """Clients that are not driven here, and why."""
 
@@ -58,7 +60,7 @@ def render(outcomes: Outcomes) -> str:
             recorded = _recorded(feature, at["endpoint"]) if at["endpoint"].error is None else "no"
             server = "yes" if at["server"].error is None else "no"
             parts.append(f"| {feature.title} | {recorded} | {server} |")
-    parts.append("\n## Not tested\n")
+    parts.append("\n## Not in the table\n")
     parts += [f"- {name}: {reason}." for name, reason in NOT_TESTED.items()]
     return "\n".join(parts) + "\n"
 

@@ -8,7 +8,8 @@ from typing import Any
 from etude.core.call import Completion, Usage
 from etude.core.errors import EngineError
 from etude.core.message import Message
-from etude.wire.dialect import ChatBody, RecordedCompletion
+from etude.wire.answers import RecordedCompletion
+from etude.wire.dialect import ChatBody
 
 ASK = [{"role": "user", "content": "hi"}]
 TOOL_CALL = {"id": "call_7", "type": "function", "function": {"name": "add", "arguments": '{"a":1,  "b":2}'}}
@@ -34,4 +35,4 @@ class Scripted:
         if isinstance(answer, EngineError):
             raise answer
         made = answer if isinstance(answer, Completion) else completion(answer)
-        return RecordedCompletion(f"chatcmpl-{len(self.asked)}", "policy", made)
+        return RecordedCompletion(f"chatcmpl-{len(self.asked)}", "policy", completion=made)

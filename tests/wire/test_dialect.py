@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.message import Message
+from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import (
     AnswerMemory,
     ChatBody,
     Dialect,
-    RecordedCompletion,
     arguments_object,
     arguments_text,
 )
@@ -54,8 +54,8 @@ DIALECTS = [(ResponsesDialect, responses_request), (MessagesDialect, messages_re
 @given(said=messages())
 def test_an_answer_that_is_sent_back_is_the_one_that_was_recorded(dialect_type, request_with, said):
     dialect: Dialect = dialect_type(AnswerMemory())
-    recorded = RecordedCompletion("chatcmpl-1", "policy", completion(said))
-    wire = dialect.reply(recorded, ChatBody("m", tuple(ASK)), {}, 1)
+    recorded = RecordedCompletion("chatcmpl-1", "policy", completion=completion(said))
+    wire = dialect.reply([recorded], ChatBody("m", tuple(ASK)), {}, 1)
     assert dialect.parse(request_with(wire)).messages == (*ASK, said, *ASK)
 
 

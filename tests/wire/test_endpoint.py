@@ -15,7 +15,8 @@ import pytest
 
 from etude.core.call import Completion
 from etude.core.errors import EngineError, RequestError
-from etude.wire.dialect import ChatBody, RecordedCompletion
+from etude.wire.answers import RecordedCompletion
+from etude.wire.dialect import ChatBody
 from etude.wire.endpoint import Endpoint, EndpointServer, listen
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -27,7 +28,7 @@ def saying(text: str):
             raise EngineError("overloaded")
         content = f"{text} {body.function or ''}".strip()
         return RecordedCompletion(
-            "chatcmpl-1", "policy", Completion({"role": "assistant", "content": content})
+            "chatcmpl-1", "policy", completion=Completion({"role": "assistant", "content": content})
         )
 
     return handler

@@ -243,7 +243,7 @@ async def test_a_wrong_key_is_refused_in_anthropics_words(server):
 
 async def test_other_paths_are_not_found_in_anthropics_words(server):
     async with client(server.open(Scripted("x"))) as connected:
-        with pytest.raises(anthropic.NotFoundError, match="is not recorded"):
+        with pytest.raises(anthropic.NotFoundError, match="is not served here"):
             await connected.messages.count_tokens(model="m", messages=ASK)
 
 

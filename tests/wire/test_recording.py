@@ -8,7 +8,8 @@ import pytest
 
 from etude.core.call import Completion, Usage
 from etude.core.errors import EngineError, EpisodeError, RequestError
-from etude.wire.dialect import ChatBody, RecordedCompletion
+from etude.wire.answers import RecordedCompletion
+from etude.wire.dialect import ChatBody
 from etude.wire.gateway import recording_client
 from tests.support import tool_call
 
@@ -24,7 +25,7 @@ def answering(completion: Completion | Exception):
         SEEN.append(body)
         if isinstance(completion, Exception):
             raise completion
-        return RecordedCompletion("chatcmpl-1", "policy", completion)
+        return RecordedCompletion("chatcmpl-1", "policy", completion=completion)
 
     return handler
 
@@ -100,10 +101,10 @@ async def test_errors_are_the_sdks_and_are_not_retried(error: Exception, kind: t
 
 async def test_what_is_not_supported_is_a_clear_refusal() -> None:
     client = recording_client(answering(HELLO))
-    with pytest.raises(openai.BadRequestError, match="'n' can only be 1"):
-        await client.chat.completions.create(model="m", messages=ASK, n=3)
+    with pytest.raises(openai.BadRequestError, match="'audio' is not supported"):
+        await client.chat.completions.create(model="m", messages=ASK, audio={})
     with pytest.raises(
-        openai.NotFoundError, match="POST /embeddings is not recorded; recorded are POST /chat/completions"
+        openai.NotFoundError, match="POST /embeddings is not served here; served are POST /chat/completions"
     ):
         await client.embeddings.create(model="m", input="x")
     assert SEEN == []

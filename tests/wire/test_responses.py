@@ -9,7 +9,8 @@ from pydantic import TypeAdapter
 
 from etude.core.call import Completion, Constraint
 from etude.core.errors import EngineError
-from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
+from etude.wire.answers import RecordedCompletion
+from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.gateway import recording_client
 from etude.wire.responses import ResponsesDialect
 from tests.wire.dialects import ASK, CALLING, Scripted, completion
@@ -63,7 +64,7 @@ async def test_a_response_can_be_gone_on_from_by_its_id():
     second = await client.responses.create(model="m", input="2", previous_response_id=first.id)
     await client.responses.create(model="m", input="3", previous_response_id=second.id)
     assert [message["content"] for message in handler.asked[2].messages] == ["1", "one", "2", "two", "3"]
-    with pytest.raises(openai.BadRequestError, match="no response of this episode"):
+    with pytest.raises(openai.BadRequestError, match="is not known here"):
         await client.responses.create(model="m", input="2", previous_response_id="resp_x")
 
 
@@ -187,6 +188,7 @@ async def test_the_form_of_the_answer_is_that_of_a_chat():
 
 
 def test_a_completion_without_usage_or_text_is_a_response_too():
-    recorded = RecordedCompletion("chatcmpl-1", "m", Completion({"role": "assistant", "content": None}))
-    wire = ResponsesDialect(AnswerMemory()).reply(recorded, ChatBody("m", ()), {}, 1)
+    said = Completion({"role": "assistant", "content": None})
+    recorded = RecordedCompletion("chatcmpl-1", "m", completion=said)
+    wire = ResponsesDialect(AnswerMemory()).reply([recorded], ChatBody("m", ()), {}, 1)
     assert Response.model_validate(wire).output_text == ""

@@ -6,7 +6,7 @@ is never tokenised again for training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -81,6 +81,22 @@ class Sampling:
 SamplingField: TypeAlias = Annotated[Sampling, PlainSerializer(Sampling.changed)]
 """A field of a pydantic model that is written as the parameters that are not at their defaults."""
 
+TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
+"""Token ids and their logprobs, the most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an answer that is still being sampled: at least a token, and what text it made certain."""
+
+    content: str = ""
+    reasoning: str = ""
+    """A piece of the `reasoning_content`."""
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    top: tuple[TopLogprobs, ...] = ()
+    prompt_ids: tuple[int, ...] | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
@@ -101,6 +117,13 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the model's chat template, like `enable_thinking` or `reasoning_effort`."""
+    prompt: str | tuple[int, ...] | None = None
+    """Text or token ids to go on from as they stand; `messages` then only say so to whoever reads them."""
+    top_logprobs: int = 0
+    """How many of the likeliest tokens to report for each sampled one."""
+    on_delta: Callable[[Delta], None] | None = field(default=None, compare=False, repr=False)
+    """Called in the event loop with each piece of the answer, by engines that can; the pieces add up to the
+    completion or to a part of it, and nothing is ever taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +149,8 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
     """Natural-log probability of each sampled token under the distribution it was sampled from (of a greedy
     sample: at temperature 1 and without top_k, top_p and min_p)."""
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    """Of each sampled token the likeliest ones, where the request asked for them and the engine can tell."""
     usage: Usage = field(default_factory=Usage)
     model_version: int = 0
     """Version of the weights that sampled this: 0 is the base model."""
@@ -163,7 +188,11 @@ class Call:
 
 def continues(messages: Sequence[Message], earlier: Call) -> bool:
     """Whether `messages` start with those of `earlier` and its reply."""
-    if earlier.completion is None or len(messages) <= len(earlier.request.messages):
+    if (
+        earlier.completion is None
+        or earlier.request.prompt is not None
+        or len(messages) <= len(earlier.request.messages)
+    ):
         return False
     history = (*earlier.request.messages, earlier.completion.message)
     return all(a == b or is_same(a, b) for a, b in zip(history, messages, strict=False))

@@ -75,6 +75,10 @@ class ImpossibleCall(EngineError):
     """The request itself is at fault: too long, or of a kind that the model does not take."""
 
 
+class PromptTooLong(ImpossibleCall):
+    """The prompt leaves no room for an answer in the model's context."""
+
+
 class EpisodeError(EtudeError):
     """An episode failed: its workflow raised, timed out or returned nothing usable."""
 

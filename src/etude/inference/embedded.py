@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from etude.core.call import ChatRequest, Completion, Sampling, Usage
+from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
+from etude.inference.answer import answer
 from etude.inference.decoder import make_decoder
 from etude.inference.engine import (
     OnToken,
@@ -21,7 +22,6 @@ from etude.inference.engine import (
     SampledToken,
     TokenEngine,
     TokenRequest,
-    TopLogprobs,
     before_stop,
 )
 from etude.inference.prompt_scores import prompt_scores
@@ -29,7 +29,6 @@ from etude.inference.sampler import Row, uniforms
 from etude.models.distribution import Shaper
 from etude.models.policy import Policy
 from etude.models.speech import Speech
-from etude.models.tool_grammar import sampling_of
 
 _KEPT_CONVERSATIONS = 64
 """Conversations whose keys and values are kept between two turns."""
@@ -87,30 +86,7 @@ class EmbeddedEngine(Engine, TokenEngine):
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message; others are sampled beside it."""
-        prompt, sampling = self.policy.template.prompt(request), sampling_of(request, self.policy.template)
-        sampled = await self.sample(TokenRequest(prompt.ids, sampling, request.key, request.conversation))
-        earlier_calls = sum(len(message.get("tool_calls") or ()) for message in request.messages)
-        offered = () if request.tool_choice == "none" else request.tools
-        message = self.policy.template.parse(
-            sampled.text,
-            offered,
-            ids=sampled.ids,
-            prompt_ids=sampled.prompt_ids,
-            options=request.template_options,
-            first_call=earlier_calls,
-        )
-        return Completion(
-            message=message,
-            finish_reason="tool_calls" if message.get("tool_calls") else sampled.finish_reason,
-            prompt_ids=sampled.prompt_ids,
-            completion_ids=sampled.ids,
-            logprobs=sampled.logprobs,
-            usage=Usage(len(sampled.prompt_ids), len(sampled.ids)),
-            model_version=sampled.version,
-            drifted=prompt.drifted,
-            fault="" if prompt.fault is None else prompt.fault.reason,
-            constraint=None if sampling is request.sampling else sampling.constraint,
-        )
+        return await answer(self, request)
 
     async def sample(self, request: TokenRequest, on_token: OnToken | None = None) -> Sampled:
         if request.sampling.constraint is None:

@@ -8,14 +8,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from etude.core.call import Sampling
+from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
 
 if TYPE_CHECKING:
     from etude.models.speech import Speech
-
-
-TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
-"""Token ids and their logprobs, the most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +83,9 @@ class TokenEngine(Protocol):
 
         Raises EngineError when that cannot be; cancelling the call frees what it held.
         """
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Sample one assistant message: `etude.inference.answer.answer` over `sample`."""
 
     async def close(self) -> None:
         """Free what it holds; requests still in it fail."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from etude.inference.engine import TopLogprobs
+from etude.core.call import TopLogprobs
 from etude.models.architecture import logits_after
 from etude.models.policy import Policy
 

@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 from pydantic_core import to_json
 
-from etude.core.call import Sampling
+from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
 from etude.core.errors import EngineAway, EngineError
-from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, TopLogprobs, before_stop
+from etude.inference.answer import answer
+from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, before_stop
 from etude.inference.http_lanes import HttpLanes
 from etude.inference.vllm_process import VllmProcess
 from etude.models.speech import Speech
@@ -84,6 +85,10 @@ class VllmEngine:
             finish_reason="length" if finish_reason == "length" else "stop",
             version=self.version,
         )
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Sample one assistant message. Raises EngineError."""
+        return await answer(self, request)
 
     async def close(self) -> None:
         """Close connections; vLLM then gives up their requests."""

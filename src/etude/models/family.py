@@ -135,8 +135,8 @@ def _text_readers(rendering: Rendering) -> Iterator[Reader]:
             reader = TemplateReader("its own", tokenizer, own, is_own=True)
         except (ValueError, KeyError, TypeError) as error:
             raise ImpossibleCall(
-                f"the model '{tokenizer.name_or_path}' cannot be read: the response_template of its tokenizer is "
-                f"malformed ({type(error).__name__}: {error}); mend it in tokenizer_config.json, or remove it"
+                f"the model '{tokenizer.name_or_path}' cannot be read: its tokenizer's response_template is "
+                f"malformed ({type(error).__name__}: {error}); mend it in tokenizer_config.json, or drop it"
             ) from error
         yield reader
     tokens = set(tokenizer.get_added_vocab())

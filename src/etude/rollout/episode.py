@@ -11,17 +11,20 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from etude.core.call import Delta
 from etude.core.data_model import number
 from etude.core.episode import Event
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
+from etude.rollout.readers import EpisodeReaders
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
 from etude.rollout.workflow import FunctionScope, current_function
-from etude.wire.bodies import plain_messages
-from etude.wire.dialect import AnswerMemory, ChatBody, RecordedCompletion
+from etude.wire.answers import Heading, RecordedCompletion
+from etude.wire.bodies import as_message, plain_messages
+from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.forms import choose_tools, read_format
 
 if TYPE_CHECKING:
@@ -133,7 +136,9 @@ class Episode:
         """
         if self._endpoint is None:
             try:
-                self._endpoint = self._server.open(self.answer, self.said)
+                self._endpoint = self._server.open(
+                    self.answer, self.said, EpisodeReaders(self._recorder.models)
+                )
             except RequestError as error:
                 self._recorder.fatal = error
                 raise
@@ -169,21 +174,35 @@ class Episode:
 
     async def answer(self, body: ChatBody, default_model: str | None = None) -> RecordedCompletion:
         """Make the call that an OpenAI request asks for. Raises as `chat` does."""
-        models = self._recorder.models
+        model = self._recorder.models.choose(
+            body.model if body.model in self._recorder.models.engines else default_model
+        )
+
+        def heading(name: str) -> Heading:
+            # The id is a function of the request, for code that puts it into a later request.
+            return Heading(f"chatcmpl-{name.replace('/', '-')}", model)
+
+        def on_delta(name: str, delta: Delta) -> None:
+            if body.on_delta is not None:
+                body.on_delta(heading(name), delta)
+
         name, call = await self._recorder.ask(
-            body.messages,
-            model=body.model if body.model in models.engines else default_model,
+            body.messages if body.prompt is None else as_message(body.prompt),
+            model=model,
             tools=body.tools,
             sampling=body.sampling,
             function=body.function or current_function(),
             tool_choice=body.tool_choice,
             parallel_tool_calls=body.parallel_tool_calls,
             template_options=body.template_options,
+            prompt=body.prompt,
+            top_logprobs=body.top_logprobs,
             choice=body.choice,
+            on_delta=None if body.on_delta is None else on_delta,
         )
         assert call.completion is not None
-        # The id is a function of the request, for code that puts it into a later request.
-        return RecordedCompletion(f"chatcmpl-{name.replace('/', '-')}", call.model, call.completion)
+        head = heading(name)
+        return RecordedCompletion(head.id, head.model, completion=call.completion)
 
     def close(self) -> None:
         """End the episode: no more calls, and its endpoint key is void."""

@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from etude.core.call import Call, ChatRequest, Sampling
+from etude.core.call import Call, ChatRequest, Delta, Sampling
 from etude.core.errors import EpisodeError, EtudeError, RequestError, StoreError
 from etude.core.interfaces import Engine
 from etude.core.keys import fold
@@ -128,11 +129,15 @@ class Recorder:
         tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        prompt: str | tuple[int, ...] | None = None,
+        top_logprobs: int = 0,
         choice: int = 0,
+        on_delta: Callable[[str, Delta], None] | None = None,
     ) -> tuple[str, Call]:
         """Make a call, or get it back from the journal. Returns its name and the call.
 
-        `choice` numbers the answers that one request asks for: with a seed, each has another one.
+        `choice` numbers the answers that one request asks for: with a seed, each has another one. `on_delta`
+        gets the call's name with each piece of an answer that is sampled, and none of one in the journal.
 
         Raises RequestError for an unknown model or impossible sampling, EngineError when the model
         has no answer, EpisodeError when the episode is over or has made too many calls.
@@ -151,6 +156,8 @@ class Recorder:
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
             template_options={**self.models.template_options.get(model, {}), **(template_options or {})},
+            prompt=prompt,
+            top_logprobs=top_logprobs,
         )
         digest = _digest(model, request)
         count = self._asked.get(digest, 0)
@@ -162,7 +169,8 @@ class Recorder:
         self._calls.append(None)
         self._under_way[index] = time.monotonic()
         try:
-            call = await self._make(name, Call(index, function, model, request))
+            listener = None if on_delta is None else partial(on_delta, name)
+            call = await self._make(name, Call(index, function, model, request), listener)
         finally:
             self._longest = max(self._longest, time.monotonic() - self._under_way.pop(index))
         if not self._closed:
@@ -184,14 +192,14 @@ class Recorder:
         await asyncio.sleep(0)
         raise EpisodeError(f"episode {self.episode_id} {problem}")
 
-    async def _make(self, name: str, asked: Call) -> Call:
+    async def _make(self, name: str, asked: Call, on_delta: Callable[[Delta], None] | None) -> Call:
         """The call with its answer, from the model or from the journal."""
 
         async def sample() -> Call:
             answered = (call for call in self.calls() if call.completion is not None)
             earlier = tuple(call for call in answered if call.model == asked.model)
             engine, request = self.models.engines[asked.model], asked.request
-            completion = await engine.complete(replace(request, earlier=earlier) if earlier else request)
+            completion = await engine.complete(replace(request, earlier=earlier, on_delta=on_delta))
             return replace(asked, completion=completion, retries=count.retries)
 
         def encode(call: Call) -> Json:
@@ -235,7 +243,10 @@ def _digest(model: str, request: ChatRequest) -> str:
     sampling = request.sampling
     chosen: list[Any] = [getattr(sampling, name) for name in _IN_EVERY_DIGEST]
     rest = {name: value for name, value in sampling.changed().items() if name not in _IN_EVERY_DIGEST}
-    form = [request.tool_choice, request.parallel_tool_calls, dict(request.template_options)]
+    form: list[Any] = [request.tool_choice, request.parallel_tool_calls, dict(request.template_options)]
+    form += (
+        [request.prompt, request.top_logprobs] if request.prompt is not None or request.top_logprobs else []
+    )
     parts = [model, request.messages, request.tools, chosen + [rest] * bool(rest)]
     text = json.dumps(parts + form * (form != _FREE_FORM), default=asdict)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

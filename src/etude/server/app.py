@@ -11,8 +11,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
 from etude.server.backend import Backend
-from etude.server.chat import chat_routes
-from etude.server.completions import completion_routes
 from etude.server.database import open_database
 from etude.server.engines import EnginePool
 from etude.server.errors import ApiError, add_error_handlers
@@ -20,6 +18,7 @@ from etude.server.extensions import ServerParts, load_extensions
 from etude.server.files import FileStore, file_routes
 from etude.server.graders_api import grader_routes
 from etude.server.guard import Guard, server_version
+from etude.server.inference import Inference, inference_routes
 from etude.server.jobs import JobStore
 from etude.server.jobs_api import job_routes
 from etude.server.metrics import Metrics
@@ -68,8 +67,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> ASGIApp:
     add_error_handlers(app)
     for router in (
         _model_routes(models, jobs, pool),
-        chat_routes(pool, metrics, tells_tokens),
-        completion_routes(pool, metrics, settings.name),
+        inference_routes(Inference(pool, metrics, settings.name), tells_tokens),
         file_routes(files),
         job_routes(jobs, files, models, settings.waiting_jobs, scheduler.wake),
         grader_routes(models, pool),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from etude.core.errors import EtudeError
 from etude.inference.engine import TokenEngine
-from etude.models.speech import Speech
 from etude.server.errors import ApiError
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
@@ -226,16 +225,3 @@ class EnginePool:
     async def _unload(self, name: str) -> None:
         loaded = self._loaded.pop(name)
         await self._backend.unload(loaded.model, loaded.engine)
-
-
-def require_room(speech: Speech, prompt_ids: tuple[int, ...]) -> None:
-    """Raise ApiError when a prompt leaves no room for an answer, or has ids that are no tokens."""
-    context, length = speech.max_context, len(prompt_ids)
-    if not length:
-        raise ApiError(400, "the prompt is empty", code="invalid_value")
-    if length >= context:
-        message = f"the model's context is {context} tokens, and the prompt has {length}; shorten it"
-        raise ApiError(400, message, param="messages", code="context_length_exceeded")
-    if (largest := max(prompt_ids)) >= speech.vocabulary:
-        message = f"token id {largest} is not in the vocabulary of {speech.vocabulary}"
-        raise ApiError(400, message, param="prompt")

@@ -10,8 +10,16 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
-from etude.core.errors import EngineAway, EngineError, EtudeError, RequestError, StoreError
-from etude.wire.dialect import error_object, problems_of
+from etude.core.errors import (
+    EngineAway,
+    EngineError,
+    EtudeError,
+    ImpossibleCall,
+    RequestError,
+    StoreError,
+)
+from etude.wire.dialect import problems_of
+from etude.wire.gateway import code_of, dialect_of, param_of
 
 _LOG = logging.getLogger("etude.server")
 
@@ -36,9 +44,9 @@ class ApiError(HTTPException):
         self.param = param
         self.code = code
 
-    def response(self) -> JSONResponse:
-        """The answer."""
-        content = error_object(self.status_code, str(self.detail), param=self.param, code=self.code)
+    def response(self, path: str = "") -> JSONResponse:
+        """The answer to a request for a path, in the words of its API."""
+        content = dialect_of(path).error(self.status_code, str(self.detail), param=self.param, code=self.code)
         return JSONResponse(content, self.status_code, dict(self.headers or {}))
 
 
@@ -51,7 +59,7 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer every error with an error object."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        return _api_error(request, error).response()
+        return _api_error(request, error).response(request.url.path)
 
     for kind in (HTTPException, RequestValidationError, EtudeError, DBAPIError, Exception):
         app.add_exception_handler(kind, answer)
@@ -73,7 +81,9 @@ def _api_error(request: Request, error: Exception) -> ApiError:
             message, param = problems_of(error.errors())
             return ApiError(400, message, param=param, code="invalid_value")
         case RequestError():
-            return ApiError(400, str(error), param=error.param)
+            return ApiError(400, str(error), param=error.param, code="invalid_value")
+        case ImpossibleCall():
+            return ApiError(400, str(error), param=param_of(error), code=code_of(error) or "invalid_value")
         case DBAPIError():
             _LOG.error("%s: the database: %s", where, error)
             message = "the server's database does not answer; its log has the reason"

@@ -43,6 +43,8 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
         "tool_choice": None if request.tool_choice == "auto" else request.tool_choice,
         "parallel_tool_calls": None if request.parallel_tool_calls else False,
         "template_options": dict(request.template_options) or None,
+        "prompt": request.prompt,
+        "top_logprobs": request.top_logprobs or None,
         "parent": None if name is None else [name, shared],
         "messages": request.messages[shared:],
         "tools": None if has_tools else request.tools,
@@ -75,6 +77,8 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
             tool_choice=data.get("tool_choice", "auto"),
             parallel_tool_calls=data.get("parallel_tool_calls", True),
             template_options=data.get("template_options", {}),
+            prompt=tuple(prompt) if isinstance(prompt := data.get("prompt"), list) else prompt,
+            top_logprobs=data.get("top_logprobs", 0),
         ),
         completion=None if completion is None else _decode_completion(completion, parent),
         error=data.get("error"),
@@ -113,6 +117,7 @@ def _encode_completion(completion: Completion, parent: Call | None) -> Json:
         "prompt_ids": None if ids is None else [shared, _pack(_INT32, ids[shared:])],
         "completion_ids": _pack(_INT32, completion.completion_ids),
         "logprobs": _pack(_FLOAT64, completion.logprobs),
+        "top_logprobs": completion.top_logprobs or None,
         "drifted": completion.drifted or None,
         "fault": completion.fault or None,
         "constraint": None if completion.constraint is None else asdict(completion.constraint),
@@ -129,6 +134,10 @@ def _decode_completion(data: Json, parent: Call | None) -> Completion:
         prompt_ids=None if ids is None else _token_ids(parent)[:shared] + ids,
         completion_ids=_unpack(_INT32, data.get("completion_ids")),
         logprobs=_unpack(_FLOAT64, data.get("logprobs")),
+        top_logprobs=tuple(
+            tuple((int(token), float(logprob)) for token, logprob in top)
+            for top in data.get("top_logprobs", ())
+        ),
         usage=Usage(*data["usage"]),
         model_version=data["model_version"],
         drifted=data.get("drifted", False),

@@ -24,6 +24,9 @@ from etude.wire.forms import (
     read_structured,
 )
 
+_DEFAULT_TOKENS = 16
+"""OpenAI's `max_tokens` where a completion asks for none."""
+
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
@@ -144,17 +147,21 @@ class CompletionBody(InferenceBody):
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
 
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, one by one."""
-        prompt: Any = self.prompt
-        alone = isinstance(prompt, str) or isinstance(prompt[0], int)
-        return [prompt] if alone else list(prompt)
+    def given(self) -> dict[str, Any]:
+        """The parameters of sampling. The API's own default is a short answer."""
+        return {"max_tokens": _DEFAULT_TOKENS} | super().given()
 
     def request(self) -> ChatBody:
-        """The request without its prompts: they are texts, or token ids."""
-        top = self.logprobs
-        return replace(super().request(), logprobs=top is not None, top_logprobs=top or 0)
+        """The request with its prompts, which are texts or token ids."""
+        prompt: Any = self.prompt
+        alone = isinstance(prompt, str) or isinstance(prompt[0], int)
+        prompts = [prompt] if alone else prompt
+        return replace(
+            super().request(),
+            prompts=tuple(each if isinstance(each, str) else tuple(each) for each in prompts),
+            logprobs=self.logprobs is not None,
+            top_logprobs=self.logprobs or 0,
+        )
 
 
 def plain_messages(messages: Any) -> tuple[Message, ...]:
@@ -174,6 +181,12 @@ def plain_messages(messages: Any) -> tuple[Message, ...]:
             raise RequestError(f"messages[{index}]: {error}") from error
     check_conversation(copies, None)
     return tuple(map(without_unset, copies))
+
+
+def as_message(prompt: str | Sequence[int]) -> tuple[Message, ...]:
+    """A message that stands for a prompt without any, for whoever reads the record of the call."""
+    text = prompt if isinstance(prompt, str) else f"({len(prompt)} token ids)"
+    return ({"role": "user", "content": text},)
 
 
 def without_unset(message: Message) -> Message:

@@ -2,119 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from etude.core.call import Completion
-from etude.core.errors import RequestError
+from etude.core.call import Delta
+from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob, TokenName, named_by_id
 from etude.wire.bodies import ChatCompletionBody
-from etude.wire.dialect import (
-    ChatBody,
-    Dialect,
-    Event,
-    RecordedCompletion,
-    usage_object,
-    validated,
-)
+from etude.wire.dialect import ChatBody, Dialect, Event, Stream, usage_object, validated
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have, in the API."""
 
 _REPLACEMENT = "\ufffd"
 
-TokenName: TypeAlias = Callable[[int], str]
-"""A token's text, or `named_by_id`."""
-
-TokenLogprob: TypeAlias = tuple[int, float, Sequence[tuple[int, float]]]
-"""A sampled token, its logprob, and the most likely ones with theirs."""
-
 
 class ChatDialect(Dialect):
     """`POST /chat/completions`: messages are not translated, and so need not be remembered."""
 
+    error_event = None
+
     def parse(self, body: Any) -> ChatBody:
         """Read a chat completion request, which may leave the model to the episode."""
-        known = validated(ChatCompletionBody, body, model="")
-        if known.n not in (None, 1):
-            raise RequestError(f"parameter 'n' can only be 1 here, found {known.n}")
-        return known.request()
+        return validated(ChatCompletionBody, body, model="").request()
 
-    def reply(self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
+    def reply(
+        self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int
+    ) -> dict[str, Any]:
         """The `chat.completion` object."""
-        completion = recorded.completion
-        logprobs = recorded_logprobs(completion) if asked.logprobs else None
+        first = answers[0].completion
         reply = {
-            "id": recorded.id,
+            "id": answers[0].id,
             "object": "chat.completion",
             "created": created,
-            "model": recorded.model,
-            "choices": [chat_choice(0, completion, asked, logprobs)],
-            "usage": usage_object(completion.usage.prompt_tokens, completion.usage.completion_tokens),
+            "model": answers[0].model,
+            "choices": [_choice(index, answer, asked) for index, answer in enumerate(answers)],
+            "usage": usage_of(answers, asked),
         }
-        return reply | ({"prompt_token_ids": completion.prompt_ids} if asked.return_token_ids else {})
+        return reply | ({"prompt_token_ids": first.prompt_ids} if asked.return_token_ids else {})
 
-    def events(self, reply: dict[str, Any], asked: ChatBody) -> Iterator[Event]:
-        """The `chat.completion.chunk` objects, and the end."""
-        [choice] = reply["choices"]
-        head = {name: reply[name] for name in ("id", "object", "created", "model")}
-        head["object"] += ".chunk"
-        usage: dict[str, Any] = {"usage": None} if asked.include_usage else {}
-        content, *rest = message_deltas(choice["message"])
-        extras = {name: value for name, value in content.items() if name != "content"}
-        deltas = [
-            chat_delta(0, {"role": "assistant", "content": "", **extras}),
-            chat_delta(
-                0,
-                {"content": content["content"]} if content["content"] else {},
-                logprobs=choice["logprobs"],
-                token_ids=choice.get("token_ids"),
-            ),
-            *(chat_delta(0, delta) for delta in rest),
-            chat_delta(0, {}, choice["finish_reason"]),
-        ]
-        for delta in deltas:
-            yield None, {**head, "choices": [delta], **usage}
-        if asked.include_usage:
-            yield None, {**head, "choices": [], "usage": reply["usage"]}
-        yield None, "[DONE]"
+    def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
+        """`chat.completion.chunk` objects."""
+        return _ChatStream(asked, created)
 
 
-def chat_choice(
-    index: int, completion: Completion, asked: ChatBody, logprobs: dict[str, Any] | None
-) -> dict[str, Any]:
-    """A choice of a chat completion."""
+def _choice(index: int, answer: RecordedCompletion, asked: ChatBody) -> dict[str, Any]:
+    completion = answer.completion
+    told = asked.logprobs and completion.logprobs is not None
     choice = {
         "index": index,
         "message": {"content": None} | completion.message | {"role": "assistant"},
         "finish_reason": completion.finish_reason,
-        "logprobs": logprobs,
+        "logprobs": logprobs_object(answer.tokens, answer.name) if told else None,
     }
     return choice | ({"token_ids": completion.completion_ids} if asked.return_token_ids else {})
 
 
-def chat_delta(
-    index: int,
-    delta: dict[str, Any],
-    finish_reason: str | None = None,
-    *,
-    logprobs: dict[str, Any] | None = None,
-    token_ids: Sequence[int] | None = None,
-) -> dict[str, Any]:
-    """A piece of a choice in a stream."""
-    choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
-    return choice if token_ids is None else choice | {"token_ids": token_ids}
+class ChunkStream(Stream):
+    """A stream of chunks of one kind, with the usage at the end where that is asked for."""
+
+    kind = "chat.completion.chunk"
+
+    def __init__(self, asked: ChatBody, created: int) -> None:
+        super().__init__(asked)
+        self._head: dict[str, Any] = {"object": self.kind, "created": created}
+
+    def begin(self, heading: Heading) -> None:
+        """Take the id and model of the first answer of which there is anything."""
+        self._head = {"id": heading.id, "model": heading.model} | self._head
+
+    def chunk(self, choice: dict[str, Any], **more: Any) -> Event:
+        """A chunk with a piece of one choice."""
+        usage: dict[str, Any] = {"usage": None} if self.asked.include_usage else {}
+        return None, {**self._head, "choices": [choice], **usage, **more}
+
+    def end(self, reply: dict[str, Any]) -> Iterator[Event]:
+        """The usage, and `[DONE]`."""
+        if self.asked.include_usage:
+            yield None, {**self._head, "choices": [], "usage": reply["usage"]}
+        yield None, "[DONE]"
 
 
-def message_deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A message in pieces: all but its calls of tools, then each of these."""
-    yield {name: value for name, value in message.items() if name not in ("role", "tool_calls")}
-    for index, call in enumerate(message.get("tool_calls") or ()):
-        yield {"tool_calls": [{"index": index, **call}]}
+class _ChatStream(ChunkStream):
+    def add(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
+        yield from self._begun(index, heading, delta.prompt_ids)
+        said = self.said[index]
+        said.take(delta)
+        if fields := _text_fields(delta):
+            yield self._piece(index, heading, fields)
+
+    def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
+        completion = answer.completion
+        yield from self._begun(index, answer, completion.prompt_ids)
+        said, message = self.said[index], completion.message
+        fields = _text_fields(said.take_rest(completion))
+        spoken = ("role", "content", "tool_calls", "reasoning_content")
+        fields |= {name: value for name, value in message.items() if name not in spoken}
+        calls = message.get("tool_calls") or ()
+        if fields or (said.waiting and not calls):
+            yield self._piece(index, answer, fields)
+        for number, call in enumerate(calls):
+            yield self._piece(index, answer, {"tool_calls": [{"index": number, **call}]})
+        yield self._piece(index, answer, {}, completion.finish_reason)
+
+    def _begun(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
+        if index not in self.said:
+            if not self.said:
+                self.begin(heading)
+            self.said[index] = Said()
+            more = {"prompt_token_ids": prompt_ids} if self.asked.return_token_ids else {}
+            name, model = self._piece(index, heading, {"role": "assistant", "content": ""})
+            yield name, model | more
+
+    def _piece(
+        self, index: int, heading: Heading, delta: dict[str, Any], finish_reason: str | None = None
+    ) -> Event:
+        """A chunk, with the tokens that its text was made of."""
+        tokens = self.said[index].taken()
+        logprobs = logprobs_object(tokens, heading.name) if tokens and self.asked.logprobs else None
+        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
+        ids = {"token_ids": [token for token, _, _ in tokens]} if self.asked.return_token_ids else {}
+        return self.chunk(choice | ids)
 
 
-def named_by_id(token: int) -> str:
-    """vLLM's name of a token whose text does not matter."""
-    return f"token_id:{token}"
+def _text_fields(delta: Delta) -> dict[str, Any]:
+    thinking = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+    return thinking | ({"content": delta.content} if delta.content else {})
+
+
+def usage_of(answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, int]:
+    """OpenAI's `usage` of answers; a prompt that has several is counted once."""
+    prompts = sum(answer.completion.usage.prompt_tokens for answer in answers[:: asked.n])
+    return usage_object(prompts, sum(answer.completion.usage.completion_tokens for answer in answers))
 
 
 def logprobs_object(tokens: Iterable[TokenLogprob], name: TokenName) -> dict[str, Any]:
@@ -131,17 +149,6 @@ def logprobs_object(tokens: Iterable[TokenLogprob], name: TokenName) -> dict[str
         for token, logprob, top in tokens
     ]
     return {"content": content, "refusal": None}
-
-
-def recorded_logprobs(completion: Completion) -> dict[str, Any] | None:
-    """The `logprobs` of a recorded completion, whose tokens are named by their ids where it has these."""
-    if completion.logprobs is None:
-        return None
-    ids, name = completion.completion_ids, named_by_id
-    if ids is None:
-        ids, name = tuple(range(len(completion.logprobs))), lambda token: ""
-    tokens = ((token, logprob, ()) for token, logprob in zip(ids, completion.logprobs, strict=True))
-    return logprobs_object(tokens, name)
 
 
 def finite(logprob: float) -> float:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from etude.core.call import Completion
+from etude.core.call import Delta
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool, text_of
+from etude.wire.answers import Heading, RecordedCompletion, Said
 from etude.wire.sampling import SamplingFields
 
 Event = tuple[str | None, Any]
@@ -32,6 +33,9 @@ BOOKKEEPING = frozenset(
 
 Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
 """Values of parameters."""
+
+_KEPT_CONVERSATIONS = 4096
+"""Of all clients of a server together."""
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -114,17 +118,19 @@ class ChatBody:
     """As in `ChatRequest`."""
     parallel_tool_calls: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    """Texts or token ids to go on from, where there are no messages."""
+    prompt: str | tuple[int, ...] | None = None
+    """The one of them that is asked for."""
     function: str | None = None
     """The function of the agent that asks, when the request's headers name one."""
+    on_delta: Callable[[Heading, Delta], None] | None = field(default=None, compare=False)
+    """Called with each piece of the answer, by whoever can give any."""
 
-
-@dataclass(frozen=True, slots=True)
-class RecordedCompletion:
-    """A completion that was recorded, as an API presents it."""
-
-    id: str
-    model: str
-    completion: Completion
+    def each(self) -> list[ChatBody]:
+        """A request for each answer that is asked for."""
+        prompts = self.prompts or (None,)
+        return [replace(self, prompt=prompt, choice=choice) for prompt in prompts for choice in range(self.n)]
 
 
 class AnswerMemory:
@@ -134,16 +140,24 @@ class AnswerMemory:
     does not have). With the message as it was, the prompt extends the tokens that were sampled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        """With `shared` clients are strangers to each other: an answer is known to those who know its name,
+        and only the latest are kept."""
+        self._shared = shared
         self._messages: dict[str, Message] = {}
-        self.conversations: dict[str, tuple[Message, ...]] = {}
-        """The messages up to an answer, and the answer, by the answer's name."""
-        self.threads: dict[str, ChatBody] = {}
-        """The same with the tools, of answers that clients may go on from without sending the messages."""
+        self.conversations: dict[str, ChatBody] = {}
+        """The requests up to an answer, and the answer, by the answer's name."""
 
     def add(self, message: Message) -> None:
         """Remember a message of the model."""
-        self._messages[_key(message)] = self._messages[_key(message, thinking=True)] = message
+        if not self._shared:
+            self._messages[_key(message)] = self._messages[_key(message, thinking=True)] = message
+
+    def keep(self, name: str, conversation: ChatBody) -> None:
+        """Remember a conversation up to the answer of that name."""
+        self.conversations[name] = replace(conversation, on_delta=None)
+        if self._shared and len(self.conversations) > _KEPT_CONVERSATIONS:
+            del self.conversations[next(iter(self.conversations))]
 
     def restored(self, messages: Iterable[Message]) -> tuple[Message, ...]:
         """The messages, with each of the assistant's that is known as the model wrote it.
@@ -161,6 +175,9 @@ class AnswerMemory:
 class Dialect(ABC):
     """Reads requests and writes answers. An instance serves one episode, whose answers it remembers."""
 
+    error_event: ClassVar[str | None] = "error"
+    """The name of the event of a stream that failed half-way, where events have names."""
+
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
 
@@ -173,17 +190,43 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def reply(self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
-        """The answer to `body`, which was read as `asked`; `created` in Unix seconds."""
+    def reply(
+        self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int
+    ) -> dict[str, Any]:
+        """The reply to `body`, which was read as `asked`; `created` in Unix seconds."""
 
     @abstractmethod
-    def events(self, reply: dict[str, Any], asked: ChatBody) -> Iterator[Event]:
-        """The events of a stream that says the same as a reply."""
+    def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
+        """A new stream that says the same as a reply."""
 
     @staticmethod
     def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
         """The error object of a response with that status; `param` is the field of the request at fault."""
         return error_object(status, message, param=param, code=code)
+
+
+class Stream(ABC):
+    """The events of one streamed reply, made as its answers come.
+
+    Pieces of text come first, where the engine gives any; whatever they left out, at an answer's end.
+    """
+
+    def __init__(self, asked: ChatBody) -> None:
+        self.asked = asked
+        self.said: dict[int, Said] = {}
+        """By the number of the answer."""
+
+    @abstractmethod
+    def add(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
+        """The events of a piece of an answer."""
+
+    @abstractmethod
+    def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
+        """The events of what is missing of an answer now that it is there."""
+
+    @abstractmethod
+    def end(self, reply: dict[str, Any]) -> Iterator[Event]:
+        """The last events, once all answers are there."""
 
 
 def error_object(

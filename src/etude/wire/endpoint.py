@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import httpx
+
 from etude.core.errors import RequestError
 from etude.wire.dialect import AnswerMemory
 from etude.wire.gateway import Gateway, Handler, error_response
+from etude.wire.tokens import Readers
 
 if TYPE_CHECKING:
     import uvicorn
@@ -30,7 +33,8 @@ _BACKLOG = 512
 class Endpoint:
     """Where to send requests so that they are recorded into one episode.
 
-    Chat completions, the Responses API, and Anthropic's messages.
+    Chat completions, completions, the Responses API, and Anthropic's messages, with streams; the models,
+    and counting their tokens.
     """
 
     base_url: str
@@ -93,14 +97,16 @@ class EndpointServer:
         self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
 
-    def open(self, handler: Handler, memory: AnswerMemory | None = None) -> Endpoint:
+    def open(
+        self, handler: Handler, memory: AnswerMemory | None = None, readers: Readers | None = None
+    ) -> Endpoint:
         """A new key; requests that bear it are answered by `handler`. Starts the server.
 
-        `memory` holds the answers that the episode's other clients were given.
+        `memory` holds the answers that the episode's other clients were given; `readers` are the models.
         """
         self.start()
         name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        self._gateways[name] = (secret, Gateway(handler, memory))
+        self._gateways[name] = (secret, Gateway(handler, memory, readers))
         return Endpoint(self.base_url, f"etude-{name}-{secret}")
 
     def revoke(self, endpoint: Endpoint) -> None:
@@ -131,7 +137,6 @@ class EndpointServer:
 
     def _application(self) -> Starlette:
         from starlette.applications import Starlette
-        from starlette.responses import Response
         from starlette.routing import Route
 
         async def record(request: Request) -> Response:
@@ -144,10 +149,20 @@ class EndpointServer:
                 response = error_response(path, 401, message, code="invalid_api_key")
             else:
                 response = await gateway.answer(request.method, path, request.headers, await request.body())
-            return Response(response.content, response.status_code, dict(response.headers))
+            return as_starlette(response)
 
         methods = ["GET", "POST", "PUT", "DELETE", "PATCH"]
         return Starlette(routes=[Route("/{path:path}", record, methods=methods)])
+
+
+def as_starlette(response: httpx.Response) -> Response:
+    """The response of a gateway as a server sends it."""
+    from starlette.responses import Response, StreamingResponse
+
+    headers = dict(response.headers)
+    if isinstance(response.stream, httpx.SyncByteStream):
+        return Response(response.content, response.status_code, headers)
+    return StreamingResponse(response.aiter_raw(), response.status_code, headers)
 
 
 def listen(host: str, port: int) -> socket.socket:

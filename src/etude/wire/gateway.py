@@ -5,29 +5,40 @@ The clients are real OpenAI clients whose requests never leave the process.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import httpx
 from pydantic_core import from_json
 
-from etude.core.errors import EngineError, EtudeError, ImpossibleCall, RequestError
+from etude.core.call import Delta
+from etude.core.errors import EngineError, EtudeError, ImpossibleCall, PromptTooLong, RequestError
+from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.chat import ChatDialect
-from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, RecordedCompletion, server_sent
+from etude.wire.completions import CompletionsDialect
+from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, server_sent
 from etude.wire.messages import MessagesDialect
 from etude.wire.responses import ResponsesDialect
+from etude.wire.tokens import TOKEN_PATHS, Readers, models_reply, token_reply
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
+
+T = TypeVar("T")
 
 Handler: TypeAlias = Callable[[ChatBody], Awaitable[RecordedCompletion]]
 """Makes and records the call that a request asks for. Raises RequestError when the request is wrong,
 EngineError when the model has no answer, another EtudeError when no calls may be made any more."""
 
-RunOnLoop: TypeAlias = Callable[[Coroutine[Any, Any, httpx.Response]], httpx.Response]
-"""Runs a coroutine on the event loop, and waits for it."""
+
+class RunOnLoop(Protocol):
+    """Runs a coroutine on the event loop, and waits for it."""
+
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
+
 
 FUNCTION_HEADER = "x-etude-function"
 """Request header: the function of the agent that makes the call."""
@@ -37,6 +48,7 @@ ERROR_HEADER = "x-etude-error"
 
 _DIALECTS: Mapping[str, type[Dialect]] = {
     "/chat/completions": ChatDialect,
+    "/completions": CompletionsDialect,
     "/responses": ResponsesDialect,
     "/messages": MessagesDialect,
 }
@@ -59,9 +71,25 @@ class Gateway:
     the one that was recorded.
     """
 
-    def __init__(self, handler: Handler, memory: AnswerMemory | None = None) -> None:
-        """`memory` is shared by all gateways of an episode."""
+    def __init__(
+        self,
+        handler: Handler,
+        memory: AnswerMemory | None = None,
+        readers: Readers | None = None,
+        *,
+        defaults: Callable[[str], Mapping[str, Any]] = lambda model: {},
+        finishes: bool = True,
+    ) -> None:
+        """`memory` is shared by all gateways of an episode. `readers` are for `/models` and counting tokens.
+
+        `defaults` are the parameters of requests to a model, where they do not have them. `finishes` tells
+        whether an answer is sampled to its end when its client has hung up.
+        """
         self._handler = handler
+        self._readers = readers
+        self._defaults = defaults
+        self._finishes = finishes
+        self._under_way: set[asyncio.Task[None]] = set()
         memory = memory or AnswerMemory()
         self._dialects = {path: dialect(memory) for path, dialect in _DIALECTS.items()}
 
@@ -71,25 +99,146 @@ class Gateway:
         All errors come back as the API's error object, and tell its client not to retry: what could be
         retried has been retried by the engine.
         """
+        try:
+            return await self.respond(method, path, headers, body)
+        except EtudeError as error:
+            return error_response(path, _status_of(error), str(error), code=code_of(error), cause=error)
+
+    async def respond(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> httpx.Response:
+        """The same, for callers with error responses of their own. Raises EtudeError."""
         path = _plain_path(path)
-        dialect = self._dialects.get(path)
-        if dialect is None or method != "POST":
-            message = f"{method} {path} is not recorded; recorded are POST {', '.join(_DIALECTS)}"
-            return error_response(path, 404, message, code="not_found")
+        if (refusal := self._refusal(method, path)) is not None:
+            return refusal
+        if method == "GET" and self._readers is not None:
+            return httpx.Response(200, json=models_reply(path, self._readers))
         try:
             data = from_json(body)
         except ValueError as error:
-            return error_response(path, 400, f"the request is not JSON: {error}")
+            raise RequestError(f"the request is not JSON: {error}") from error
+        if path in TOKEN_PATHS and self._readers is not None:
+            return httpx.Response(200, json=await token_reply(path, data, self._readers))
+        dialect = self._dialects[path]
+        if isinstance(data, dict):
+            data = {**self._defaults(str(data.get("model"))), **_set(data)}
+        asked = replace(dialect.parse(data), function=headers.get(FUNCTION_HEADER))
+        if asked.stream:
+            return await self._streamed(dialect, asked, data)
+        answers = await _all(self._handler, asked.each())
+        return httpx.Response(200, json=dialect.reply(answers, asked, data, int(time.time())))
+
+    async def _streamed(self, dialect: Dialect, asked: ChatBody, data: Any) -> httpx.Response:
+        """A stream, once there is something to put into it: before that, a failure has a status."""
+        news: asyncio.Queue[_News] = asyncio.Queue()
+        sampling = asyncio.create_task(_listen(self._handler, asked.each(), news))
+        self._under_way.add(sampling)
+        sampling.add_done_callback(self._under_way.discard)
         try:
-            asked = dialect.parse(data)
-            recorded = await self._handler(replace(asked, function=headers.get(FUNCTION_HEADER)))
-        except EtudeError as error:
-            return error_response(path, _status_of(error), str(error), cause=error)
-        reply = dialect.reply(recorded, asked, data, int(time.time()))
-        if not asked.stream:
-            return httpx.Response(200, json=reply)
-        events = b"".join(server_sent(data, name) for name, data in dialect.events(reply, asked))
-        return httpx.Response(200, content=events, headers={"content-type": "text/event-stream"})
+            first = await news.get()
+        except BaseException:
+            sampling.cancel()
+            raise
+        if isinstance(first, EtudeError):
+            raise first
+
+        events = _events(dialect, (asked, data, int(time.time())), first, news)
+
+        async def sent() -> AsyncIterator[bytes]:
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                if not self._finishes:
+                    sampling.cancel()
+
+        return httpx.Response(200, content=sent(), headers=_STREAM_HEADERS)
+
+    def _refusal(self, method: str, path: str) -> httpx.Response | None:
+        """The answer to a request that there is no answer to; None where there may be one."""
+        has_models = self._readers is not None
+        is_models = has_models and (path == "/models" or path.startswith("/models/"))
+        known = [*_DIALECTS, *(TOKEN_PATHS if has_models else ())]
+        if not is_models and path not in known:
+            message = f"{method} {path} is not served here; served are POST {', '.join(known)}"
+            return error_response(path, 404, message, code="not_found")
+        wanted = "GET" if is_models else "POST"
+        if method == wanted:
+            return None
+        message = f"{path} takes {wanted}, not {method}"
+        answer = error_response(path, 405, message, code="method_not_allowed")
+        answer.headers["allow"] = wanted
+        return answer
+
+
+_News: TypeAlias = tuple[int, Heading, Delta] | EtudeError | None
+"""A piece of an answer, or the answer in place of a heading; an error; or that there is no more."""
+
+_STREAM_HEADERS = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+async def _events(
+    dialect: Dialect, request: tuple[ChatBody, Any, int], item: _News, news: asyncio.Queue[_News]
+) -> AsyncIterator[bytes]:
+    """The events of a stream: those of `item`, of all that comes after it, and of the end."""
+    answers: dict[int, RecordedCompletion] = {}
+    stream = dialect.stream(*request)
+    while item is not None:
+        if isinstance(item, EtudeError):
+            error = dialect.error(_status_of(item), str(item), param=None, code=code_of(item))
+            yield server_sent(error, dialect.error_event)
+            return
+        index, heading, delta = item
+        if isinstance(heading, RecordedCompletion):
+            answers[index] = heading
+            made = stream.finish(index, heading)
+        else:
+            made = stream.add(index, heading, delta)
+        if text := b"".join(server_sent(data, name) for name, data in made):
+            yield text
+        item = await news.get()
+    reply = dialect.reply([answers[index] for index in sorted(answers)], *request)
+    yield b"".join(server_sent(data, name) for name, data in stream.end(reply))
+
+
+def _set(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if value is not None}
+
+
+async def _all(handler: Handler, requests: Sequence[ChatBody]) -> list[RecordedCompletion]:
+    """All answers, in order. When one fails or the caller is cancelled, all are given up."""
+    tasks = [asyncio.ensure_future(handler(request)) for request in requests]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _listen(handler: Handler, requests: Sequence[ChatBody], news: asyncio.Queue[_News]) -> None:
+    """Put all pieces of all answers into the queue as they come."""
+
+    async def answer(index: int, request: ChatBody) -> None:
+        def on_delta(heading: Heading, delta: Delta) -> None:
+            news.put_nowait((index, heading, delta))
+
+        recorded = await handler(replace(request, on_delta=on_delta))
+        news.put_nowait((index, recorded, Delta()))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index, request in enumerate(requests):
+                group.create_task(answer(index, request))
+    except* EtudeError as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        news.put_nowait(first if isinstance(first, EtudeError) else EngineError(str(first)))
+    news.put_nowait(None)
 
 
 def error_response(
@@ -99,10 +248,28 @@ def error_response(
     headers = {"x-should-retry": "false"}
     if cause is not None:
         headers[ERROR_HEADER] = type(cause).__name__
-    param = cause.param if isinstance(cause, RequestError) else None
-    dialect = _DIALECTS.get(_plain_path(path), ChatDialect)
+    param = None if cause is None else param_of(cause)
+    dialect = dialect_of(path)
     error = dialect.error(status, message, param=param, code=code)
     return httpx.Response(status, json=error, headers=headers)
+
+
+def dialect_of(path: str) -> type[Dialect]:
+    """The dialect that the errors of a path are written in."""
+    path = _plain_path(path)
+    return MessagesDialect if path.startswith("/messages") else _DIALECTS.get(path, ChatDialect)
+
+
+def param_of(error: EtudeError) -> str | None:
+    """The field of the request that is at fault, where that is known."""
+    if isinstance(error, ImpossibleCall):
+        return "messages"
+    return error.param if isinstance(error, RequestError) else None
+
+
+def code_of(error: EtudeError) -> str | None:
+    """OpenAI's code for an error of the model's."""
+    return "context_length_exceeded" if isinstance(error, PromptTooLong) else None
 
 
 def _status_of(error: EtudeError) -> int:
@@ -140,7 +307,19 @@ class BlockingRecordingTransport(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request of httpx's."""
         body = request.read()
-        return self._run(self._gateway.answer(request.method, request.url.path, request.headers, body))
+        response = self._run(self._gateway.answer(request.method, request.url.path, request.headers, body))
+        if isinstance(response.stream, httpx.SyncByteStream):
+            return response
+        return httpx.Response(response.status_code, headers=response.headers, content=self._pieces(response))
+
+    def _pieces(self, response: httpx.Response) -> Iterator[bytes]:
+        pieces = response.aiter_raw()
+
+        async def following() -> bytes | None:
+            return await anext(pieces, None)
+
+        while (piece := self._run(following())) is not None:
+            yield piece
 
 
 def recording_client(handler: Handler, memory: AnswerMemory | None = None) -> AsyncOpenAI:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -11,14 +11,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
+from etude.wire.answers import Heading, RecordedCompletion
+from etude.wire.blocks import BlockStream, Kind
 from etude.wire.bodies import check_conversation
 from etude.wire.dialect import (
     ChatBody,
     Dialect,
     Event,
     Neutral,
-    RecordedCompletion,
     RequestBody,
+    Stream,
     arguments_object,
     arguments_text,
     tool_call,
@@ -234,69 +236,32 @@ class MessagesDialect(Dialect):
         return replace(asked, messages=self._memory.restored(asked.messages))
 
     def _continued(self, name: str | None) -> ChatBody:
-        if name not in self._memory.threads:
-            raise RequestError(
-                f"thread.previous_message_id {name!r:.80} is no answer of this episode; send the whole "
-                "conversation",
-                param=_THREAD,
-            )
-        return self._memory.threads[name]
+        conversation = self._memory.conversations.get(name or "")
+        if conversation is None:
+            known = f"thread.previous_message_id {name!r:.80} is not known here; send the whole conversation"
+            raise RequestError(known, param=_THREAD)
+        return conversation
 
-    def reply(self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
+    def reply(
+        self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int
+    ) -> dict[str, Any]:
         """The `message` object."""
-        completion = recorded.completion
-        message, usage = completion.message, completion.usage
-        self._memory.add(message)
-        name = f"msg_{recorded.id.removeprefix('chatcmpl-')}"
+        [answer] = answers
+        completion = answer.completion
+        self._memory.add(completion.message)
+        reply = _message(answer)
         if body.get("thread"):
-            self._memory.threads[name] = replace(asked, messages=(*asked.messages, message))
-        calls = message.get("tool_calls") or ()
-        blocks: list[dict[str, Any]] = []
-        if thoughts := message.get("reasoning_content"):
-            blocks.append({"type": "thinking", "thinking": thoughts, "signature": ""})
-        if message.get("content") or not calls:
-            blocks.append({"type": "text", "text": message.get("content") or "", "citations": None})
-        for call in calls:
-            function = call["function"]
-            use = {"name": function["name"], "input": arguments_object(function["arguments"])}
-            blocks.append({"type": "tool_use", "id": call["id"], **use})
-        return {
-            "id": name,
-            "type": "message",
-            "role": "assistant",
-            "model": recorded.model,
-            "content": blocks,
+            said = replace(asked, messages=(*asked.messages, completion.message))
+            self._memory.keep(reply["id"], said)
+        return reply | {
+            "content": list(_blocks(completion.message)),
             "stop_reason": _STOP_REASONS.get(completion.finish_reason, "end_turn"),
-            "stop_sequence": None,
-            "usage": {
-                "input_tokens": usage.prompt_tokens,
-                "output_tokens": usage.completion_tokens,
-                "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 0,
-            },
+            "usage": _usage(completion.usage.prompt_tokens, completion.usage.completion_tokens),
         }
 
-    def events(self, reply: dict[str, Any], asked: ChatBody) -> Iterator[Event]:
+    def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
         """The message, block by block."""
-        usage = reply["usage"]
-        begun = {**reply, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
-        yield _event("message_start", message=begun)
-        for index, block in enumerate(reply["content"]):
-            if block["type"] == "text":
-                empty = {**block, "text": ""}
-                delta = {"type": "text_delta", "text": block["text"]}
-            elif block["type"] == "thinking":
-                empty = {**block, "thinking": ""}
-                delta = {"type": "thinking_delta", "thinking": block["thinking"]}
-            else:
-                empty = {**block, "input": {}}
-                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-            yield _event("content_block_start", index=index, content_block=empty)
-            yield _event("content_block_delta", index=index, delta=delta)
-            yield _event("content_block_stop", index=index)
-        ended = {"stop_reason": reply["stop_reason"], "stop_sequence": None}
-        yield _event("message_delta", delta=ended, usage={"output_tokens": usage["output_tokens"]})
-        yield _event("message_stop")
+        return _MessageStream(asked)
 
     @staticmethod
     def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
@@ -305,6 +270,71 @@ class MessagesDialect(Dialect):
         # By this the SDK knows to send the whole conversation.
         details = {"details": {"error_code": "thread_not_found"}} if param == _THREAD else {}
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
+
+
+def _message(heading: Heading) -> dict[str, Any]:
+    """A message without content."""
+    return {
+        "id": f"msg_{heading.id.removeprefix('chatcmpl-')}",
+        "type": "message",
+        "role": "assistant",
+        "model": heading.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(0, 0),
+    }
+
+
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    cache = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    return {"input_tokens": prompt, "output_tokens": completion, **cache}
+
+
+def _blocks(message: Message) -> Iterator[dict[str, Any]]:
+    calls = message.get("tool_calls") or ()
+    if thoughts := message.get("reasoning_content"):
+        yield _block("reasoning", thoughts)
+    if message.get("content") or not (calls or thoughts):
+        yield _block("content", message.get("content") or "")
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        yield {"type": "tool_use", "id": call["id"], "name": name, "input": arguments_object(arguments)}
+
+
+def _block(kind: Kind, text: str) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "text", "text": text, "citations": None}
+
+
+class _MessageStream(BlockStream):
+    def begin(self, heading: Heading) -> Iterator[Event]:
+        yield _event("message_start", message=_message(heading))
+
+    def opened(self, kind: Kind) -> Iterator[Event]:
+        yield _event("content_block_start", index=self.number, content_block=_block(kind, ""))
+
+    def piece(self, kind: Kind, text: str) -> Iterator[Event]:
+        field = "thinking" if kind == "reasoning" else "text"
+        yield _event("content_block_delta", index=self.number, delta={"type": f"{field}_delta", field: text})
+
+    def closed(self, kind: Kind, text: str) -> Iterator[Event]:
+        yield _event("content_block_stop", index=self.number)
+
+    def calls(self, answer: RecordedCompletion) -> Iterator[Event]:
+        for block in _blocks(answer.completion.message):
+            if block["type"] == "tool_use":
+                self.number += 1
+                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+                yield _event("content_block_start", index=self.number, content_block={**block, "input": {}})
+                yield _event("content_block_delta", index=self.number, delta=delta)
+                yield _event("content_block_stop", index=self.number)
+
+    def end(self, reply: dict[str, Any]) -> Iterator[Event]:
+        ended = {"stop_reason": reply["stop_reason"], "stop_sequence": None}
+        yield _event("message_delta", delta=ended, usage=reply["usage"])
+        yield _event("message_stop")
 
 
 def _event(name: str, **fields: Any) -> Event:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
+from etude.wire.answers import Heading, RecordedCompletion, TokenLogprob
+from etude.wire.blocks import BlockStream, Kind
 from etude.wire.bodies import check_conversation
-from etude.wire.chat import recorded_logprobs
+from etude.wire.chat import logprobs_object
 from etude.wire.dialect import (
     BOOKKEEPING,
     ChatBody,
     Dialect,
     Event,
     Neutral,
-    RecordedCompletion,
     RequestBody,
+    Stream,
     tool_call,
     validated,
 )
 from etude.wire.forms import Wish, choose_tools, effort_options, only_one, read_format
 
 _LOGPROBS = "message.output_text.logprobs"
-_REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens")
+_REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens", "reasoning")
 """Fields of a request that its response has too."""
 
 
@@ -176,24 +179,22 @@ class ResponsesDialect(Dialect):
         check_conversation(messages, asked.tools)
         return replace(asked, messages=messages)
 
-    def reply(self, recorded: RecordedCompletion, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
+    def reply(
+        self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int
+    ) -> dict[str, Any]:
         """The `response` object, which is remembered by its name."""
-        # As much a function of the request as the completion's.
-        name, completion = f"resp_{recorded.id.removeprefix('chatcmpl-')}", recorded.completion
+        [answer] = answers
+        completion = answer.completion
         self._memory.add(completion.message)
+        response = _response(answer, asked, body, created)
         # Instructions are of one request; the API does not carry them over.
         own = asked.messages[1 if body.get("instructions") else 0 :]
-        self._memory.conversations[name] = (*own, completion.message)
+        self._memory.keep(response["id"], replace(asked, messages=(*own, completion.message)))
         cut, usage = completion.finish_reason == "length", completion.usage
-        return {
-            "id": name,
-            "object": "response",
-            "created_at": created,
+        return response | {
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "error": None,
-            "model": recorded.model,
-            "output": list(_output(name, recorded, asked)),
+            "output": list(_output(answer, asked)),
             "usage": {
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -201,39 +202,21 @@ class ResponsesDialect(Dialect):
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
-            **{field: body.get(field) for field in _REPEATED},
-            "metadata": body.get("metadata") or {},
-            "tools": body.get("tools") or [],
-            "tool_choice": body.get("tool_choice") or "auto",
-            "parallel_tool_calls": asked.parallel_tool_calls,
-            "text": body.get("text") or {"format": {"type": "text"}},
-            "reasoning": body.get("reasoning"),
-            "truncation": "disabled",
-            "store": True,
         }
 
-    def events(self, reply: dict[str, Any], asked: ChatBody) -> Iterator[Event]:
+    def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
         """The response item by item, the events numbered in order."""
-        begun = {**reply, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-        events: list[tuple[str, dict[str, Any]]] = [
-            ("response.created", {"response": begun}),
-            ("response.in_progress", {"response": begun}),
-        ]
-        for index, item in enumerate(reply["output"]):
-            events += [(name, {"output_index": index, **fields}) for name, fields in _item_events(item)]
-        events.append((f"response.{reply['status']}", {"response": reply}))
-        for number, (name, fields) in enumerate(events):
-            yield name, {"type": name, "sequence_number": number, **fields}
+        return _ResponseStream(asked, body, created)
 
     def _earlier(self, name: str | None) -> tuple[Message, ...]:
         if name is None:
             return ()
         if name not in self._memory.conversations:
             raise RequestError(
-                f"previous_response_id {name!r:.80} is no response of this episode",
+                f"previous_response_id {name!r:.80} is not known here; send the whole conversation",
                 param="previous_response_id",
             )
-        return self._memory.conversations[name]
+        return self._memory.conversations[name].messages
 
 
 def _messages(items: Iterable[_Item]) -> list[Message]:
@@ -267,37 +250,50 @@ def _text(parts: Iterable[_Part]) -> str:
     return "".join(part.text for part in parts)
 
 
-def _output(name: str, recorded: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, Any]]:
-    """The items of a response: its text, and a call of a tool each."""
-    completion = recorded.completion
-    text, calls = completion.message.get("content"), completion.message.get("tool_calls") or ()
-    if thoughts := completion.message.get("reasoning_content"):
-        yield {
-            "type": "reasoning",
-            "id": name.replace("resp_", "rs_", 1),
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": thoughts}],
-            "status": "completed",
-        }
-    if text or not calls:
-        logprobs = recorded_logprobs(completion) if asked.logprobs else None
-        part = {
-            "type": "output_text",
-            "text": text or "",
-            "annotations": [],
-            "logprobs": [{**token, "bytes": []} for token in logprobs["content"]] if logprobs else [],
-        }
-        yield {
-            "type": "message",
-            "id": name.replace("resp_", "msg_", 1),
-            "role": "assistant",
-            "status": "incomplete" if completion.finish_reason == "length" else "completed",
-            "content": [part],
-        }
+def _response(heading: Heading, asked: ChatBody, body: Any, created: int) -> dict[str, Any]:
+    """A response without output. Its id is as much a function of the request as the completion's."""
+    return {
+        "id": _id(heading, "resp"),
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "incomplete_details": None,
+        "error": None,
+        "model": heading.model,
+        "output": [],
+        "usage": None,
+        **{field: body.get(field) for field in _REPEATED},
+        "metadata": body.get("metadata") or {},
+        "tools": body.get("tools") or [],
+        "tool_choice": body.get("tool_choice") or "auto",
+        "parallel_tool_calls": asked.parallel_tool_calls,
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "truncation": "disabled",
+        "store": True,
+    }
+
+
+def _id(heading: Heading, prefix: str) -> str:
+    return f"{prefix}_{heading.id.removeprefix('chatcmpl-')}"
+
+
+def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, Any]]:
+    """The items of a response: its thoughts, its text, and a call of a tool each."""
+    completion = answer.completion
+    message, status = (
+        completion.message,
+        "incomplete" if completion.finish_reason == "length" else "completed",
+    )
+    text, calls = message.get("content"), message.get("tool_calls") or ()
+    if thoughts := message.get("reasoning_content"):
+        yield _item(answer, "reasoning", thoughts, status="completed" if text or calls else status)
+    if text or not (calls or thoughts):
+        tokens = answer.tokens if asked.logprobs else []
+        yield _item(answer, "content", text or "", _logprobs(answer, tokens), status=status)
     for index, call in enumerate(calls):
         yield {
             "type": "function_call",
-            "id": f"{name.replace('resp_', 'fc_', 1)}-{index}",
+            "id": f"{_id(answer, 'fc')}-{index}",
             "call_id": call["id"],
             "name": call["function"]["name"],
             "arguments": call["function"]["arguments"],
@@ -305,26 +301,87 @@ def _output(name: str, recorded: RecordedCompletion, asked: ChatBody) -> Iterato
         }
 
 
-def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
-    yield "response.output_item.added", {"item": {**item, "status": "in_progress", **empty}}
-    if item["type"] == "reasoning":
-        at = {"item_id": item["id"], "content_index": 0}
-        [part] = item["content"]
-        yield "response.content_part.added", {**at, "part": {**part, "text": ""}}
-        yield "response.reasoning_text.delta", {**at, "delta": part["text"]}
-        yield "response.reasoning_text.done", {**at, "text": part["text"]}
-        yield "response.content_part.done", {**at, "part": part}
-    elif item["type"] == "message":
-        [part] = item["content"]
-        text, logprobs = part["text"], part["logprobs"]
-        at = {"item_id": item["id"], "content_index": 0}
-        yield "response.content_part.added", {**at, "part": {**part, "text": "", "logprobs": []}}
-        yield "response.output_text.delta", {**at, "delta": text, "logprobs": logprobs}
-        yield "response.output_text.done", {**at, "text": text, "logprobs": logprobs}
-        yield "response.content_part.done", {**at, "part": part}
-    else:
-        name, arguments = "response.function_call_arguments", item["arguments"]
-        yield f"{name}.delta", {"item_id": item["id"], "delta": arguments}
-        yield f"{name}.done", {"item_id": item["id"], "name": item["name"], "arguments": arguments}
-    yield "response.output_item.done", {"item": item}
+def _item(
+    heading: Heading, kind: Kind, text: str, logprobs: Sequence[Any] = (), *, status: str
+) -> dict[str, Any]:
+    """An item with one part of text."""
+    if kind == "reasoning":
+        part: dict[str, Any] = {"type": "reasoning_text", "text": text}
+        return {
+            "type": "reasoning",
+            "id": _id(heading, "rs"),
+            "summary": [],
+            "content": [part],
+            "status": status,
+        }
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+    item = {"type": "message", "id": _id(heading, "msg"), "role": "assistant"}
+    return {**item, "content": [part], "status": status}
+
+
+def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    content = logprobs_object(tokens, heading.name)["content"]
+    return [{**token, "bytes": token["bytes"] or []} for token in content]
+
+
+class _ResponseStream(BlockStream):
+    def __init__(self, asked: ChatBody, body: Any, created: int) -> None:
+        super().__init__(asked)
+        self._body = body
+        self._created = created
+        self._events = count()
+        self._heading = Heading("", "")
+        self._given: list[dict[str, Any]] = []
+        """Logprobs of the text so far."""
+
+    def begin(self, heading: Heading) -> Iterator[Event]:
+        self._heading = heading
+        response = _response(heading, self.asked, self._body, self._created)
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def opened(self, kind: Kind) -> Iterator[Event]:
+        item = _item(self._heading, kind, "", status="in_progress")
+        yield self._event("response.output_item.added", output_index=self.number, item=item | {"content": []})
+        yield self._part("response.content_part.added", item, part=item["content"][0])
+
+    def piece(self, kind: Kind, text: str) -> Iterator[Event]:
+        item = _item(self._heading, kind, "", status="in_progress")
+        if kind == "reasoning":
+            yield self._part("response.reasoning_text.delta", item, delta=text)
+            return
+        logprobs = _logprobs(self._heading, self.text.taken()) if self.asked.logprobs else []
+        self._given += logprobs
+        yield self._part("response.output_text.delta", item, delta=text, logprobs=logprobs)
+
+    def closed(self, kind: Kind, text: str) -> Iterator[Event]:
+        item = _item(self._heading, kind, text, self._given, status="completed")
+        if kind == "reasoning":
+            yield self._part("response.reasoning_text.done", item, text=text)
+        else:
+            yield self._part("response.output_text.done", item, text=text, logprobs=self._given)
+        yield self._part("response.content_part.done", item, part=item["content"][0])
+        yield self._event("response.output_item.done", output_index=self.number, item=item)
+
+    def calls(self, answer: RecordedCompletion) -> Iterator[Event]:
+        name = "response.function_call_arguments"
+        for item in _output(answer, self.asked):
+            if item["type"] == "function_call":
+                self.number += 1
+                at = {"output_index": self.number}
+                begun = {**item, "status": "in_progress", "arguments": ""}
+                call = {**at, "item_id": item["id"]}
+                yield self._event("response.output_item.added", **at, item=begun)
+                yield self._event(f"{name}.delta", **call, delta=item["arguments"])
+                yield self._event(f"{name}.done", **call, name=item["name"], arguments=item["arguments"])
+                yield self._event("response.output_item.done", **at, item=item)
+
+    def end(self, reply: dict[str, Any]) -> Iterator[Event]:
+        yield self._event(f"response.{reply['status']}", response=reply)
+
+    def _part(self, name: str, item: dict[str, Any], **fields: Any) -> Event:
+        at = {"output_index": self.number, "item_id": item["id"], "content_index": 0}
+        return self._event(name, **at, **fields)
+
+    def _event(self, type: str, **fields: Any) -> Event:
+        return type, {"type": type, "sequence_number": next(self._events), **fields}

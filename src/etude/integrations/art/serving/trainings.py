@@ -35,8 +35,8 @@ from etude.models.speech import Speech
 from etude.server.database import Row
 from etude.server.errors import ApiError
 from etude.server.extensions import ServerParts
-from etude.server.generation import unless_gone
 from etude.server.hyperparameters import Hyperparameters, resolved
+from etude.server.inference import unless_gone
 from etude.server.jobs import JobStore
 
 HUNG_UP = 499

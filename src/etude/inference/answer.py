@@ -1,0 +1,198 @@
+"""From sampled tokens to an assistant's message: all at once, and piece by piece while it is sampled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from etude.core.call import ChatRequest, Completion, Delta, Usage
+from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
+from etude.core.message import Message
+from etude.inference.engine import SampledToken, TokenEngine, TokenRequest
+from etude.models.template import Prompt
+from etude.models.tool_grammar import sampling_of
+
+if TYPE_CHECKING:
+    from etude.models.speech import Speech
+
+_REPLACEMENT = "\ufffd"
+_READ_EACH = 64
+"""An answer of n tokens is read as a message again after n / 64 more, so that all readings together take a
+time that is linear in its length."""
+_MAY_BE_CALL = re.compile(r"^\s*[{\[]|<|\[(?:T|$)")
+"""Where the text of an answer with tools may turn out to be the beginning of a call, by any family."""
+_MAY_BE_THOUGHT = re.compile(
+    r"\s*(?:$|[<\[](?:[^>\]\s]{0,24}$|[^>\]]*(?:think|thought|channel|reason)))", re.I
+)
+"""The beginning of a text that may turn out to be thinking."""
+
+
+async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
+    """One answer of an engine that continues token ids. Raises EngineError."""
+    speech, sampling = engine.speech, request.sampling
+    if request.prompt is None:
+        prompt, sampling = speech.template.prompt(request), sampling_of(request, speech.template)
+    else:
+        prompt = Prompt(prompt_ids(speech, request.prompt))
+    ids = prompt.ids
+    require_room(speech, ids)
+    stream = AnswerStream(speech, request, ids) if request.on_delta is not None else None
+    sampled = await engine.sample(
+        TokenRequest(ids, sampling, request.key, request.conversation, request.top_logprobs),
+        None if stream is None else stream.add,
+    )
+    message = read(speech, request, sampled.text, ids, sampled.ids)
+    return Completion(
+        message=message,
+        finish_reason="tool_calls" if message.get("tool_calls") else sampled.finish_reason,
+        prompt_ids=sampled.prompt_ids,
+        completion_ids=sampled.ids,
+        logprobs=sampled.logprobs,
+        top_logprobs=sampled.top,
+        usage=Usage(len(sampled.prompt_ids), len(sampled.ids)),
+        model_version=sampled.version,
+        drifted=prompt.drifted,
+        fault="" if prompt.fault is None else prompt.fault.reason,
+        constraint=None if sampling is request.sampling else sampling.constraint,
+    )
+
+
+def prompt_ids(speech: Speech, prompt: str | Sequence[int], *, special: bool = True) -> tuple[int, ...]:
+    """The token ids of a prompt as it stands, with the tokenizer's own special tokens around a text."""
+    if isinstance(prompt, str):
+        return tuple(speech.tokenizer(prompt, add_special_tokens=special)["input_ids"])
+    return tuple(prompt)
+
+
+def require_room(speech: Speech, ids: Sequence[int]) -> None:
+    """Raise ImpossibleCall when a prompt leaves no room for an answer, or has ids that are no tokens."""
+    if not ids:
+        raise ImpossibleCall("the prompt is empty: the model has nothing to continue")
+    if len(ids) >= speech.max_context:
+        raise PromptTooLong(
+            f"the model's context is {speech.max_context} tokens, and the prompt has {len(ids)}; shorten the "
+            "conversation"
+        )
+    if (largest := max(ids)) >= speech.vocabulary:
+        raise ImpossibleCall(f"token id {largest} is not in the vocabulary of {speech.vocabulary}")
+
+
+def read(
+    speech: Speech, request: ChatRequest, text: str, prompt: Sequence[int], ids: Sequence[int] = ()
+) -> Message:
+    """The message that sampled text, of the tokens `ids`, stands for after a prompt. Raises EngineError."""
+    if request.prompt is not None:
+        return {"role": "assistant", "content": text}
+    first = sum(len(message.get("tool_calls") or ()) for message in request.messages)
+    tools = () if request.tool_choice == "none" else request.tools
+    return speech.template.parse(
+        text, tools, ids=ids, prompt_ids=prompt, options=request.template_options, first_call=first
+    )
+
+
+class TextStream:
+    """Turns the tokens of one sequence into pieces of text that add up to the final text."""
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop_ids: frozenset[int], stops: Sequence[str]
+    ) -> None:
+        self._decode = decode
+        self._stop_ids = stop_ids
+        self._stops = stops
+        self._ids: list[int] = []
+        self._known = self._read = 0
+        """Tokens before `known` are out; those up to `read` are decoded again, as context of the rest."""
+        self._held = ""
+        self._over = False
+
+    def add(self, token: int) -> str:
+        """The text that is certain now that this token was sampled; often empty."""
+        if self._over or token in self._stop_ids:
+            return ""
+        self._ids.append(token)
+        before = self._decode(self._ids[self._known : self._read])
+        now = self._decode(self._ids[self._known :])
+        if now.endswith(_REPLACEMENT) or len(now) <= len(before):
+            return ""
+        self._known, self._read = self._read, len(self._ids)
+        self._held += now[len(before) :]
+        if any(stop in self._held for stop in self._stops):
+            self._over = True
+            return ""
+        certain = len(self._held) - self._may_be_stop()
+        text, self._held = self._held[:certain], self._held[certain:]
+        return text
+
+    def _may_be_stop(self) -> int:
+        """Characters at the end that could be the beginning of a stop string."""
+        lengths = [
+            size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])
+        ]
+        return max(lengths, default=0)
+
+
+class AnswerStream:
+    """Gives a request's `on_delta` an answer piece by piece, each once it is certain.
+
+    Text that may turn out to be a tool call or a thought is held back; what is held at the end is in the
+    completion.
+    """
+
+    def __init__(self, speech: Speech, request: ChatRequest, ids: tuple[int, ...]) -> None:
+        sampling, template = request.sampling, speech.template
+        stops = speech.stop_ids.union(sampling.stop_token_ids)
+        self._texts = TextStream(template.decode, stops, sampling.stop)
+        self._speech, self._request, self._prompt_ids = speech, request, ids
+        self._has_tools = bool(request.tools) and request.tool_choice != "none"
+        begun = template.decode(ids[-8:]).rstrip()
+        self._is_thinking = request.prompt is None and begun.endswith(("think>", "THINK]"))
+        """Whether the prompt itself begins a thought."""
+        self._text = ""
+        self._tokens = self._read_at = 0
+        self._content = self._reasoning = ""
+
+    def add(self, token: SampledToken) -> None:
+        """Take the next token."""
+        self._text += self._texts.add(token.id)
+        self._tokens += 1
+        content = reasoning = ""
+        if self._tokens - self._read_at > self._tokens // _READ_EACH:
+            self._read_at = self._tokens
+            content, reasoning = self._certain()
+        self._content, self._reasoning = self._content + content, self._reasoning + reasoning
+        delta = Delta(
+            content,
+            reasoning,
+            (token.id,),
+            (token.logprob,),
+            (token.top,),
+            self._prompt_ids if self._tokens == 1 else None,
+        )
+        if self._request.on_delta is not None:
+            self._request.on_delta(delta)
+
+    def _certain(self) -> tuple[str, str]:
+        """What is new and certain of content and thinking."""
+        if self._request.prompt is not None:
+            return self._text[len(self._content) :], ""
+        try:
+            message = read(self._speech, self._request, self._text, self._prompt_ids)
+        except EngineError:
+            return "", ""  # Half of something; the end will show.
+        content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+        thinks = bool(reasoning) or not (self._is_thinking or _MAY_BE_THOUGHT.match(content))
+        if not thinks or message.get("tool_calls"):
+            content = ""
+        if self._has_tools and (held := _MAY_BE_CALL.search(content)):
+            content = content[: held.start()]
+        # Messages with calls or thoughts have their text without the spaces around it.
+        content = "" if self._has_tools and content[:1].isspace() else content.rstrip()
+        return _new(content, self._content), _new(
+            reasoning if content else reasoning.rstrip(), self._reasoning
+        )
+
+
+def _new(text: str, known: str) -> str:
+    """What of the text comes after that which is known."""
+    return text[len(known) :] if text.startswith(known) else ""

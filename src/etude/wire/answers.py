@@ -1,0 +1,95 @@
+"""Answers on their way from a model to an API: heading, tokens, and how much of them was given out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from etude.core.call import Completion, Delta, TopLogprobs
+from etude.core.message import text_of
+
+TokenName: TypeAlias = Callable[[int], str]
+"""A token's text, or `named_by_id`."""
+
+TokenLogprob: TypeAlias = tuple[int, float, TopLogprobs]
+"""A sampled token, its logprob, and the most likely ones with theirs."""
+
+
+def named_by_id(token: int) -> str:
+    """vLLM's name of a token whose text does not matter, or is not known."""
+    return f"token_id:{token}" if token >= 0 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What is known of an answer before there is any."""
+
+    id: str
+    model: str
+    name: TokenName = named_by_id
+    """How the tokens of logprobs are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCompletion(Heading):
+    """A completion that was recorded, as an API presents it."""
+
+    completion: Completion = field(kw_only=True)
+
+    @property
+    def tokens(self) -> list[TokenLogprob]:
+        """The sampled tokens with their logprobs; none where the engine cannot tell."""
+        return tokens_of(self.completion)
+
+
+def tokens_of(source: Completion | Delta) -> list[TokenLogprob]:
+    """The tokens of an answer, or a piece of it, each with its logprob and the alternatives to it."""
+    ids, tops = (
+        (source.completion_ids, source.top_logprobs)
+        if isinstance(source, Completion)
+        else (source.ids, source.top)
+    )
+    logprobs = source.logprobs or ()
+    # An endpoint may give logprobs without the tokens.
+    ids = ids if ids is not None else (-1,) * len(logprobs)
+    tops = tops or ((),) * len(logprobs)
+    return list(zip(ids, logprobs, tops, strict=False))
+
+
+@dataclass(slots=True)
+class Said:
+    """What a stream has given out of one answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    tokens: int = 0
+    """Tokens that came, given out or waiting."""
+    waiting: list[TokenLogprob] = field(default_factory=list)
+    """Those whose text was not given out yet."""
+
+    def take(self, delta: Delta) -> None:
+        """Note a piece."""
+        self.content += delta.content
+        self.reasoning += delta.reasoning
+        self.tokens += len(delta.ids)
+        self.waiting += tokens_of(delta)
+
+    def take_rest(self, completion: Completion) -> Delta:
+        """Note the end, and get what was not given out of the text."""
+        message, tokens = completion.message, tokens_of(completion)
+        self.waiting += tokens[self.tokens :]
+        self.tokens = len(tokens)
+        content = _after(text_of(message), self.content)
+        reasoning = _after(message.get("reasoning_content") or "", self.reasoning)
+        self.content, self.reasoning = self.content + content, self.reasoning + reasoning
+        return Delta(content, reasoning)
+
+    def taken(self) -> list[TokenLogprob]:
+        """The tokens that waited."""
+        tokens, self.waiting = self.waiting, []
+        return tokens
+
+
+def _after(text: str, given: str) -> str:
+    return text[len(given) :] if text.startswith(given) else ""

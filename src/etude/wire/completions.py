@@ -1,0 +1,106 @@
+"""OpenAI's completions: prompts as they stand, without a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from etude.core.call import Delta
+from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob
+from etude.wire.bodies import CompletionBody
+from etude.wire.chat import ChunkStream, finite, usage_of
+from etude.wire.dialect import ChatBody, Dialect, Event, Stream, validated
+
+
+class CompletionsDialect(Dialect):
+    """`POST /completions`: an answer for each prompt and repetition."""
+
+    error_event = None
+
+    def parse(self, body: Any) -> ChatBody:
+        """Read a request, which may leave the model to the episode."""
+        return validated(CompletionBody, body, model="").request()
+
+    def reply(
+        self, answers: Sequence[RecordedCompletion], asked: ChatBody, body: Any, created: int
+    ) -> dict[str, Any]:
+        """The `text_completion` object."""
+        choices = []
+        for index, answer in enumerate(answers):
+            completion = answer.completion
+            text, reason = str(completion.message["content"]), completion.finish_reason
+            choices.append(_choice(asked, index, answer, text, answer.tokens, reason))
+            if asked.return_token_ids:
+                choices[-1]["prompt_token_ids"] = completion.prompt_ids
+        return {
+            "id": _id(answers[0]),
+            "object": "text_completion",
+            "created": created,
+            "model": answers[0].model,
+            "choices": choices,
+            "usage": usage_of(answers, asked),
+        }
+
+    def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
+        """Pieces of `text_completion` objects."""
+        return _TextStream(asked, created)
+
+
+class _TextStream(ChunkStream):
+    kind = "text_completion"
+
+    def add(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
+        said = self._said(index, heading)
+        offset = len(said.content)
+        said.take(delta)
+        if delta.content:
+            yield self._piece(index, heading, delta.content, offset)
+
+    def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
+        said, completion = self._said(index, answer), answer.completion
+        offset = len(said.content)
+        rest = said.take_rest(completion).content
+        yield self._piece(index, answer, rest, offset, completion.finish_reason)
+
+    def _said(self, index: int, heading: Heading) -> Said:
+        if not self.said:
+            self.begin(Heading(_id(heading), heading.model))
+        return self.said.setdefault(index, Said())
+
+    def _piece(
+        self, index: int, heading: Heading, text: str, offset: int, reason: str | None = None
+    ) -> Event:
+        tokens = self.said[index].taken()
+        return self.chunk(_choice(self.asked, index, heading, text, tokens, reason, offset))
+
+
+def _id(heading: Heading) -> str:
+    return f"cmpl-{heading.id.removeprefix('chatcmpl-')}"
+
+
+def _choice(
+    asked: ChatBody,
+    index: int,
+    heading: Heading,
+    text: str,
+    tokens: Sequence[TokenLogprob],
+    finish_reason: str | None,
+    offset: int = 0,
+) -> dict[str, Any]:
+    """A choice, or a piece of it whose text begins at `offset`."""
+    logprobs = _logprobs(heading, tokens, offset) if asked.logprobs else None
+    choice = {"index": index, "text": text, "finish_reason": finish_reason, "logprobs": logprobs}
+    return choice | ({"token_ids": [token for token, _, _ in tokens]} if asked.return_token_ids else {})
+
+
+def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    texts = [heading.name(token) for token, _, _ in tokens]
+    return {
+        "tokens": texts,
+        "token_logprobs": [finite(logprob) for _, logprob, _ in tokens],
+        "text_offset": [*accumulate(map(len, texts), initial=offset)][:-1],
+        "top_logprobs": [
+            {heading.name(other): finite(logprob) for other, logprob in top} for _, _, top in tokens
+        ],
+    }

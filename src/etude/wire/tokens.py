@@ -1,0 +1,107 @@
+"""Requests about tokens and models that sample nothing: tokenize, detokenize, count tokens, models."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from etude.core.call import ChatRequest
+from etude.core.errors import RequestError
+from etude.core.message import Message, Tool
+from etude.wire.bodies import TokenIds, check_conversation
+from etude.wire.dialect import AnswerMemory, validated
+from etude.wire.messages import MessagesDialect
+
+TOKEN_PATHS = ("/tokenize", "/detokenize", "/messages/count_tokens")
+
+
+class Readers(Protocol):
+    """The models that a gateway is for, and how they read."""
+
+    def models(self) -> list[dict[str, Any]]:
+        """OpenAI's `model` object of each."""
+
+    def reader(self, model: str) -> AbstractAsyncContextManager[Any]:
+        """The `etude.models.speech.Speech` of a model, "" for the usual one. Raises EtudeError."""
+
+
+class TokenizeBody(BaseModel):
+    """The body of `POST /tokenize`, as vLLM has it: a prompt, or messages."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: Literal[True] = True
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _is_a_prompt_or_messages(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either a prompt or messages")
+        check_conversation(self.messages or (), self.tools)
+        return self
+
+
+class DetokenizeBody(BaseModel):
+    """The body of `POST /detokenize`, as vLLM has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+async def token_reply(path: str, body: Any, readers: Readers) -> dict[str, Any]:
+    """The reply to a request to one of `TOKEN_PATHS`. Raises EtudeError."""
+    if path == "/detokenize":
+        detokenize = validated(DetokenizeBody, body)
+        async with readers.reader(detokenize.model or "") as speech:
+            if wrong := [token for token in detokenize.tokens if token >= speech.vocabulary]:
+                message = f"token id {wrong[0]} is not in the vocabulary of {speech.vocabulary}"
+                raise RequestError(message, param="tokens")
+            return {"prompt": speech.template.decode(detokenize.tokens)}
+    if path == "/messages/count_tokens":
+        asked = MessagesDialect(AnswerMemory()).parse(body)
+        request = ChatRequest(asked.messages, asked.tools, template_options=asked.template_options)
+        async with readers.reader(asked.model) as speech:
+            return {"input_tokens": len(speech.template.prompt(request).ids)}
+    tokenize = validated(TokenizeBody, body)
+    async with readers.reader(tokenize.model or "") as speech:
+        if tokenize.messages is not None:
+            options = tokenize.chat_template_kwargs or {}
+            tools = tuple(tokenize.tools or ())
+            request = ChatRequest(tuple(tokenize.messages), tools, template_options=options)
+            ids = list(speech.template.prompt(request).ids)
+        else:
+            special = tokenize.add_special_tokens is not False
+            ids = list(speech.tokenizer(tokenize.prompt, add_special_tokens=special)["input_ids"])
+        texts = speech.tokenizer.convert_ids_to_tokens(ids) if tokenize.return_token_strs else None
+        return {
+            "count": len(ids),
+            "max_model_len": speech.max_context,
+            "tokens": ids,
+            "token_strs": texts,
+        }
+
+
+def models_reply(path: str, readers: Readers) -> dict[str, Any]:
+    """The reply to `GET /models`, or to that for one of them. Raises RequestError for an unknown one."""
+    models, name = readers.models(), path.removeprefix("/models").removeprefix("/")
+    if not name:
+        return {"object": "list", "data": models, "has_more": False}
+    for model in models:
+        if model["id"] == name:
+            return model
+    raise RequestError(f"there is no model '{name}'", param="model")
+
+
+def model_object(name: str, created: float, owner: str = "etude") -> dict[str, Any]:
+    """OpenAI's `model` object."""
+    return {"id": name, "object": "model", "created": int(created), "owned_by": owner}
