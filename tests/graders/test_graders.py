@@ -158,6 +158,11 @@ async def test_several_graders_are_one_by_a_formula() -> None:
         await grade(spec | {"graders": {"same": CHECK | {"operation": "eq"}}, "calculate_output": "1 / same"})
 
 
+async def test_a_single_grader_of_several_has_its_name() -> None:
+    spec = {"type": "multi", "graders": CHECK | {"operation": "ilike"}, "calculate_output": "1 - same"}
+    assert (await grade(spec)).score == 0.0
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
@@ -147,6 +148,13 @@ class MultiGrader(_Spec):
     """By the names that the formula knows them by."""
     calculate_output: str = Field(min_length=1)
     """`0.8 * correct + 0.2 * min(style, 0.5)`: + - * / ^, min, max, abs, floor, ceil, exp, sqrt, log."""
+
+    @field_validator("graders", mode="before")
+    @classmethod
+    def _by_name(cls, graders: Any) -> Any:
+        """The official client's types have a single grader here."""
+        single = isinstance(graders, Mapping) and isinstance(graders.get("type"), str)
+        return {str(graders.get("name", "grader")): graders} if single else graders
 
     @model_validator(mode="after")
     def _can_be_calculated(self) -> MultiGrader:

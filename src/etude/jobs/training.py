@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from etude.algorithms.algorithm import Algorithm, groups_of
 from etude.core.call import ChatRequest
@@ -20,7 +20,14 @@ from etude.core.sample import Pair, Sample
 from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow
 from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.folders import StateFolders
-from etude.learner.learner import Learner, TrainingCanceled, has_gradient, is_trained, mean_metrics
+from etude.learner.learner import (
+    Learner,
+    TrainingCanceled,
+    has_gradient,
+    is_trained,
+    mean_metrics,
+    trained_tokens,
+)
 from etude.learner.objective import Objective, Unit
 from etude.learner.plan import Step, plan_steps
 from etude.models.policy import Policy
@@ -81,6 +88,33 @@ class JobData:
         """The units of a step, without those in which no token is trained."""
         return [unit for unit in flat(self.rows[row] for row in step.rows) if is_trained(unit)]
 
+    def measure(self, step: Step, learner: Learner) -> dict[str, float]:
+        """Further metrics, once the step is taken: at the end of an epoch `valid_loss`."""
+        if not (self.validation and step.ends_epoch):
+            return {}
+        return {"valid_loss": learner.evaluate([*flat(self.validation)], self.objective)["loss"]}
+
+    def trained(self, training: JobTraining) -> int:
+        """The tokens of all steps that were trained on."""
+        return sum(trained_tokens(flat(self.rows[row] for row in step.rows)) for step in training.steps)
+
+
+class StepData(Protocol):
+    """What `JobTraining` takes its steps on: `JobData`, or what makes the units of a step when it is due."""
+
+    @property
+    def objective(self) -> Objective:
+        """The loss."""
+
+    def plan(self) -> list[Step]:
+        """All steps, the same each time. Raises TrainingError when there is nothing to learn from."""
+
+    def units(self, step: Step) -> list[Unit]:
+        """The units of a step; without any, the step changes nothing."""
+
+    def measure(self, step: Step, learner: Learner) -> dict[str, float]:
+        """Further metrics, once the step is taken."""
+
 
 class JobTraining:
     """Trains one job step by step, and can stop and go on after each.
@@ -91,7 +125,7 @@ class JobTraining:
     def __init__(
         self,
         learner: Learner,
-        data: JobData,
+        data: StepData,
         listener: JobListener,
         checkpoints: StateFolders | None = None,
         checkpoint_steps: int = 1,
@@ -139,15 +173,13 @@ class JobTraining:
         return mean_metrics(self.history)
 
     def _take(self, step: Step, canceled: Event) -> dict[str, float]:
-        objective = self._data.objective
         try:
-            metrics = self._learner.take_step(self._data.units(step), objective, step.part, canceled)
+            units, metrics = self._data.units(step), dict[str, float]()
+            if units:
+                metrics = self._learner.take_step(units, self._data.objective, step.part, canceled)
+            return metrics | self._data.measure(step, self._learner)
         except TrainingCanceled as error:
             raise TrainingCanceled(f"canceled after {step.number - 1} of {step.of} steps") from error
-        if self._data.validation and step.ends_epoch:
-            held_out = list(flat(self._data.validation))
-            metrics["valid_loss"] = self._learner.evaluate(held_out, objective)["loss"]
-        return metrics
 
     def _checkpoint(self, step: Step, metrics: Mapping[str, float]) -> None:
         if self._checkpoints is None:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from etude.core.errors import StoreError
 from etude.server.errors import ApiError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _BUSY_SECONDS = 20
 METADATA = sa.MetaData()
 """All tables of the database, those of extensions too: `open_database` makes what is not there yet."""
@@ -58,6 +58,7 @@ JOBS = table(
     sa.Column("suffix", sa.Text),
     sa.Column("seed", sa.Integer, nullable=False),
     sa.Column("hyperparameters", sa.JSON, nullable=False),
+    sa.Column("options", sa.JSON),
     sa.Column("metadata", sa.JSON, nullable=False),
     sa.Column("idempotency_key", sa.Text, unique=True),
     sa.Column("request_hash", sa.Text, nullable=False),
@@ -69,7 +70,8 @@ JOBS = table(
     sa.Column("result_files", sa.JSON, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
 )
-"""`attempts` counts the workers that were started since the last checkpoint."""
+"""`attempts` counts the workers that were started since the last checkpoint; `options` are what a method has
+beside its hyperparameters."""
 
 EVENTS = table(
     "events",

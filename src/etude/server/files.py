@@ -15,7 +15,7 @@ from fastapi import APIRouter, Form, Query, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import ValidationError
 
-from etude.core.training_rows import ROWS, DpoRow, GrpoRow, SupervisedRow, method_of
+from etude.core.training_rows import PROMPTS, ROWS, TrainingRow, method_of
 from etude.core.trajectory import Method
 from etude.server.database import FILES, Order, Page, Row, list_object, new_id, page_of, row_of
 from etude.server.errors import ApiError, not_found
@@ -44,11 +44,13 @@ def check_training_file(filename: str, file: BinaryIO) -> tuple[Method, int]:
         kind = method_of(row)
         if kind is None:
             raise _refused(
-                f"{where}: no training row; it needs `messages` (supervised), `input`, `preferred_output` "
-                "and `non_preferred_output` (dpo), or `trajectories` (grpo)"
+                f"{where}: no training row; it needs `messages` (supervised, or reinforcement where the "
+                "last is not the assistant's), `input`, `preferred_output` and `non_preferred_output` (dpo), "
+                "or `trajectories` (grpo)"
             )
         if method is not None and kind != method:
-            raise _refused(f"{where}: a row for {kind}, and those before it are for {method}")
+            reason = " (the last message is not the assistant's)" if kind == PROMPTS else ""
+            raise _refused(f"{where}: a row for {kind}{reason}, and those before it are for {method}")
         method, rows = kind, rows + 1
         try:
             ROWS[kind].model_validate(row)
@@ -60,7 +62,7 @@ def check_training_file(filename: str, file: BinaryIO) -> tuple[Method, int]:
     return method, rows
 
 
-def read_rows(path: Path, method: Method) -> Iterator[SupervisedRow | DpoRow | GrpoRow]:
+def read_rows(path: Path, method: Method) -> Iterator[TrainingRow]:
     """The rows of a file that was checked when it came."""
     with path.open("rb") as file:
         for line in file:
@@ -174,7 +176,7 @@ def file_routes(files: FileStore) -> APIRouter:
 
     @router.post("", summary="Upload a training file")
     def create_file(file: UploadFile, purpose: Annotated[Literal["fine-tune"], Form()]) -> dict[str, Any]:
-        """JSON lines for `supervised`, `dpo` or `grpo`, each of them checked; a wrong file is not kept."""
+        """JSON lines for one method of training, each of them checked; a wrong file is not kept."""
         # The name alone: clients may send a path.
         name = PurePosixPath((file.filename or "").replace("\\", "/")).name[:255]
         return file_object(files.upload(name or "upload.jsonl", file.file))

@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from etude.jobs.folders import StateFolders
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, page_of, row_of
 from etude.server.errors import ApiError, not_found
+from etude.server.reinforcement import models_of
 from etude.store.lock import locked_by
 
 LIVE = ("queued", "running", "paused")
@@ -110,9 +111,9 @@ class JobStore:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     def require_unneeded(self, names: Collection[str]) -> None:
-        """Raise ApiError 409 when a job that has not ended starts from the model of one of these names."""
+        """Raise ApiError 409 when a job that has not ended needs the model of one of these names."""
         for job in self.with_status(*LIVE):
-            if job["model"] in names:
+            if models_of(job) & {*names}:
                 message = f"job {job['id']}, which is {job['status']}, needs the model; cancel it first"
                 raise ApiError(409, message, param="model", code="model_in_use")
 

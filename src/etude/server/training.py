@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -12,13 +13,17 @@ from typing import Any
 
 from torch import Tensor
 
+from etude.algorithms.algorithm import Algorithm
 from etude.core.errors import TrainingError
+from etude.core.example import Example
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
-from etude.core.training_rows import ROW_OF
-from etude.jobs.training import JobData, JobListener, JobTraining, flat, units_of_rows
+from etude.core.training_rows import PROMPTS, ROW_OF
+from etude.graders.spec import judges_of
+from etude.inference.embedded import EmbeddedEngine
+from etude.jobs.training import JobData, JobListener, JobTraining, units_of_rows
 from etude.jobs.training import Row as UnitRow
-from etude.learner.learner import Learner, LearnerOptions, trained_tokens
+from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.plan import Schedule, Step
 from etude.learner.team import Team
 from etude.models.policy import LoraOptions, Policy
@@ -27,6 +32,8 @@ from etude.server.files import FileStore, read_rows
 from etude.server.hyperparameters import job_algorithm
 from etude.server.jobs import JobFolder, JobStore, model_name
 from etude.server.models import ModelStore, load_policy
+from etude.server.reinforcement import REINFORCEMENT, grader_of, loss_of_method
+from etude.server.sampled_data import EngineLimits, Prompts, SampledData
 from etude.server.settings import ServerSettings
 from etude.store.files import draft_of
 
@@ -34,6 +41,8 @@ KEPT_CHECKPOINTS = 3
 """Checkpoints of a job that can be asked as models: those of its last epochs."""
 
 _COLUMNS = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
+_REWARDS = ("train_mean_reward", "valid_mean_reward")
+"""Metrics of jobs that sample."""
 _HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
 
 
@@ -55,39 +64,73 @@ def train_job(
     TrainingCanceled when `canceled` is set, and Interrupted, after a checkpoint, when `stopping` is.
     """
     values: Mapping[str, Any] = job["hyperparameters"]
-    algorithm = job_algorithm(job["method"], values)
+    algorithm = job_algorithm(loss_of_method(job["method"]), values)
     policy = _load_policy(settings, job, stores.models, keep_base="reference" in algorithm.needs())
     before = policy.digest()
-
-    def rows_of(file: str | None) -> Sequence[UnitRow]:
-        if not file:
-            return []
-        rows = read_rows(stores.files.path(file), ROW_OF[algorithm.kind])
-        return units_of_rows(rows, policy, algorithm)
-
-    data = JobData(
-        algorithm,
-        rows_of(job["training_file"]),
-        rows_of(job["validation_file"]),
-        passes=values["n_epochs"],
-        batch_size=values["batch_size"],
-        seed=job["seed"],
-        key=("epoch",),
-    )
     options = LearnerOptions(
         learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],
         schedule=Schedule(values["lr_schedule"], values["warmup_steps"]),
         gradient_checkpointing=values["gradient_checkpointing"],
     )
-    learner = Learner(policy, options, team)
     reporter = _Reporter(job, stores, settings.data_dir)
     checkpoints = JobFolder(settings.data_dir, job["id"]).checkpoints
-    training = JobTraining(learner, data, reporter, checkpoints, settings.checkpoint_steps)
-    training.run(canceled, stopping)
+    with ExitStack() as stack:
+        data: JobData | SampledData
+        every = settings.checkpoint_steps
+        if job["method"] == REINFORCEMENT:
+            sampled = _sampled_data(settings, job, stores, algorithm, policy, canceled, stopping)
+            # What a step samples costs more than its checkpoint.
+            data, every = stack.enter_context(sampled), 1
+        else:
+            data = _data_of_rows(job, stores, algorithm, policy)
+        training = JobTraining(Learner(policy, options, team), data, reporter, checkpoints, every)
+        training.run(canceled, stopping)
     weights = team.whole(policy.trainable())
     if team.leads:
-        tokens = sum(trained_tokens(flat(data.rows[row] for row in step.rows)) for step in training.steps)
-        reporter.finish(policy, weights, before, training.history, tokens)
+        reporter.finish(policy, weights, before, training.history, data.trained(training))
+
+
+def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy) -> JobData:
+    def rows_of(file: str | None) -> Sequence[UnitRow]:
+        if not file:
+            return []
+        rows: Any = read_rows(stores.files.path(file), ROW_OF[algorithm.kind])
+        return units_of_rows(rows, policy, algorithm)
+
+    return JobData(
+        algorithm,
+        rows_of(job["training_file"]),
+        rows_of(job["validation_file"]),
+        passes=job["hyperparameters"]["n_epochs"],
+        batch_size=job["hyperparameters"]["batch_size"],
+        seed=job["seed"],
+        key=("epoch",),
+    )
+
+
+def _sampled_data(
+    settings: ServerSettings,
+    job: Row,
+    stores: Stores,
+    algorithm: Algorithm,
+    policy: Policy,
+    canceled: Event,
+    stopping: Event,
+) -> SampledData:
+    def prompts_of(file: str | None) -> list[Example]:
+        rows = read_rows(stores.files.path(file), PROMPTS) if file else ()
+        return [
+            Example(str(number), row.model_dump(exclude_unset=True)) for number, row in enumerate(rows, 1)
+        ]
+
+    limits = EngineLimits(max_batch=settings.max_batch, max_tokens=settings.max_tokens)
+    judges = {
+        name: EmbeddedEngine(load_policy(settings, stores.models.get(name)), **limits)
+        for name in sorted(judges_of(grader_of(job["options"])))
+    }
+    prompts = Prompts(prompts_of(job["training_file"]), prompts_of(job["validation_file"]))
+    journal = JobFolder(settings.data_dir, job["id"]).path / "answers.db"
+    return SampledData(job, algorithm, policy, prompts, judges, journal, canceled, stopping, **limits)
 
 
 def _load_policy(settings: ServerSettings, job: Row, models: ModelStore, *, keep_base: bool) -> Policy:
@@ -123,6 +166,10 @@ class _Reporter(JobListener):
         """An event, and when the job is expected to end."""
         loss = metrics.get("loss", math.nan)
         message = f"Step {step.number}/{step.of}: training loss={loss:.4f}"
+        if "train_mean_reward" in metrics:
+            message = f"Step {step.number}/{step.of}: mean reward={metrics['train_mean_reward']:.4f}"
+        if "valid_mean_reward" in metrics:
+            message += f", on the validation file={metrics['valid_mean_reward']:.4f}"
         if "valid_loss" in metrics:
             message += f", validation loss={metrics['valid_loss']:.4f}"
         progress = {"step": step.number, "total_steps": step.of, "epoch": step.epoch, "train_loss": loss}
@@ -141,6 +188,7 @@ class _Reporter(JobListener):
             shown = {"step": step.number, "train_loss": finite.get("loss")}
             if "valid_loss" in finite:
                 shown |= {"valid_loss": finite["valid_loss"], "full_valid_loss": finite["valid_loss"]}
+            shown |= {name: finite[name] for name in _REWARDS if name in finite}
             model = self._model(Path(version.location), version.digest, step.number)
             self._jobs.add_checkpoint(self._id, model | {"metrics": shown}, KEPT_CHECKPOINTS)
             event = f"Checkpoint created at step {step.number}"
@@ -162,10 +210,16 @@ class _Reporter(JobListener):
         with draft_of(folder) as draft:
             digest = policy.save_version(draft, 1, weights).digest
             if digest == before:
-                raise TrainingError("training changed no weight; raise learning_rate_multiplier")
+                raise TrainingError(
+                    "training changed no weight; raise learning_rate_multiplier and, where answers are "
+                    "graded, see that not all answers to a prompt get the same reward"
+                )
         results = f"file-{self._id.removeprefix('ftjob-')}"
-        lines = [_line(number, metrics) for number, metrics in enumerate(history, start=1)]
-        self._files.write_results(results, "step_metrics.csv", "\n".join([_HEADER, *lines, ""]))
+        rewards = [name for name in _REWARDS if any(name in metrics for metrics in history)]
+        columns = (*_COLUMNS, *rewards)
+        lines = [_line(number, metrics, columns) for number, metrics in enumerate(history, start=1)]
+        table = [",".join([_HEADER, *rewards]), *lines, ""]
+        self._files.write_results(results, "step_metrics.csv", "\n".join(table))
         model = self._model(folder, digest, None) | {"metrics": {}}
         self._jobs.succeed(self._id, model, trained_tokens=tokens, result_files=[results])
 
@@ -184,10 +238,10 @@ class _Reporter(JobListener):
         }
 
 
-def _line(step: int, metrics: Mapping[str, float]) -> str:
+def _line(step: int, metrics: Mapping[str, float], columns: Sequence[str]) -> str:
     """A line of the table of steps; a number that is not finite is left out."""
     finite = _finite(metrics)
-    return ",".join([str(step), *(f"{finite[name]:.6g}" if name in finite else "" for name in _COLUMNS)])
+    return ",".join([str(step), *(f"{finite[name]:.6g}" if name in finite else "" for name in columns)])
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
