@@ -90,7 +90,7 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
 @asynccontextmanager
 async def langchain_model(model: str, function_name: FunctionName) -> AsyncIterator[BaseChatModel]:
-    """A chat model of LangChain's for all episodes. It says nothing of sampling: as the model's config has it."""
+    """LangChain's chat model for all episodes. It says nothing of sampling: as the model's config has it."""
     from langchain_openai import ChatOpenAI
 
     # Neither has a timeout: how long an answer takes is the engine's matter, and episodes have their own.
