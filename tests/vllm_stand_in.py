@@ -117,7 +117,12 @@ def app_of(source: str, *, silent: bool, dying: bool) -> FastAPI:
         pieces = chunks(engines[body["model"]], body)
         if body["stream"]:
             return StreamingResponse(map_lines(pieces), media_type="text/event-stream")
-        return JSONResponse({"choices": [whole([piece async for piece in pieces])]})
+        choice = whole([piece async for piece in pieces])
+        if body.get("prompt_logprobs") is not None:
+            choice["prompt_logprobs"] = scores_of(
+                engines[body["model"]], body["prompt"], body["prompt_logprobs"]
+            )
+        return JSONResponse({"choices": [choice]})
 
     return app
 
@@ -134,6 +139,19 @@ def engine_of(source: str, lora: str | None = None) -> Any:
         model = PeftModel.from_pretrained(policy.model, lora)
         policy = Policy(model, policy.tokenizer, source, torch.device("cpu"))
     return EmbeddedEngine(policy)
+
+
+def scores_of(engine: Any, prompt: list[int], count: int) -> list[dict[str, Any] | None]:
+    """As vLLM has them: of each token its own and those of the likeliest, by their ids."""
+    import torch
+
+    with torch.no_grad():
+        logprobs_PV = engine.policy.model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    rows: list[dict[str, Any] | None] = [None]
+    for token, logprobs_V in zip(prompt[1:], logprobs_PV, strict=False):
+        shown = {*logprobs_V.topk(count).indices.tolist(), token}
+        rows.append({str(one): {"logprob": float(logprobs_V[one]), "rank": 1} for one in shown})
+    return rows
 
 
 async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

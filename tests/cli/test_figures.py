@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -179,7 +180,14 @@ def test_cut_off_answers_are_warned_about(local):
     settings = ("-o", "llms.policy.max_tokens=1", "-o", "finetuning.num_epochs=1")
     shown = etude("train", "config.yml", "--name", "r", *settings).stdout
     assert "answers (100 %) were cut off at the limit of tokens" in shown
-    assert "were cut off at the limit of tokens" in etude("runs", "show", "r").stdout
+    listed = etude("runs", "show", "r").stdout
+    assert "were cut off at the limit of tokens" in listed and "100 %" in listed
+    written = etude("transcripts", "r").stdout
+    assert re.search(r"^cut off +\d+ answers, at the limit of tokens", written, flags=re.MULTILINE)
+    dropped = etude(
+        "train", "config.yml", "--name", "d", *settings, "-o", "trajectory_builders.grpo.cut_off=drop"
+    )
+    assert "16 × episode with an answer that was cut off" in " ".join(dropped.stdout.split())
 
 
 def test_one_episode_is_printed_by_its_id(project):

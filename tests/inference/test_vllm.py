@@ -208,6 +208,22 @@ async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, s
     await engine.close()
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "served", ["stand-in", pytest.param("real", marks=pytest.mark.vllm)], indirect=True, scope="module"
+)
+async def test_the_prompts_logprobs_are_the_models_own(served, source):
+    engine, heard = engine_of(served, str(source), source), list[SampledToken]()
+    request = TokenRequest(PROMPT, Sampling(temperature=0.5, max_tokens=2), prompt_logprobs=2)
+    sampled = await engine.sample(request, heard.append)
+    expected = logprobs_of(Policy.load(source), PROMPT[:1], PROMPT[1:])
+    assert torch.tensor(sampled.prompt_logprobs) == pytest.approx(expected, abs=1e-4)
+    assert [len(top) for top in sampled.prompt_top] == [2] * 3
+    assert [token.id for token in heard] == list(sampled.ids)
+    assert (await engine.sample(TokenRequest(PROMPT))).prompt_logprobs == ()
+    await engine.close()
+
+
 SPELLED_OUT = ("temperature", "top_p", "max_tokens", "top_k", "min_p", "min_tokens", "frequency_penalty")
 
 

@@ -62,9 +62,13 @@ class VllmEngine:
         await self._process.ready(self._wait)
         tokens: list[SampledToken] = []
         finish_reason = ""
-        # A stream costs vLLM and this process several times as much, so only who listens gets one.
-        async for choice in self._choices(self._body(request) | {"stream": on_token is not None}):
-            for token in _tokens(choice, request.top):
+        scores: list[tuple[float, TopLogprobs]] = []
+        # A stream costs vLLM and this process several times as much, so only who listens gets one; and it has
+        # no logprobs of the prompt.
+        streams = on_token is not None and request.prompt_logprobs is None
+        async for choice in self._choices(self._body(request) | {"stream": streams}):
+            new, scores = self._read(choice, request)
+            for token in new:
                 tokens.append(token)
                 if on_token is not None:
                     on_token(token)
@@ -72,10 +76,6 @@ class VllmEngine:
         if not finish_reason:
             raise EngineError("vLLM ended its answer half-way")
         ids = tuple([token.id for token in tokens])
-        try:
-            require_possible([token.logprob for token in tokens], ids, self.speech.vocabulary)
-        except ValueError as error:
-            raise EngineError(f"vLLM's answer cannot be: {error}") from error
         return Sampled(
             prompt_ids=request.prompt_ids,
             ids=ids,
@@ -84,6 +84,8 @@ class VllmEngine:
             text=self._text(ids, request.sampling),
             finish_reason="length" if finish_reason == "length" else "stop",
             version=self.version,
+            prompt_logprobs=tuple([own for own, _ in scores]),
+            prompt_top=tuple([top for _, top in scores]),
         )
 
     async def complete(self, request: ChatRequest) -> Completion:
@@ -108,6 +110,7 @@ class VllmEngine:
             **sampling_fields(sampling),
             "stop_token_ids": sorted({*self.speech.stop_ids, *sampling.stop_token_ids}),
             "logprobs": request.top,
+            "prompt_logprobs": request.prompt_logprobs,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
@@ -137,7 +140,20 @@ class VllmEngine:
         except httpx.HTTPError as error:
             raise EngineAway(f"vLLM went away: {type(error).__name__}") from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"vLLM's answer cannot be read: {type(error).__name__}: {error}") from error
+            raise _unreadable(error) from error
+
+    def _read(
+        self, choice: Mapping[str, Any], request: TokenRequest
+    ) -> tuple[list[SampledToken], list[tuple[float, TopLogprobs]]]:
+        """New tokens of a piece, and the scores of the prompt's. Raises EngineError for what cannot be."""
+        try:
+            tokens = _tokens(choice, request.top)
+            scores = [] if request.prompt_logprobs is None else _prompt_scores(choice, request)
+            logprobs = [*(token.logprob for token in tokens), *(own for own, _ in scores)]
+            require_possible(logprobs, [token.id for token in tokens], self.speech.vocabulary)
+        except (ValueError, KeyError, TypeError) as error:
+            raise _unreadable(error) from error
+        return tokens, scores
 
     def _text(self, ids: tuple[int, ...], sampling: Sampling) -> str:
         """Without the end of turn, and cut before the first stop string."""
@@ -161,6 +177,21 @@ def _tokens(choice: Mapping[str, Any], count: int) -> list[SampledToken]:
         SampledToken(int(token), float(logprob), _top(top, count))
         for token, logprob, top in zip(ids, logprobs, tops, strict=True)
     ]
+
+
+def _prompt_scores(choice: Mapping[str, Any], request: TokenRequest) -> list[tuple[float, TopLogprobs]]:
+    """The logprob of each of the prompt's tokens but the first, and the likeliest in its place."""
+    return [
+        (
+            float(row[str(token)]["logprob"]),
+            _top({name: value["logprob"] for name, value in row.items()}, request.prompt_logprobs or 0),
+        )
+        for token, row in zip(request.prompt_ids[1:], choice["prompt_logprobs"][1:], strict=True)
+    ]
+
+
+def _unreadable(error: Exception) -> EngineError:
+    return EngineError(f"vLLM's answer cannot be read: {type(error).__name__}: {error}")
 
 
 def _top(wire: Mapping[str, float] | None, count: int) -> TopLogprobs:

@@ -55,6 +55,22 @@ async def twice(config: TwiceConfig, builder: Builder) -> AsyncIterator[Function
     yield FunctionInfo.from_fn(twice, description="Asks twice.")
 
 
+class StreamingConfig(FunctionBaseConfig, name="test_streaming"):
+    llm: LLMRef
+
+
+@register_function(config_type=StreamingConfig, framework_wrappers=[LANGCHAIN])
+async def streaming(config: StreamingConfig, builder: Builder) -> AsyncIterator[FunctionInfo]:
+    llm = await builder.get_llm(config.llm, wrapper_type=LANGCHAIN)
+
+    async def answer(letters: str) -> str:
+        return "".join(
+            [str(chunk.content) async for chunk in llm.astream([HumanMessage(f"Sort: {letters}")])]
+        )
+
+    yield FunctionInfo.from_fn(answer, description="Streams.")
+
+
 class ForeignConfig(FunctionBaseConfig, name="test_foreign"):
     llm: LLMRef
 

@@ -141,6 +141,20 @@ def test_functions_are_told_apart_and_evaluators_see_the_steps(project):
     assert metrics[0]["num_trajectories"] <= 32
 
 
+def test_evaluators_of_the_toolkit_count_the_tokens_of_an_agent_that_streams(project):
+    project.configure(
+        workflow={"_type": "test_streaming", "llm": "sorter"},
+        eval__evaluators={"tokens": {"_type": "avg_tokens_per_llm_end"}},
+        finetuning__reward_function={"name": "tokens"},
+        finetuning__num_epochs=1,
+    )
+    done = project.finetune()
+    assert done.returncode == 0, done.stdout
+    steps = journal(project.runs[0])
+    scores = [json.loads(value)["score"] for key, value in steps.items() if key.endswith("/score/tokens")]
+    assert len(scores) == 32 and min(scores) > 0
+
+
 def test_a_config_of_etude_runs_the_toolkits_agent(project):
     (project.folder / "etude.yml").write_text(
         yaml.safe_dump(

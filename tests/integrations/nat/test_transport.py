@@ -12,6 +12,7 @@ from etude.integrations.nat.transport import (
     API_KEY,
     BASE_URL,
     EpisodeTransport,
+    langchain_model,
     speaking,
 )
 from etude.store.journal import Journal
@@ -68,6 +69,22 @@ async def test_a_call_belongs_to_the_function_that_makes_it(tmp_path):
         record = await collect_one(workflow, journal, engine=repeating())
     assert [call.function for call in record.calls] == ["search"]
     assert record.calls[0].completion.logprobs
+
+
+async def test_an_agent_that_streams_has_the_usage_of_its_calls(tmp_path):
+    pytest.importorskip("langchain_openai")
+
+    async def workflow(example, episode):
+        with speaking(episode):
+            return [chunk.usage_metadata async for chunk in model.astream("hi there")]
+
+    with Journal(tmp_path / "run.db") as journal:
+        async with langchain_model(MODEL, lambda: "agent") as model:
+            record = await collect_one(workflow, journal, engine=repeating())
+    [usage] = [usage for usage in record.output if usage]
+    made = record.calls[0].completion.usage
+    assert (usage["input_tokens"], usage["output_tokens"]) == (made.prompt_tokens, made.completion_tokens)
+    assert usage["total_tokens"] > 0 and record.calls[0].function == "agent"
 
 
 async def test_a_thread_may_wait_for_its_answer(tmp_path):

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
-import httpx
 from nat.builder.builder import Builder
 from nat.builder.context import Context
 from nat.builder.framework_enum import LLMFrameworkEnum
@@ -25,13 +24,7 @@ from pydantic_core import to_jsonable_python
 
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
-from etude.integrations.nat.transport import (
-    API_KEY,
-    BASE_URL,
-    EpisodeTransport,
-    Steps,
-    speaking,
-)
+from etude.integrations.nat.transport import Steps, langchain_model, speaking
 from etude.rollout.episode import Episode
 
 
@@ -54,25 +47,9 @@ async def etude_model(config: EtudeModelConfig, _builder: Builder) -> AsyncItera
 
 @register_llm_client(config_type=EtudeModelConfig, wrapper_type=LLMFrameworkEnum.LANGCHAIN)
 async def etude_langchain(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
-    """For LangChain and LangGraph. It says nothing of sampling: as the model's own config has it."""
-    from langchain_openai import ChatOpenAI
-
-    name = config.model_name
-    # Neither has a timeout: how long an answer takes is the engine's matter, and episodes have their own.
-    transport = EpisodeTransport(name, function_name)
-    asynchronous = httpx.AsyncClient(transport=transport, timeout=None)
-    blocking = httpx.Client(transport=transport, timeout=None)
-    async with asynchronous:
-        with blocking:
-            yield ChatOpenAI(
-                model=name,
-                api_key=API_KEY,
-                base_url=BASE_URL,
-                max_retries=0,
-                stream_usage=True,  # As the toolkit's own clients: its evaluators count tokens.
-                http_async_client=asynchronous,
-                http_client=blocking,
-            )
+    """For LangChain and LangGraph."""
+    async with langchain_model(config.model_name, function_name) as model:
+        yield model
 
 
 def _refusing(framework: LLMFrameworkEnum) -> Callable[..., AsyncIterator[Any]]:

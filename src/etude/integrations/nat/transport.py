@@ -6,19 +6,23 @@ known by the context that it is made in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
+from pydantic import SecretStr
 from pydantic_core import from_json, to_json
 
 from etude.core.errors import EpisodeError
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.store.journal import Journal
 from etude.wire.gateway import FUNCTION_HEADER, BlockingRecordingTransport, RecordingTransport, error_response
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
 
 BASE_URL = "http://recorded.invalid/v1"
 API_KEY = "recorded"
@@ -82,6 +86,28 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
             lambda body: episode.answer(body, self._model), speaker.blocking.wait, episode.said
         )
         return recording.handle_request(request)
+
+
+@asynccontextmanager
+async def langchain_model(model: str, function_name: FunctionName) -> AsyncIterator[BaseChatModel]:
+    """LangChain's chat model for all episodes. It says nothing of sampling: as the model's config has it."""
+    from langchain_openai import ChatOpenAI
+
+    # Neither has a timeout: how long an answer takes is the engine's matter, and episodes have their own.
+    transport = EpisodeTransport(model, function_name)
+    asynchronous = httpx.AsyncClient(transport=transport, timeout=None)
+    blocking = httpx.Client(transport=transport, timeout=None)
+    async with asynchronous:
+        with blocking:
+            yield ChatOpenAI(
+                model=model,
+                api_key=SecretStr(API_KEY),
+                base_url=BASE_URL,
+                max_retries=0,
+                stream_usage=True,  # As the toolkit's own clients: its evaluators count tokens.
+                http_async_client=asynchronous,
+                http_client=blocking,
+            )
 
 
 def _nobody(request: httpx.Request, model: str) -> httpx.Response:
