@@ -75,7 +75,7 @@ def allowed(of, constraint, answer):
 
     vocabulary = of.speech.vocabulary
     words = llguidance.hf.from_tokenizer(of.tokenizer, n_vocab=vocabulary, eos_token=sorted(of.stop_ids))
-    schema = {**json.loads(constraint.text), "x-guidance": {"whitespace_pattern": r"[ ]?|\n[ \t]{0,64}"}}
+    schema = {**json.loads(constraint.text), "x-guidance": {"whitespace_pattern": r"[ ]?|\n[ \t]{0,16}"}}
     grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
     matcher = llguidance.LLMatcher(words, grammar)
     for token in answer:

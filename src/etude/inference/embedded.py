@@ -15,7 +15,16 @@ from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.inference.decoder import make_decoder
-from etude.inference.engine import OnToken, Sampled, SampledToken, TokenEngine, TokenRequest, before_stop
+from etude.inference.engine import (
+    OnToken,
+    Sampled,
+    SampledToken,
+    TokenEngine,
+    TokenRequest,
+    TopLogprobs,
+    before_stop,
+)
+from etude.inference.prompt_scores import prompt_scores
 from etude.inference.sampler import Row, uniforms
 from etude.models.distribution import Shaper
 from etude.models.policy import Policy
@@ -37,6 +46,9 @@ class _Job:
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Sampled]
     on_token: OnToken | None
+    prompt_top: int | None
+    """How many of the most likely tokens in the places of the prompt's are asked for, if any are."""
+    prompt_scores: tuple[tuple[float, ...], tuple[TopLogprobs, ...]] = ((), ())
 
 
 _News: TypeAlias = SampledToken | Sampled | str
@@ -143,7 +155,8 @@ class EmbeddedEngine(Engine, TokenEngine):
         loop = asyncio.get_running_loop()
         ids, uniform = list(request.prompt_ids), uniforms(request.seed)
         row = Row(request.conversation, ids, sampling, uniform, top=request.top, shaper=shaper)
-        return _Job(row, length, min(length + wanted, context), loop, loop.create_future(), on_token)
+        limit = min(length + wanted, context)
+        return _Job(row, length, limit, loop, loop.create_future(), on_token, request.prompt_logprobs)
 
     def _start_afresh(self) -> None:
         with self.policy.lock:
@@ -189,6 +202,10 @@ class EmbeddedEngine(Engine, TokenEngine):
             if self._weights_id != self.policy.weights_id:
                 self._decoder.forget()
                 self._weights_id = self.policy.weights_id
+            for job in alive:
+                if job.prompt_top is not None:
+                    job.prompt_scores = prompt_scores(self.policy, job.row.ids, job.prompt_top)
+                    job.prompt_top = None
             grown = {id(row) for row in self._decoder.step([job.row for job in alive])}
             version = self.policy.version
         news: list[tuple[_Job, _News]] = []
@@ -226,7 +243,8 @@ class EmbeddedEngine(Engine, TokenEngine):
         else:
             return None
         logprobs, top = tuple(row.logprobs), tuple(row.top_logprobs)
-        return Sampled(tuple(ids[:start]), tuple(ids[start:]), logprobs, top, text, reason, version)
+        scores = job.prompt_scores
+        return Sampled(tuple(ids[:start]), tuple(ids[start:]), logprobs, top, text, reason, version, *scores)
 
     def _text(self, ids: Sequence[int]) -> str:
         return self.policy.template.decode(ids)

@@ -30,6 +30,9 @@ class TokenRequest:
     """A hint for the reuse of the KV cache."""
     top: int = 0
     """How many of the most likely tokens to report for each sampled one."""
+    prompt_logprobs: int | None = None
+    """How many of the most likely tokens to report in the place of each one of the prompt, besides its own
+    logprob; None for no logprobs of the prompt."""
 
     @property
     def seed(self) -> int:
@@ -66,6 +69,10 @@ class Sampled:
     """`stop` or `length`."""
     version: int
     """Of the weights that sampled the last token."""
+    prompt_logprobs: tuple[float, ...] = ()
+    """Of the prompt's tokens but the first, under the model at temperature 1; empty where not asked for."""
+    prompt_top: tuple[TopLogprobs, ...] = ()
+    """In the places of the same tokens."""
 
 
 class TokenEngine(Protocol):

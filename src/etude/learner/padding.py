@@ -106,10 +106,8 @@ def _padded(
     micro = micro_batch(tensor, rows, shares)
     ids_BT = tensor(lambda sample: sample.ids, dtype=torch.long)
     trained_BK = micro.weights_BT[:, 1:] != 0
-    shapes = [
-        [*own.shapes[1:], *[None] * (width - len(own.shapes))] for own in drawn(samples, speech.grammars)
-    ]
-    shapes_E = [shapes[row][at] for row, at in trained_BK.nonzero().tolist()]
+    ways = drawn(samples, speech.grammars)
+    shapes_E = [ways[row].shapes[at + 1] for row, at in trained_BK.nonzero().tolist()]
     numbers = tuple(number for *_, number in rows)
     return _PaddedPass(micro, numbers, ids_BT, shapes_E, trained_BK, plain_head)
 

@@ -18,7 +18,7 @@ from etude.models.distribution import Bits, Shape, Shaper
 
 _KEPT_GRAMMARS = 256
 """Compiled grammars that are remembered: the calls of an agent have the same few."""
-_WHITESPACE = r"[ ]?|\n[ \t]{0,64}"
+_WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 """Between the parts of JSON: a model that is not sure of itself could go on with blanks forever."""
 _THINK = ("<think>", "</think>")
 """What models write their thoughts between, before the answer that has a form."""
