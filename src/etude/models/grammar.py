@@ -69,7 +69,7 @@ class Grammars:
             if shaper.matcher is not None:
                 if not shaper.matcher.consume_token(token):
                     return None
-                shaper.allow(_bits(shaper.matcher))
+                shaper.allow(_bits(shaper.matcher, self.vocabulary))
         return shapes
 
     @cached_property
@@ -96,7 +96,7 @@ class Grammars:
             body = _after_thoughts(body[0], self._think_ids, is_thinking)
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(self._ll_tokenizer, json.dumps({"grammars": body}), log_level=0, limits=limits)
-        allowed = _bits(matcher) if not matcher.is_error() else np.empty(0)
+        allowed = _bits(matcher, self.vocabulary) if not matcher.is_error() else np.empty(0)
         if matcher.is_error():
             raise ImpossibleCall(f"{refused}: {matcher.get_error().strip()[:_LONGEST_ERROR]}")
         if not allowed.any():
@@ -128,9 +128,9 @@ def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
             row += 1
 
 
-def _bits(matcher: Any) -> Bits:
-    """Of the tokens that a matcher allows next."""
-    return np.frombuffer(matcher.compute_bitmask(), np.uint32)
+def _bits(matcher: Any, vocabulary: int) -> Bits:
+    """Of the tokens that a matcher allows next. llguidance adds a word where the last one is full."""
+    return np.frombuffer(matcher.compute_bitmask(), np.uint32)[: -(-vocabulary // 32)]
 
 
 def _next_bits(bound: Sequence[tuple[Any, int]], words: int) -> np.ndarray:
