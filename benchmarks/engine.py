@@ -4,11 +4,14 @@ The same model in float32 with one thread; prompts of 32 random tokens, 64 sampl
 larger model), with their logprobs, 1, 8 or 64 at a time. CPU time is that of the process that samples,
 and the ways take turns with prompts that are new each time. vLLM is left out where ETUDE_TEST_VLLM does not
 name its program (docs/server.md says how to install one). And what it is worth to keep what was read.
+
+With `--schema` only what it costs to hold 64 answers at a time to a JSON schema, the two ways in turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import statistics
 import tempfile
@@ -24,7 +27,7 @@ import torch
 from common import parse_arguments, print_json, print_table, progress, silent
 from engine_peers import Prompts, Sample, continuous, generate, vllm_of
 
-from etude.core.call import Sampling
+from etude.core.call import Constraint, Sampling
 from etude.inference.embedded import EmbeddedEngine
 from etude.inference.engine import Sampled, TokenRequest
 from etude.models.policy import Policy
@@ -94,11 +97,28 @@ def asker(engine: EmbeddedEngine) -> Ask:
     return lambda requests: loop.run_until_complete(_all(engine, requests))
 
 
-def embedded(ask: Ask, names: Iterator[int]) -> Sample:
+SCHEMA = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "kind": {"enum": ["person", "place", "thing"]},
+        },
+        "required": ["name", "age", "kind"],
+        "additionalProperties": False,
+    },
+}
+"""Of answers that do not end by themselves."""
+
+
+def embedded(ask: Ask, names: Iterator[int], constraint: Constraint | None = None) -> Sample:
     """Etude's engine; each request is a conversation of its own."""
 
     def sample(prompts: Prompts, tokens: int) -> list[int]:
-        wanted = Sampling(max_tokens=tokens)
+        wanted = Sampling(max_tokens=tokens, constraint=constraint)
         requests = [
             TokenRequest(tuple(prompt), wanted, key, str(next(names))) for key, prompt in enumerate(prompts)
         ]
@@ -221,6 +241,35 @@ def measure_all(quick: bool, note: Callable[[str], None]) -> tuple[list[Setting]
     return settings, kept
 
 
+def measure_schema(quick: bool, note: Callable[[str], None]) -> list[Setting]:
+    """Sampling 64 at a time with and without a schema."""
+    torch.set_num_threads(1)
+    settings = []
+    for name in [SMALL] if quick else MODELS:
+        note(f"{name}, 64 at a time with and without a schema")
+        engine, names = EmbeddedEngine(model(name)), iter(range(2**60))
+        ask, schema = asker(engine), Constraint("json_schema", json.dumps(SCHEMA))
+        samples = {"etude": embedded(ask, names), "schema": embedded(ask, names, schema)}
+        ways = {way: partial(cost_of, sample) for way, sample in samples.items()}
+        settings.append(measure(name, 64, ways, 9))
+        asyncio.run(engine.close())
+    return settings
+
+
+def schema_json(settings: Sequence[Setting]) -> dict[str, Any]:
+    """The object that `--schema --json` prints: how many times as long it takes with a schema."""
+    return {
+        "wall_ratio_with_schema": {
+            each.model: round(each.per_wall_s["etude"] / each.per_wall_s["schema"], 3) for each in settings
+        },
+        "cpu_ratio_with_schema": {each.model: _rounded(each.ratio("schema")) for each in settings},
+        "tokens_per_s": {
+            each.model: {way: round(rate) for way, rate in each.per_wall_s.items()} for each in settings
+        },
+        "versions": versions() | {"llguidance": version("llguidance")},
+    }
+
+
 def as_json(settings: Sequence[Setting], kept: dict[str, float]) -> dict[str, Any]:
     """The object that `--json` prints; the ratios are those of the first model."""
     first = [one for one in settings if one.model == SMALL]
@@ -287,7 +336,10 @@ def print_results(settings: Sequence[Setting], kept: dict[str, float]) -> None:
 
 def main() -> None:
     """Measure, and print a table or JSON."""
-    arguments = parse_arguments(__doc__ or "")
+    arguments = parse_arguments(__doc__ or "", schema="only what a JSON schema costs")
+    if arguments.schema:
+        print_json(schema_json(measure_schema(arguments.quick, silent if arguments.json else progress)))
+        return
     found = measure_all(arguments.quick, silent if arguments.json else progress)
     if arguments.json:
         print_json(as_json(*found))

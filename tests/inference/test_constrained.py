@@ -268,6 +268,14 @@ def test_calls_whose_arguments_are_not_json_are_refused_by_name():
     assert "names the tool 'nothing', and the request has add, look_up" in str(error)
 
 
+def test_a_vocabulary_that_is_padded_to_whole_words():
+    model = fresh_policy()
+    model.model.resize_token_embeddings(352)
+    model = type(model)(model.model, model.tokenizer, "padded", model.device)
+    given = answers(model, *(request("regex", "[ab]{4}|what", key=key) for key in range(8)))
+    assert all(re.fullmatch("[ab]{4}|what", answer.text) for answer in given)
+
+
 def thinking_policy():
     model = chatml_policy()
     model.tokenizer.add_tokens(["<think>", "</think>"])

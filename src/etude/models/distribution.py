@@ -7,11 +7,9 @@ order is vLLM's: constraint, `min_tokens`, `logit_bias`, penalties, temperature,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -41,8 +39,7 @@ class Matcher(Protocol):
         """Why it cannot; empty while it can."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """How the distribution of one token differs from the model's own."""
 
     sampling: Sampling = _PLAIN
@@ -88,7 +85,7 @@ class Shaper:
         self._counts: Counter[int] | None = Counter() if counts else None
         self._bias = _entries(sampling.logit_bias) if sampling.logit_bias else _NOTHING
         self._allowed = allowed
-        self._coming: tuple[Future[np.ndarray], int] | None = None
+        self._coming: tuple[Callable[[], np.ndarray], int] | None = None
         self._constant = not (repeats or counts or sampling.min_tokens or matcher)
         self._last: Shape | None = None
 
@@ -109,8 +106,8 @@ class Shaper:
         """The bits of what the grammar allows now."""
         self._allowed = allowed
 
-    def expect(self, coming: Future[np.ndarray], row: int) -> None:
-        """These bits are a row of what somebody finds out meanwhile."""
+    def expect(self, coming: Callable[[], np.ndarray], row: int) -> None:
+        """These bits are a row of what `coming` gives, once it is known."""
         self._coming = coming, row
 
     def shape(self) -> Shape:
@@ -140,8 +137,8 @@ class Shaper:
         if self.matcher is None:
             return None
         if self._coming is not None:
-            future, row = self._coming
-            self._allowed, self._coming = future.result()[row], None
+            coming, row = self._coming
+            self._allowed, self._coming = coming()[row], None
         if self.matcher.is_error():
             self.fault = f"the answer cannot be held to its form any longer: {self.matcher.get_error()[:300]}"
             return None
@@ -169,7 +166,7 @@ def shaped(logits_BV: Tensor, shapes: Sequence[Shape | None], kept_B: Tensor | N
 def _shaped(logits_BV: Tensor, shapes: Sequence[Shape], kept_B: Tensor | None) -> Tensor:
     device = logits_BV.device
     if any(shape.allowed is not None or shape.barred for shape in shapes):
-        logits_BV = logits_BV.masked_fill(_barred(shapes, logits_BV.shape[1]).to(device), -torch.inf)
+        logits_BV = torch.where(_allowed(shapes, logits_BV.shape[1]).to(device), logits_BV, -torch.inf)
     logits_BV = _moved(logits_BV, [shape.bias for shape in shapes], device)
     if any(len(shape.repeated) for shape in shapes):
         rows, tokens = _places([shape.repeated for shape in shapes], device)
@@ -190,6 +187,11 @@ def _shaped(logits_BV: Tensor, shapes: Sequence[Shape], kept_B: Tensor | None) -
         beyond = beyond.scatter(1, kept_B[rows][:, None], False)
     mask = torch.zeros_like(logits_BV, dtype=torch.bool).index_copy(0, rows, beyond)
     return logits_BV.masked_fill(mask, -torch.inf)
+
+
+def words_of(vocabulary: int) -> int:
+    """Numbers of 32 bits that the bits of all tokens take."""
+    return -(-vocabulary // 32)
 
 
 def _cuts(sampling: Sampling) -> bool:
@@ -216,17 +218,15 @@ def _moved(logits_BV: Tensor, entries: Sequence[_Entries], device: torch.device)
     return logits_BV.index_put(places, torch.tensor(values, device=device), accumulate=True)
 
 
-def _barred(shapes: Sequence[Shape], vocabulary: int) -> Tensor:
-    """Which tokens cannot be drawn [B, V]."""
-    words = -(-vocabulary // 32)
-    bits = np.full((len(shapes), words), 0xFFFFFFFF, np.uint32)
+def _allowed(shapes: Sequence[Shape], vocabulary: int) -> Tensor:
+    """Which tokens can be drawn [B, V]."""
+    every = np.full(words_of(vocabulary), 0xFFFFFFFF, np.uint32)
+    bits = np.stack([every if shape.allowed is None else shape.allowed for shape in shapes])
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
     for row, shape in enumerate(shapes):
-        if shape.allowed is not None:
-            bits[row] = shape.allowed
-    allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :vocabulary]
-    for row, shape in enumerate(shapes):
-        allowed[row, list(shape.barred)] = 0
-    return torch.from_numpy(allowed == 0)
+        if shape.barred:
+            allowed[row, shape.barred] = 0
+    return torch.from_numpy(allowed.view(np.bool_))
 
 
 def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
-from etude.models.distribution import Bits, Shape, Shaper
+from etude.models.distribution import Bits, Shape, Shaper, words_of
 
 _KEPT_GRAMMARS = 256
 """Compiled grammars that are remembered: the calls of an agent have the same few."""
@@ -119,7 +119,8 @@ class Grammars:
 def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
     """Go on by a sampled token each; what grammars allow next is found out in other threads meanwhile."""
     bound = [(shaper.matcher, token) for shaper, token in shapers if shaper.matcher is not None]
-    coming = _thread().submit(_next_bits, bound, -(-vocabulary // 32)) if bound else None
+    # All rows ask for the result, and only the first of them has to wait for it.
+    coming = cache(_thread().submit(_next_bits, bound, words_of(vocabulary)).result) if bound else None
     row = 0
     for shaper, token in shapers:
         shaper.take(token)
@@ -129,8 +130,10 @@ def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
 
 
 def _bits(matcher: Any, vocabulary: int) -> Bits:
-    """Of the tokens that a matcher allows next. llguidance adds a word where the last one is full."""
-    return np.frombuffer(matcher.compute_bitmask(), np.uint32)[: -(-vocabulary // 32)]
+    """Of the tokens that a matcher allows next."""
+    bits = np.empty(words_of(vocabulary), np.uint32)
+    matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+    return bits
 
 
 def _next_bits(bound: Sequence[tuple[Any, int]], words: int) -> np.ndarray:
