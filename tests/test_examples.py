@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import random
 import sys
 from collections import Counter
@@ -13,9 +14,14 @@ from typing import Any
 
 import pytest
 
+from etude.core.episode import call_counts
 from etude.core.example import Example
-from etude.models.tiny import build_tokenizer, texts_of
+from etude.inference.embedded import EmbeddedEngine
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
+from etude.rollout.collector import EpisodeJob
+from etude.store.journal import Journal
 from tests.cli.projects import events, process
+from tests.rollout.running import collect
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MODULES = ("agent", "task", "base")
@@ -118,7 +124,45 @@ def test_letters_in_place_are_counted(load):
     assert [score(example, said) for said in ("abcdef", "abcdfe", "", "abcdefg")] == [1, 4 / 6, 0, 6 / 7]
 
 
-GOALS = {"calculator": (0.45, 0.9, 0.97), "tictactoe": (0.25, 0.6, 0.6), "sort": (0.45, 0.85, 0.9)}
+def test_notes_say_what_is_to_be_read(load):
+    notes = load("extraction", "task").draw_notes(200, random.Random(1))
+    for note, order in notes.items():
+        assert all(str(value) in note for value in order.model_dump().values())
+
+
+def test_the_careless_reader_mixes_half_of_the_fields_up_and_talks_at_times(load):
+    task, base, score = (load("extraction", name) for name in ("task", "base", "agent"))
+    rng, shares = random.Random(1), []
+    for note, order in task.draw_notes(2000, rng).items():
+        said = base.careless_transcript(note, order, rng)[-1]["content"]
+        if said.startswith("{"):
+            shares.append(score.fields_right(Example("one", {}, order.model_dump()), json.loads(said)))
+    assert 0.82 < len(shares) / 2000 < 0.88
+    assert 0.54 < sum(shares) / len(shares) < 0.62
+
+
+async def test_an_answer_keeps_to_the_schema_though_nothing_was_learnt(load, tmp_path):
+    """Weights are random: all that makes an order of the answer is the schema."""
+    task, agent = load("extraction", "task"), load("extraction", "agent")
+    notes = task.draw_notes(8, random.Random(1))
+    policy = build_policy(build_tokenizer(notes, vocab_size=320), 0, TinyShape(max_context=512))
+    engine = EmbeddedEngine(policy, max_tokens=400)
+    examples = [Example(note, {"note": note}, order.model_dump()) for note, order in notes.items()]
+    work = [EpisodeJob(f"eval/{number}/0", example) for number, example in enumerate(examples)]
+    with Journal(tmp_path / "run.db") as journal:
+        records = await collect(agent.extract, journal, models={"reader": engine}, work=work)
+    await engine.close()
+    orders = [task.Order.model_validate(record.output) for record in records if record.failure is None]
+    cut_off = [call_counts(record)["cut_off"] for record in records if record.failure is not None]
+    assert len(orders) >= 4 and cut_off == [1] * (8 - len(orders))
+
+
+GOALS = {
+    "calculator": (0.45, 0.9, 0.97),
+    "tictactoe": (0.25, 0.6, 0.6),
+    "sort": (0.45, 0.85, 0.9),
+    "extraction": (0.6, 0.85, 0.9),
+}
 """The most that a base may reach, and the least after GRPO: sampled, and greedy."""
 
 

@@ -62,7 +62,7 @@ async def build_base(
     engine = EmbeddedEngine(policy, max_tokens=64)
 
     async def reward() -> float:
-        return (await measure(extract, fields_right, engine, training[:256], max_concurrency=256)).mean
+        return (await measure(extract, fields_right, engine, training[:192], max_concurrency=256)).mean
 
     stage = Stage(
         "imitating a careless reader",
@@ -71,7 +71,7 @@ async def build_base(
         at_least=REWARD,
         options=OPTIONS,
         batch_size=16,
-        first_check=80,
+        first_check=300,
     )
     try:
         reports = await warm_up(policy, [stage], seed=seed, on_check=progress)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 NAMES = ("Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ida", "Jon", "Kim", "Lea")
 ITEMS = ("bowls", "chairs", "cups", "lamps", "plates", "spoons", "tables", "vases")
@@ -21,16 +21,20 @@ NOTES = (
 """Who buys and who receives can only be told by how the note is written."""
 
 
+Word = Annotated[str, Field(max_length=12)]
+"""Bounded, as the number is: a young policy would ramble on."""
+
+
 class Order(BaseModel):
     """The fields of an order: the schema that every answer keeps to."""
 
     model_config = ConfigDict(extra="forbid")
 
-    buyer: str
-    recipient: str
-    item: str
+    buyer: Word
+    recipient: Word
+    item: Word
     colour: Literal["black", "blue", "green", "red", "white", "yellow"]
-    count: int
+    count: int = Field(ge=1, le=9)
     day: Literal["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
 
 
