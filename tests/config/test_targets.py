@@ -37,6 +37,14 @@ def write(folder: Path, text: str) -> str:
     return "config.yml"
 
 
+def test_targets_of_one_model_get_an_entry_each_that_agents_name(folder: Path):
+    config = load_config(write(folder, TWO.replace("model: verifier", "model: prover")))
+    assert list(config.llms) == ["prover", "verifier", "judge", "checker"]
+    assert config.llms["checker"] == config.llms["prover"]
+    assert [target.model for target in config.finetuning.targets.values()] == ["prover", "checker"]
+    assert load_config(write(folder, resolved_yaml(config))).llms == config.llms
+
+
 def test_what_a_target_leaves_out_is_as_the_whole_block_has_it(folder: Path):
     targets = load_config(write(folder, TWO)).finetuning.targets
     assert list(targets) == ["prover", "checker"]
@@ -80,7 +88,11 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
             "other:\n      model: judge\n    checker:",
             "'eval.evaluators' has several; name one of",
         ),
-        ("model: verifier", "model: prover", "'prover' is trained by the target 'prover' already"),
+        (
+            "checker:\n      model: verifier",
+            "judge:\n      model: prover",
+            "'prover' is trained by the target 'prover' already; give the targets names",
+        ),
         ("more_groups\n", "many_groups\n", "no trajectory builder 'many_groups'; did you mean 'more_groups'"),
         ("name: verified", "name: verify", "no evaluator 'verify'; did you mean"),
         ("prover: {reward", "stranger: {reward", r"'finetuning.targets.stranger.model' is missing"),

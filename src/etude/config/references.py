@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
@@ -72,6 +73,7 @@ def complete_names(
     What matters to training alone goes into `in_training`: a config may also be evaluated, with another
     protocol than it trains.
     """
+    _split_shared(config)
     names, block = _Names(config, problems), config.finetuning
     references = [
         (path, *reference) for path, entry in components.items() for reference in _references(entry, path)
@@ -92,6 +94,22 @@ def complete_names(
         if mark.kind == "agents" and (not is_builder or component[1] in builders):
             _check_agent(path, name, agents, in_training if is_builder else problems)
     _check_trained(block, agents, in_training)
+
+
+def _split_shared(config: Config) -> None:
+    """Give each target that trains a model together with others an entry of `llms` by its own name.
+
+    Agents name the target then. Where LoRA weights are trained, such entries have one base in memory.
+    """
+    targets, entries = config.finetuning.targets, config.llms
+    users = defaultdict(list)
+    for name, target in targets.items():
+        users[target.model or name].append(name)
+    for model, names in users.items():
+        if len(names) > 1 and model in entries and not ({*names} - {model}) & entries.keys():
+            for name in (name for name in names if name != model):
+                entries[name] = entries[model].model_copy(deep=True)
+                targets[name].model = name
 
 
 class _Names:
@@ -183,7 +201,8 @@ class _Names:
             model = self._complete_target(path, name, target)
             if (first := trained_by.setdefault(model, name)) != name:
                 text = f"the model '{model}' is trained by the target '{first}' already; "
-                add((*path, "model"), f"{text}two targets cannot train one model")
+                remedy = "give the targets names that no entry of 'llms' has, and each has weights of its own"
+                add((*path, "model"), text + remedy)
         if all(target.frozen for target in block.targets.values()):
             add(("finetuning", "targets"), "all of them are frozen; train one")
 

@@ -30,6 +30,9 @@ _FIXED_ROWS = 32
 _FIXED_TOKENS = 512
 """Deterministic: tokens of every step that reads prompts, padding included."""
 
+_COPIED = 1 << 26
+"""Parameters at most of a shared base that each of its policies has a copy of, to be faster."""
+
 
 def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
     """The fastest decoder that is right for the policy's architecture."""
@@ -96,7 +99,7 @@ class SlotDecoder:
         self._inputs = InputMaker(policy)
         self._postponed = 0
         self._going: SingleTokens | None = None
-        self._fused = FusedLlama(policy.model) if can_fuse(policy.model) else None
+        self._fused = _fused(policy)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
@@ -125,7 +128,7 @@ class SlotDecoder:
     def forget(self) -> None:
         """The weights changed: the slots' contents go. Rows in flight are read again from their start."""
         self._table.forget()
-        self._fused = FusedLlama(self._policy.model) if can_fuse(self._policy.model) else None
+        self._fused = _fused(self._policy)
         self._going = None
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
@@ -228,6 +231,12 @@ class SlotDecoder:
 
 
 Decoder: TypeAlias = SlotDecoder | RecomputeDecoder
+
+
+def _fused(policy: Policy) -> FusedLlama | None:
+    """A copy of the model that is faster; none of a large one that several policies share."""
+    parameters = sum(value.numel() for value in policy.model.parameters()) if policy.shares_base else 0
+    return FusedLlama(policy.model) if parameters <= _COPIED and can_fuse(policy.model) else None
 
 
 def _within_budget(rows: list[Row]) -> list[Row]:

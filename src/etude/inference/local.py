@@ -18,6 +18,10 @@ from etude.models.source import locate
 if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.inference.embedded import EmbeddedEngine
+    from etude.models.policy import Policy
+
+_BASE = "model", "device", "dtype"
+"""Keys that decide which numbers are in memory."""
 
 
 class LocalLlmConfig(LlmConfig, name="local"):
@@ -54,8 +58,11 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
     from etude.inference.embedded import EmbeddedEngine
     from etude.models.policy import Policy
 
+    twin = await _of_same_base(config, builder)
     engine = EmbeddedEngine(
-        Policy.load(config.model, device=config.device, dtype=config.dtype),
+        Policy.load(config.model, device=config.device, dtype=config.dtype)
+        if twin is None
+        else twin.beside(),
         max_batch=config.max_batch,
         max_tokens=config.max_tokens,
         deterministic=builder.config.finetuning.deterministic,
@@ -64,6 +71,23 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
         yield engine
     finally:
         await engine.close()
+
+
+async def _of_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | None:
+    """The policy of an entry before this one with the same weights, which nothing has changed yet."""
+    from etude.inference.embedded import EmbeddedEngine
+
+    for name, other in builder.config.llms.items():
+        if other is config:
+            break
+        if isinstance(other, LocalLlmConfig) and all(
+            getattr(other, key) == getattr(config, key) for key in _BASE
+        ):
+            engine = await builder.get_llm(name)
+            return (
+                engine.policy if isinstance(engine, EmbeddedEngine) and not engine.policy.weights_id else None
+            )
+    return None
 
 
 def require_local_extra() -> None:

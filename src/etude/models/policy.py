@@ -62,6 +62,8 @@ class Policy:
         self.max_context = self.speech.max_context
         """Tokens that prompt and completion may have together."""
         self._base: dict[str, torch.Tensor] | None = None
+        self._lent: set[int] = set()
+        """The ids of parameters whose numbers are those of another policy too."""
         self._digests: dict[int, str] = {}
         if len(parts := language_parts(model)) > 1:
             model.requires_grad_(False)  # What sees or hears is not trained on text.
@@ -127,6 +129,40 @@ class Policy:
             other.version, other.weights_id = self.version, self.weights_id
             return other
 
+    def beside(self) -> Policy:
+        """Another policy on the same numbers in memory, for as long as neither of the two changes them.
+
+        A policy that is to train all weights takes a copy first; LoRA weights are each policy's own.
+        """
+        with self.lock:
+            memo: dict[int, Any] = {id(value): value for value in self.model.buffers()}
+            for value in self.model.parameters():
+                same = (
+                    torch.nn.Parameter(value.data, value.requires_grad)
+                    if value.is_floating_point()
+                    else value
+                )
+                memo[id(value)] = same
+            lent = {id(value) for value in memo.values()}
+            model, tokenizer = copy.deepcopy(self.model, memo), copy.deepcopy(self.tokenizer)
+            other = Policy(model, tokenizer, self.source, self.device)
+            other._lent, self._lent = lent, {id(value) for value in self.model.parameters()}
+            return other
+
+    @property
+    def shares_base(self) -> bool:
+        """Whether other policies may have the same numbers in memory."""
+        return bool(self._lent)
+
+    def _own_trainable(self) -> None:
+        """Take a copy of what training would change for other policies too."""
+        lent = [value for value in self.trainable().values() if id(value) in self._lent]
+        for value in lent:
+            value.data = value.data.clone()
+        if lent:
+            self._lent.clear()
+            self.weights_id += 1
+
     @property
     def is_lora(self) -> bool:
         """Whether only LoRA weights are trained."""
@@ -134,6 +170,8 @@ class Policy:
 
     def keep_base(self) -> None:
         """Remember the trainable tensors of version 0, so that the policy can go back to it."""
+        with self.lock:
+            self._own_trainable()
         if self._base is None:
             self._base = self.copy_tensors()
 
@@ -209,6 +247,7 @@ class Policy:
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy tensors into the trainable parameters. Raises EngineError when names or shapes differ."""
+        self._own_trainable()
         parameters = self.trainable()
         odd = sorted(parameters.keys() ^ tensors.keys())
         odd += [name for name in parameters if not odd and parameters[name].shape != tensors[name].shape]
