@@ -61,7 +61,7 @@ def test_tool_calls_of_every_family_with_tools_are_read(name):
     assert not message["content"]
 
 
-@pytest.mark.parametrize("name", WITHOUT_TOOLS)
+@pytest.mark.parametrize("name", sorted(WITHOUT_TOOLS))
 def test_the_others_show_no_tools(name):
     of = template(name)
     assert of.prompt(ChatRequest((QUESTION,))) == of.prompt(ChatRequest((QUESTION,), (TOOL,)))
