@@ -137,8 +137,8 @@ def _text_readers(rendering: Rendering) -> Iterator[Reader]:
             reader = TemplateReader("its own", tokenizer, own, is_own=True)
         except (ValueError, KeyError, TypeError) as error:
             raise ImpossibleCall(
-                f"the response_template of the tokenizer of '{tokenizer.name_or_path}', by which its answers are "
-                f"read, is malformed ({type(error).__name__}: {error}); mend it in tokenizer_config.json"
+                f"the response_template of the tokenizer of '{tokenizer.name_or_path}', by which its answers "
+                f"are read, is malformed ({type(error).__name__}: {error}); mend it in tokenizer_config.json"
             ) from error
         yield reader
     tokens = set(tokenizer.get_added_vocab())
