@@ -285,7 +285,7 @@ async def test_a_malformed_response_template_fails_requests_and_not_the_engine(m
     of = chatml_policy()
     monkeypatch.setattr(of.template.tokenizer, "response_template", {"of its": "own"}, raising=False)
     async with engine_of(of) as engine:
-        with pytest.raises(EngineError, match="response_template of its tokenizer is malformed"):
+        with pytest.raises(EngineError, match=r"response_template of the tokenizer.*is malformed"):
             await engine.complete(asked())
         monkeypatch.undo()
         assert (await engine.complete(asked())).completion_ids

@@ -70,24 +70,26 @@ class Family:
         """The prompt that goes on from tokens with messages; None where that is left to the template."""
         if self.extender is None or not {message["role"] for message in messages} <= self.extends_after:
             return None
-        return self.extender.extend(prompt_ids, completion_ids, messages, tools)
+        extended = self.extender.extend(prompt_ids, completion_ids, messages, tools)
+        before = (*prompt_ids, *completion_ids)
+        return extended if extended is not None and extended[: len(before)] == before else None
 
     def missing(self, part: str) -> list[str]:
         """The kinds of answers with `part`, like `call` or `thinking`, that are not understood."""
         return [kind for kind in self.written if part in kind and kind not in self.read]
 
 
-def find_family(rendering: Rendering, options: Options, name: str = "") -> Family:
+def find_family(rendering: Rendering, options: Options, names: Sequence[str] = ()) -> Family:
     """The family whose answers the template writes under these options.
 
-    With the `name` of a renderers family only that one is tried.
+    With `names` of families of `renderers` only those are tried.
     """
     written = tuple(_written(rendering, options))
     reader: Reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
     extender, roles = None, frozenset[str]()
     if _score(reader, written) < len(written) or _has_marks(rendering, written):
         # Where all of the syntax is plain characters, no family of `renderers` would find its tokens.
-        tried = list(_renderers(rendering, options, name, written))
+        tried = list(_renderers(rendering, options, names, written))
         best = max(tried, key=lambda each: (each.score, each.alike, len(each.extends_after)), default=None)
         if best is not None and best.score >= _score(reader, written):
             reader = best.reader
@@ -112,13 +114,13 @@ class _Tried:
 
 
 def _renderers(
-    rendering: Rendering, options: Options, name: str, written: Sequence[WrittenAnswer]
+    rendering: Rendering, options: Options, names: Sequence[str], written: Sequence[WrittenAnswer]
 ) -> Iterator[_Tried]:
     """The families of the package whose special tokens the tokenizer has."""
     from renderers import RendererConfig
 
-    names = [config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])]
-    for family in [name] if name else [each for each in names if each not in _LEFT_OUT]:
+    known = [config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])]
+    for family in names or [name for name in known if name not in _LEFT_OUT]:
         for default in ({}, {"enable_thinking": False}):
             # Made with the tokenizer of another family, it may raise anything.
             with suppress(Exception):
@@ -135,8 +137,8 @@ def _text_readers(rendering: Rendering) -> Iterator[Reader]:
             reader = TemplateReader("its own", tokenizer, own, is_own=True)
         except (ValueError, KeyError, TypeError) as error:
             raise ImpossibleCall(
-                f"the model '{tokenizer.name_or_path}' cannot be read: its tokenizer's response_template is "
-                f"malformed ({type(error).__name__}: {error}); mend it in tokenizer_config.json, or drop it"
+                f"the response_template of the tokenizer of '{tokenizer.name_or_path}', by which its answers "
+                f"are read, is malformed ({type(error).__name__}: {error}); mend it in tokenizer_config.json"
             ) from error
         yield reader
     tokens = set(tokenizer.get_added_vocab())

@@ -172,9 +172,12 @@ class RendererReader:
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | None:
         """The prompt that goes on from tokens with messages; None where the family begins anew there."""
-        rendered = self._renderer.bridge_to_next_turn(
-            list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
-        )
+        rendered = None
+        # Over what an agent sends, another package may raise anything.
+        with suppress(Exception):
+            rendered = self._renderer.bridge_to_next_turn(
+                list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
+            )
         return None if rendered is None else tuple(map(int, rendered.token_ids))
 
 

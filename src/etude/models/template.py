@@ -18,6 +18,7 @@ from etude.models.call_form import CallForm, call_form
 from etude.models.family import Family, find_family, probed_turn, written_turn
 from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL
 from etude.models.rendering import Options, Rendering, common_length
+from etude.models.reply import RendererReader
 from etude.models.transcript import Transcript, transcripts
 
 _KEPT_FAMILIES = 32
@@ -76,8 +77,9 @@ class ChatTemplate:
     def _find_family(self, options: str) -> Family:
         if options == "{}":
             return find_family(self.rendering, {})
-        usual = self.family().extender
-        return find_family(self.rendering, json.loads(options), usual.name if usual else "")
+        usual = self.family()
+        names = [each.name for each in (usual.reader, usual.extender) if isinstance(each, RendererReader)]
+        return find_family(self.rendering, json.loads(options), names)
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """The prompt of a request: an extension of an earlier call's tokens wherever that is possible.
