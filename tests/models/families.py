@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class Family:
     """The tokens that end a turn, separated by spaces."""
     extra: str = ""
     bos: str = ""
+    drifts: str = ""
+    """Why its template writes an earlier conversation differently, but for thinking."""
 
 
 _CHATML = Family("<|im_end|> <|endoftext|>", "<think> </think> <tool_call> </tool_call>")
@@ -70,8 +72,12 @@ _LFM2 = Family("<|im_end|>", "<|tool_call_start|> <|tool_call_end|>", "<|startof
 FAMILIES = {
     "cohere": Family("<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
     "cohere2": Family("<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
-    "deepseek_r1_distill": _DEEPSEEK,
-    "deepseekv3": _DEEPSEEK,
+    "deepseek_r1_distill": replace(_DEEPSEEK, drifts="later system messages take the first's place"),
+    "deepseekv3": replace(
+        _DEEPSEEK,
+        drifts="its prompts open a thought, which a call without one leaves out, and system messages are "
+        "gathered at the beginning",
+    ),
     "gemma": _GEMMA,
     "gemma3": _GEMMA,
     "gemma4": _GEMMA4,
@@ -88,7 +94,9 @@ FAMILIES = {
     "llama3": _LLAMA,
     "llama3_1": _LLAMA,
     "llama3_2": _LLAMA,
-    "mistral_v3": Family("</s>", "[AVAILABLE_TOOLS] [/AVAILABLE_TOOLS]", "<s>"),
+    "mistral_v3": Family(
+        "</s>", "", "<s>", drifts="the tools stand before the last message of the user and move on with it"
+    ),
     "mistral_v13": Family("</s>", "[THINK] [/THINK] [ARGS]", "<s>"),
     "muse_glimmer": Family("<|eot|>"),
     "nemotron_3_nano": _NEMOTRON,
@@ -162,22 +170,23 @@ def row(name: str) -> list[str]:
     of = template(name)
     way = ways(of)
     reasons: dict[str, None] = {}
-    on_purpose: dict[str, None] = {}
+    on_purpose = False
     for shape in SHAPES:
         try:
             play = played(of, shape)
         except EngineError:
             continue  # The template refuses such conversations.
         reasons |= {fault.partition(", ")[2]: None for fault in play.drift}
-        on_purpose |= {fault.partition(", ")[2]: None for fault in play.on_purpose}
-    plain = [reason.removeprefix("role assistant: ") for reason in on_purpose]
-    but = [f"yes, but begins anew on purpose where {' or '.join(plain)}" if plain else "yes"]
+        on_purpose |= bool(play.on_purpose)
+    extends = "yes, but for thinking that is left out" if on_purpose else "yes"
+    why = FAMILIES[name].drifts
+    assert bool(reasons) == bool(why), f"{name}: drifts because of {list(reasons)}"
     return [
         f"`{name}`",
         way["answers are read by"].detail,
         way["tool calls"].detail,
         way["thinking"].detail,
-        "; ".join([*but, *(f"drifts ({reason})" for reason in reasons)]),
+        f"{extends}; drifts, because {why}" if why else extends,
         way["conversations are extended by"].detail,
     ]
 
