@@ -22,6 +22,8 @@ Bits: TypeAlias = np.ndarray
 _Entries: TypeAlias = tuple[Sequence[int], Sequence[float]]
 """Token ids, each once, and a number for each."""
 
+_LIKELIEST = 1024
+"""Tokens among which those are looked for first that truncation leaves."""
 _PLAIN, _GREEDY = Sampling(), Sampling(temperature=0.0)
 _NOTHING: _Entries = ((), ())
 
@@ -234,15 +236,31 @@ def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
     The nucleus is the smallest set of tokens with the mass top_p (Holtzman et al., 2020).
     """
-    limits = [(each.min_p, each.top_k or logits_BV.shape[1], each.top_p) for each in samplings]
+    vocabulary = logits_BV.shape[1]
+    limits = [(each.min_p, each.top_k or vocabulary, each.top_p) for each in samplings]
     min_p_B1, top_k_B1, top_p_B1 = torch.tensor(limits, device=logits_BV.device).T[:, :, None]
     probs_BV = torch.softmax(logits_BV, dim=-1)
-    ordered_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
-    rank_V = torch.arange(logits_BV.shape[1], device=logits_BV.device)
-    beyond_BV = (ordered_BV < min_p_B1 * ordered_BV[:, :1]) | (rank_V >= top_k_B1)
-    ordered_BV = ordered_BV.masked_fill(beyond_BV, 0.0)
-    before_BV = ordered_BV.cumsum(dim=-1) - ordered_BV
-    mass_B1 = ordered_BV.sum(dim=-1, keepdim=True)
-    beyond_BV |= (top_p_B1 < 1) & (before_BV >= top_p_B1 * mass_B1)
-    left_out_BV: Tensor = beyond_BV.scatter(1, order_BV, beyond_BV)
+    # To sort the whole vocabulary takes many times as long as to make its logits.
+    fewer = min(max(_LIKELIEST, *(each.top_k for each in samplings)), vocabulary)
+    for size in (fewer, vocabulary):
+        ordered_BN, _ = probs_BV.topk(size)
+        rank_N = torch.arange(size, device=logits_BV.device)
+        least_B1 = min_p_B1 * ordered_BN[:, :1]
+        kept_BN = (ordered_BN >= least_B1) & (rank_N < top_k_B1)
+        ordered_BN = ordered_BN.masked_fill(~kept_BN, 0.0)
+        possible_B1 = probs_BV.masked_fill(probs_BV < least_B1, 0.0).sum(dim=-1, keepdim=True)
+        # Running sums do not depend on how many tokens are looked at, and so not on the other rows.
+        running_BN = ordered_BN.cumsum(dim=-1)
+        mass_B1 = torch.where(top_k_B1 < vocabulary, running_BN[:, -1:], possible_B1)
+        before_BN = running_BN - ordered_BN
+        kept_BN &= (top_p_B1 >= 1) | (before_BN < top_p_B1 * mass_B1)
+        if not bool(kept_BN[:, -1].any()):
+            break
+    count_B1 = kept_BN.sum(dim=-1, keepdim=True)
+    last_B1 = ordered_BN.gather(1, count_B1 - 1)
+    equal_BV = probs_BV == last_B1
+    room_B1 = count_B1 - (probs_BV > last_B1).sum(dim=-1, keepdim=True)
+    if bool((equal_BV.sum(dim=-1, keepdim=True) > room_B1).any()):
+        equal_BV &= equal_BV.cumsum(dim=-1) <= room_B1
+    left_out_BV: Tensor = (probs_BV < last_B1) | ((probs_BV == last_B1) & ~equal_BV)
     return left_out_BV
