@@ -120,8 +120,8 @@ class VllmBackend(Backend):
 
     async def open(self) -> None:
         """Start vLLM with the base model. Raises RequestError for one that it cannot serve here."""
-        await asyncio.to_thread(self._require_heads)
         self._speech = await asyncio.to_thread(Speech.load, self._settings.model)
+        await asyncio.to_thread(self._require_heads)
         await self._process.start(self._settings.model)
 
     def memory_group(self, model: ServedModel) -> str:
