@@ -103,6 +103,7 @@ def test_a_job_learns_what_its_grader_rewards(server: ServerProcess) -> None:
     assert header.endswith("train_mean_reward,valid_mean_reward") and len(lines) == 24
 
 
+@pytest.mark.slow
 def test_pause_and_kill_9_change_nothing_about_the_weights(server: ServerProcess) -> None:
     client = server.client()
     file = upload(client, prompts(8))
@@ -138,6 +139,9 @@ def test_a_grader_that_has_no_score_ends_the_job_with_the_reason(server: ServerP
     job = wait(client, create(client, upload(client, prompts(2)), broken).id)
     assert job.status == "failed" and job.error is not None
     assert "python_grader_runtime_error" in job.error.message and "gone" in job.error.message
+    judge: Any = {"type": "score_model", "model": "tiny", "input": [{"role": "user", "content": "Good?"}]}
+    job = wait(client, create(client, upload(client, prompts(2)), judge).id)
+    assert job.error is not None and "judge 'tiny': the prompt has" in job.error.message
     same = LIKE | {"input": "a", "reference": "a"}
     job = wait(client, create(client, upload(client, prompts(2)), same).id)
     assert job.status == "failed" and job.error is not None
