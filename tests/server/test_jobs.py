@@ -149,7 +149,7 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
         ({"seed": -1}, "seed", "greater"),
         ({"metadata": {"k": "v" * 513}}, "metadata.k", "512"),
         ({"method": {"type": "dpo"}}, "training_file", "rows for supervised"),
-        ({"method": {"type": "reinforcement"}}, "method.type", "supervised"),
+        ({"method": {"type": "reward"}}, "method.type", "supervised"),
         (
             {"method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 0}}}},
             "method.supervised.hyperparameters.n_epochs",

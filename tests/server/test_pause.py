@@ -75,6 +75,7 @@ def test_a_paused_job_survives_kill_9_and_ends_with_the_weights_of_one_that_was_
         assert caught.value.code == "job_already_completed"
 
 
+@pytest.mark.slow
 def test_jobs_are_paused_in_the_queue_resumed_at_once_and_cancelled(server: ServerProcess) -> None:
     client = server.client()
     file = upload(client, supervised(8))

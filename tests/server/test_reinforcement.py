@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 
+from etude.core.call import Constraint
+from etude.server.reinforcement import constraint_of
 from etude.store.lock import locked_by
 from tests.server.data import messages, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
@@ -100,6 +103,7 @@ def test_a_job_learns_what_its_grader_rewards(server: ServerProcess) -> None:
     assert header.endswith("train_mean_reward,valid_mean_reward") and len(lines) == 24
 
 
+@pytest.mark.slow
 def test_pause_and_kill_9_change_nothing_about_the_weights(server: ServerProcess) -> None:
     client = server.client()
     file = upload(client, prompts(8))
@@ -135,6 +139,9 @@ def test_a_grader_that_has_no_score_ends_the_job_with_the_reason(server: ServerP
     job = wait(client, create(client, upload(client, prompts(2)), broken).id)
     assert job.status == "failed" and job.error is not None
     assert "python_grader_runtime_error" in job.error.message and "gone" in job.error.message
+    judge: Any = {"type": "score_model", "model": "tiny", "input": [{"role": "user", "content": "Good?"}]}
+    job = wait(client, create(client, upload(client, prompts(2)), judge).id)
+    assert job.error is not None and "judge 'tiny': the prompt has" in job.error.message
     same = LIKE | {"input": "a", "reference": "a"}
     job = wait(client, create(client, upload(client, prompts(2)), same).id)
     assert job.status == "failed" and job.error is not None
@@ -182,6 +189,25 @@ def test_a_wrong_job_is_refused_with_its_field(
     with pytest.raises(openai.BadRequestError, match=said) as caught:
         create(shared, file, grader, request, **changed.get("options", {}))
     assert caught.value.param == param
+
+
+def test_a_response_format_is_the_form_of_the_answers(shared: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "number", "schema": schema, "strict": True}}
+    part = {"grader": LIKE, "hyperparameters": OPTIONS, "response_format": wanted}
+    method: Any = {"type": "reinforcement", "reinforcement": part}
+    job = create(shared, upload(shared, prompts(2)), request={"method": method})
+    shared.fine_tuning.jobs.cancel(job.id)
+    shown = job.model_dump()["method"]["reinforcement"]["response_format"]
+    assert shown == wanted
+    constraint = constraint_of(shown)
+    assert constraint is not None and constraint.kind == "json_schema"
+    assert json.loads(constraint.text) == schema
+    assert constraint_of({"type": "json_object"}) == Constraint("json_object")
+    assert constraint_of({"type": "text"}) is constraint_of(None) is None
+    part["response_format"] = {"type": "json_schema"}
+    with pytest.raises(openai.BadRequestError, match="needs it"):
+        create(shared, upload(shared, prompts(2)), request={"method": method})
 
 
 def test_a_judge_cannot_be_deleted_while_a_job_needs_it(shared: openai.OpenAI) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,10 @@ class JobStore:
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
-    def require_unneeded(self, names: Collection[str]) -> None:
-        """Raise ApiError 409 when a job that has not ended needs the model of one of these names."""
+    def require_unneeded(self, model: str, stands_for: Callable[[str], str]) -> None:
+        """Raise ApiError 409 when a job that has not ended needs a model, under whichever of its names."""
         for job in self.with_status(*LIVE):
-            if models_of(job) & {*names}:
+            if model in map(stands_for, models_of(job)):
                 message = f"job {job['id']}, which is {job['status']}, needs the model; cancel it first"
                 raise ApiError(409, message, param="model", code="model_in_use")
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from etude.core.job import ModelVersion
 from etude.server.database import MODELS, Row, row_of
-from etude.server.errors import not_found
+from etude.server.errors import ApiError, not_found
 from etude.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -85,6 +85,13 @@ class ModelStore:
                 if (served := names.served_under(connection, name)) is not None:
                     return self.get(served)
         raise not_found("model", name, param="model", code="model_not_found")
+
+    def stands_for(self, name: str) -> str:
+        """The server's own name of the model with that name; the name itself where there is none."""
+        try:
+            return self.get(name).name
+        except ApiError:
+            return name
 
     def all(self) -> list[ServedModel]:
         """All names: the base, the models that jobs made, and other names for any of them."""

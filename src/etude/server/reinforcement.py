@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model, model_validator
 
 from etude.algorithms.algorithm import algorithm_type, kind_of
 from etude.core.call import Constraint
@@ -79,6 +79,12 @@ class ResponseFormat(_Closed):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to the type json_schema, and that needs it")
+        return self
 
 
 def constraint_of(response_format: Mapping[str, Any] | None) -> Constraint | None:

@@ -38,6 +38,7 @@ T = TypeVar("T")
 _MODEL = "policy"
 _REWARD = "reward"
 _LOOK_SECONDS = 0.2
+_GRADE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,13 @@ class SampledData:
             seed=job["seed"],
             limits=Limits(max_concurrency=width, timeout=None),
         )
+        # Sandbox and judges have limits of their own, and the time here has that in their queues in it.
         self._evaluation = EvaluationRun(
-            collector, {_REWARD: GraderEvaluator(grader)}, self._journal, max_concurrency=width
+            collector,
+            {_REWARD: GraderEvaluator(grader)},
+            self._journal,
+            timeout=_GRADE_SECONDS,
+            max_concurrency=width,
         )
         self._metrics: dict[str, float] = {}
         """Of the step that is under way."""

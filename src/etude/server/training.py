@@ -124,10 +124,10 @@ def _sampled_data(
         ]
 
     limits = EngineLimits(max_batch=settings.max_batch, max_tokens=settings.max_tokens)
-    judges = {
-        name: EmbeddedEngine(load_policy(settings, stores.models.get(name)), **limits)
-        for name in sorted(judges_of(grader_of(job["options"])))
-    }
+    judges: dict[str, EmbeddedEngine] = {}
+    for name in sorted(judges_of(grader_of(job["options"]))):
+        judge = load_policy(settings, stores.models.get(name))
+        judges[name] = EmbeddedEngine(judge, deterministic=judge.device.type == "cpu", **limits)
     prompts = Prompts(prompts_of(job["training_file"]), prompts_of(job["validation_file"]))
     journal = JobFolder(settings.data_dir, job["id"]).path / "answers.db"
     return SampledData(job, algorithm, policy, prompts, judges, journal, canceled, stopping, **limits)
