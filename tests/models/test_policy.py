@@ -208,6 +208,34 @@ def test_a_model_without_an_end_of_turn_is_refused():
         words.eos_token = end
 
 
+@pytest.fixture
+def on_a_mac(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+
+
+def test_apples_gpus_are_taken_in_float32(on_a_mac):
+    assert choose_device() == choose_device("mps") == torch.device("mps")
+    assert choose_dtype("auto", choose_device()) is torch.float32
+    assert choose_dtype("float16", choose_device()) is torch.float16
+
+
+@pytest.mark.parametrize(("release", "has"), [("", False), ("13.6.1", False), ("14.0", True), ("26.1", True)])
+def test_bfloat16_is_refused_where_apples_gpus_do_not_have_it(on_a_mac, monkeypatch, release, has):
+    monkeypatch.setattr("platform.mac_ver", lambda: (release, ("", "", ""), "arm64"))
+    if has:
+        assert choose_dtype("bfloat16", choose_device()) is torch.bfloat16
+        return
+    with pytest.raises(RequestError, match="'bfloat16' needs macOS 14 on 'mps'; use auto"):
+        choose_dtype("bfloat16", choose_device())
+
+
+def test_without_apples_gpu_it_is_a_wrong_request(monkeypatch):
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    with pytest.raises(RequestError, match="device 'mps' is not available on this machine; use device: auto"):
+        choose_device("mps")
+
+
 def test_devices_and_types_that_are_not_there_are_a_wrong_request():
     assert choose_device("cpu") == torch.device("cpu")
     with pytest.raises(RequestError, match="is not known; use auto"):

@@ -86,6 +86,11 @@ class LocalAdapter(TrainerAdapter):
         """Put LoRA weights on the model where the config asks for them, and make the optimiser."""
         await super().initialize(run_config)
         lora = self.adapter_config.lora_with(self._hyperparameters)
+        if lora is None and self._policy.is_quantized:
+            raise CapabilityError(
+                "a model with `quantization: 4bit` trains LoRA weights only: set 'lora' in its adapter, as "
+                "`lora: {r: 16}`, or leave 'quantization' out"
+            )
         if lora is not None:
             try:
                 self._policy.use_lora(LoraOptions(**lora.model_dump()), fold(self._seed, "lora"))
@@ -235,9 +240,10 @@ class LocalAdapter(TrainerAdapter):
                 policy.load_tensors(before)
                 self._take_optimiser_of(start)
                 if isinstance(error, RuntimeError):
-                    raise TrainingError(
-                        f"training failed: {error}; if memory ran out, lower token_budget of the adapter"
-                    ) from error
+                    # torch says itself what to do about an operation that a device does not have.
+                    lacks = isinstance(error, NotImplementedError)
+                    hint = "" if lacks else "; if memory ran out, lower token_budget of the adapter"
+                    raise TrainingError(f"training failed: {error}{hint}") from error
                 raise
             policy.mark_changed(number, version.digest)
             self._newest = self._optimiser_of = number

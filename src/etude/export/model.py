@@ -53,7 +53,7 @@ def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -
         raise RequestError(
             f"{folder} is there already and holds no exported model; choose another with --out"
         )
-    policy = load_version(wanted)
+    policy = load_version(wanted, quantized=False)
     if lora_only and not policy.is_lora:
         raise RequestError(
             f"run {wanted.run.name} trained all weights and no LoRA weights; export it without --lora"

@@ -67,14 +67,13 @@ def block_mask(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Any:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores, compiled: bool) -> Tensor:
-    """Queries [1, H, N, D] over keys and values [1, G, N, D]; gives [1, H, N, D].
+    """Queries [1, H, N, D] over keys [1, G, N, D] and values [1, G, N, W]; gives [1, H, N, W].
 
     `mask` is the block mask for the window of `scores`. Not compiled it holds all scores, for tests. Raises
     ValueError where its kernels do not run.
     """
-    width = query.shape[-1]
-    if width < _NARROWEST:
-        query, key, value = (F.pad(x, (0, _NARROWEST - width)) for x in (query, key, value))
+    width = value.shape[-1]
+    query, key, value = (F.pad(x, (0, max(0, _NARROWEST - x.shape[-1]))) for x in (query, key, value))
     if compiled:
         shape = query.shape[1], key.shape[1], query.shape[-1]
         reason = _why_not(query.device, query.dtype, shape, scores)

@@ -98,7 +98,7 @@ class AttentionSpec:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-    """Queries [H, Q, D] over keys and values [G, N, D], H a multiple of G; gives [Q, H, D]."""
+    """Queries [H, Q, D] over keys [G, N, D] and values [G, N, W], H a multiple of G; gives [Q, H, W]."""
     query_GRQD = query.view(len(key), -1, *query.shape[1:])
     key_GRND, value_GRND = (x.unsqueeze(1).expand(-1, query_GRQD.shape[1], -1, -1) for x in (key, value))
     out_GRQD = _BlockAttention.apply(query_GRQD, key_GRND, value_GRND, spec)  # type: ignore[no-untyped-call]
@@ -106,7 +106,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Te
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Queries [G, R, Q, D] over keys and values [G, R, N, D].
+    """Queries [G, R, Q, D] over keys [G, R, N, D] and values [G, R, N, W].
 
     A query's results of several blocks are weighed by the sums of the exponentials of its scores there
     (Milakov and Gimelshein, 2018). In the backward pass, the sum over all blocks is that of each.
@@ -115,8 +115,9 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """Values, weighed by how much each query attends to their keys."""
-        kernel = _kernel(query, spec)
-        out, sums = _empty_beside(query), _empty_beside(query[..., :1], torch.float32)[..., 0]
+        kernel = _kernel(query, value, spec)
+        out = _empty_beside(query[..., :1].expand(*query.shape[:-1], value.shape[-1]))
+        sums = _empty_beside(query[..., :1], torch.float32)[..., 0]
 
         def attended(block: Block) -> tuple[Tensor, Tensor]:
             keys, mask = block.keys, spec.tree.mask(spec.queries, block, spec.window, query.dtype)
@@ -142,7 +143,7 @@ class _BlockAttention(torch.autograd.Function):
         """Each block adds to the gradients of its queries and keys."""
         query, key, value, out, sums = ctx.saved_tensors
         spec: AttentionSpec = ctx.spec
-        kernel = _kernel(query, spec)
+        kernel = _kernel(query, value, spec)
         of_query, of_key, of_value = (_empty_beside(x).zero_() for x in (query, key, value))
         for block in (*spec.queries.own, *spec.queries.back):
             mask = spec.tree.mask(spec.queries, block, spec.window, query.dtype)
@@ -155,8 +156,9 @@ class _BlockAttention(torch.autograd.Function):
         return of_query, of_key, of_value, None
 
 
-def _kernel(query: Tensor, spec: AttentionSpec) -> _Flash | _Plain:
-    plain = query.device.type != "cpu" or spec.softcap is not None or spec.window is not None
+def _kernel(query: Tensor, value: Tensor, spec: AttentionSpec) -> _Flash | _Plain:
+    is_flash = query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
+    plain = not is_flash or spec.softcap is not None or spec.window is not None
     return _Plain(spec.scale, spec.softcap) if plain else _Flash(spec.scale)
 
 

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from etude.models.policy import Policy
 
 
-def load_version(wanted: RunVersion) -> Policy:
+def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
     """The policy of a run's local model, with the weights of `wanted`, on the device of its config.
+
+    Its base is as the config has it, or, unless `quantized`, with all its bits.
 
     Raises RequestError when the run's model is not local, MissingExtraError without torch, EngineError
     when the weights are not those that the run recorded.
@@ -28,7 +30,7 @@ def load_version(wanted: RunVersion) -> Policy:
     require_local_extra()
     from etude.models.policy import LoraOptions, Policy
 
-    policy = Policy.load(llm.model, device=llm.device, dtype=llm.dtype)
+    policy = Policy.load(llm.model, **llm.loading | ({} if quantized else {"quantization": None}))
     adapter = next(iter(config.trainer_adapters.values()), None)
     if wanted.version is None:
         return policy

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 
 import torch
 
 from etude.core.errors import RequestError
+
+_BFLOAT16_SINCE = 14
+"""The macOS from which on Apple's GPUs have it."""
 
 
 def choose_device(wish: str = "auto") -> torch.device:
@@ -29,12 +33,20 @@ def choose_device(wish: str = "auto") -> torch.device:
 
 
 def choose_dtype(wish: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA and float32 elsewhere, where bfloat16 is slower and less exact."""
+    """`auto` is bfloat16 on CUDA and float32 elsewhere, where bfloat16 is slower and less exact.
+
+    Raises RequestError for a type that is not known, or that the device does not have.
+    """
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wish == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if wish not in known:
         raise RequestError(f"dtype '{wish}' is not known; use auto, {', '.join(known)}")
+    macos = int(platform.mac_ver()[0].partition(".")[0] or 0)
+    if wish == "bfloat16" and device.type == "mps" and macos < _BFLOAT16_SINCE:
+        raise RequestError(
+            f"dtype 'bfloat16' needs macOS {_BFLOAT16_SINCE} on 'mps'; use auto, float32 or float16"
+        )
     return known[wish]
 
 

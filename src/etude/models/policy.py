@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -21,8 +21,10 @@ from etude.models.architecture import (
     model_class,
     undo_mask_patch,
     why_unusable,
+    without_lora,
 )
 from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.quantized import four_bits, is_quantized, prepared, require_four_bits
 from etude.models.source import locate, not_loaded
 from etude.models.speech import Speech
 from etude.models.weights import digest, load_tensors, part_like, save_tensors
@@ -65,17 +67,24 @@ class Policy:
         self._lent: set[int] = set()
         """The ids of parameters whose numbers are those of another policy too."""
         self._digests: dict[int, str] = {}
-        if len(parts := language_parts(model)) > 1:
+        if not is_quantized(model) and len(parts := language_parts(model)) > 1:
             model.requires_grad_(False)  # What sees or hears is not trained on text.
             for part in parts:
                 part.requires_grad_(True)
         model.eval()
 
     @classmethod
-    def load(cls, source: str | Path, *, device: str = "auto", dtype: str = "auto") -> Policy:
+    def load(
+        cls,
+        source: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        quantization: Literal["4bit"] | None = None,
+    ) -> Policy:
         """Load a causal LM and its tokenizer from a folder or by its Hugging Face name.
 
-        Raises RequestError when there is no such model or it cannot be used for chat.
+        Raises RequestError when there is no such model, or it cannot be used for chat or quantised here.
         """
         from transformers import AutoConfig, AutoTokenizer
 
@@ -83,12 +92,15 @@ class Policy:
         _silence_progress_bars()
         chosen = choose_device(device)
         kind, name = choose_dtype(dtype, chosen), locate(source)
+        if quantization is not None:
+            require_four_bits(chosen)
+        more = {} if quantization is None else four_bits(kind, chosen)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
-            model = model_class(AutoConfig.from_pretrained(name)).from_pretrained(name, dtype=kind)
+            model = model_class(AutoConfig.from_pretrained(name)).from_pretrained(name, dtype=kind, **more)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             raise not_loaded(source, error) from error
-        model = model.to(chosen).eval()
+        model = (prepared(model) if more else model.to(chosen)).eval()
         if reason := why_unusable(model):
             kind = model.config.model_type
             raise RequestError(f"cannot use the model '{source}' (of the type '{kind}'): {reason}")
@@ -162,6 +174,11 @@ class Policy:
         if lent:
             self._lent.clear()
             self.weights_id += 1
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the base has so few bits a number that only LoRA weights can be trained."""
+        return is_quantized(without_lora(self.model))
 
     @property
     def is_lora(self) -> bool:
@@ -271,8 +288,13 @@ class Policy:
     def export(self, folder: Path, *, merge: bool = True) -> None:
         """Write a folder that `transformers` loads: merged weights, or LoRA weights alone.
 
-        Raises StoreError when the disk refuses.
+        Raises StoreError when the disk refuses, and RequestError for weights of four bits: they would be
+        rounded once more.
         """
+        if merge and self.is_quantized:
+            raise RequestError(
+                "quantised weights are not merged: load the model without 'quantization' for that"
+            )
         _silence_progress_bars()
         with self.lock:
             merged = self.is_lora and merge

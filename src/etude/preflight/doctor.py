@@ -18,11 +18,14 @@ from etude.preflight.machine import shown_bytes
 
 EXTRAS = {
     "local": "models that run and train in this process",
+    "bnb": "local models with a base of four bits (`quantization: 4bit`), on CUDA",
     "data": "Parquet and Hugging Face datasets",
     "plots": "pictures of a run's rewards",
 }
 
 _LITTLE_DISK = 2e9
+_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+"""With 1, torch computes on the CPU what Apple's GPUs cannot."""
 _KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
 
 
@@ -127,6 +130,12 @@ def _torch(findings: Findings) -> None:
     threads, cores = os.environ.get("OMP_NUM_THREADS"), machine.usable_cores()
     taken = f"{threads} (OMP_NUM_THREADS)" if threads else "1, which suits small models"
     findings.ok("torch", f"{torch.__version__}, device {device.type}{name}")
+    if device.type == "mps":
+        if os.environ.get(_FALLBACK) == "1":
+            findings.ok("MPS", f"operations that it does not have run on the CPU ({_FALLBACK}=1)")
+        else:
+            advice = f"to have them run on the CPU: export {_FALLBACK}=1"
+            findings.warn("MPS", f"operations that it does not have are errors; {advice}")
     findings.ok("threads", f"{cores} cores, of which torch takes {taken}; OMP_NUM_THREADS sets it")
 
 

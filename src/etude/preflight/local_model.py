@@ -17,6 +17,7 @@ from etude.inference.local import LocalLlmConfig
 from etude.models.architecture import model_class
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.policy import LoraOptions, Policy
+from etude.models.quantized import require_four_bits
 from etude.models.source import locate, not_loaded
 from etude.preflight.drift import TOOL
 from etude.preflight.finding import Findings
@@ -40,6 +41,12 @@ def check_local_model(
     limit_threads()
     device = choose_device(llm.device)
     dtype = choose_dtype(llm.dtype, device)
+    if llm.quantization is not None:
+        require_four_bits(device)
+        if adapter is not None and adapter.lora is None:
+            raise RequestError(
+                "`quantization: 4bit` trains LoRA weights only: set 'lora' in the trainer adapter"
+            )
     policy = _outline(llm)
     parameters = sum(value.numel() for value in policy.model.parameters())
     if adapter is not None and adapter.lora is not None:
@@ -54,7 +61,7 @@ def check_local_model(
         parameters=parameters,
         trainable=trainable,
         layers=int(getattr(policy.model.config, "num_hidden_layers", 12)),
-        bytes_per_parameter=dtype.itemsize,
+        bytes_per_parameter=dtype.itemsize if llm.quantization is None else 0.5,
         device=device.type,
         prompt_tokens=statistics.median(prompts) if prompts else 0.0,
     )

@@ -28,7 +28,8 @@ class ModelSize:
     trainable: int
     """Parameters that training changes."""
     layers: int
-    bytes_per_parameter: int
+    bytes_per_parameter: float
+    """Of the model as it is held."""
     device: str
     """`cpu`, `cuda` or `mps`."""
     prompt_tokens: float
@@ -41,13 +42,13 @@ class ModelSize:
         not counted."""
         half = self.bytes_per_parameter < 4
         extra = self.trainable * (2 * self.bytes_per_parameter + (16 if half else 12))
-        return self.parameters * self.bytes_per_parameter + extra
+        return int(self.parameters * self.bytes_per_parameter + extra)
 
     @property
     def version(self) -> int:
         """Bytes that a stored version takes: the trained weights, their masters and AdamW's two moments."""
         half = self.bytes_per_parameter < 4
-        return self.trainable * (self.bytes_per_parameter + (12 if half else 8))
+        return int(self.trainable * (self.bytes_per_parameter + (12 if half else 8)))
 
 
 def together(sizes: Sequence[ModelSize]) -> ModelSize | None:
