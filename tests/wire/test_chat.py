@@ -152,7 +152,7 @@ def test_a_request_is_taken_apart() -> None:
         ({"logit_bias": {"5": 101}}, r"logit_bias\[5\]: Input should be less than"),
         ({"reasoning_effort": "huge"}, "reasoning_effort must be one of"),
         ({"truncate_prompt_tokens": 5}, "parameter 'truncate_prompt_tokens' is not supported here"),
-        ({"constraint": {"kind": "regex"}}, "parameter 'constraint' is not supported"),
+        ({"constraint": {"kind": "regex", "__main__": []}}, "parameter 'constraint' is not supported"),
         ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role must be one of"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content is missing"),
         (

@@ -70,16 +70,22 @@ class RequestBody(SamplingFields):
     neutral: ClassVar[Neutral] = {}
     """Parameters that cannot be honoured, and the values at which they change nothing."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_constraint(cls, body: Any) -> Any:
+        """No API has it: each has fields of its own for the form of an answer."""
+        if isinstance(body, dict) and body.get("constraint") is not None:
+            raise _unsupported("constraint")
+        return body
+
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> RequestBody:
         """Raises RequestError, which pydantic lets through, because it names the parameter."""
-        extra = self.model_extra or {}
-        # No API has it: each has a field of its own for the form of an answer.
-        for name, value in {**extra, "constraint": self.constraint}.items():
+        for name, value in (self.model_extra or {}).items():
             if name in self.free or value is None:
                 continue
             if name not in self.neutral:
-                raise RequestError(f"parameter '{name}' is not supported here; leave it out", param=name)
+                raise _unsupported(name)
             if value not in self.neutral[name]:
                 raise RequestError(
                     f"parameter '{name}' can only be {self.neutral[name][0]!r} here, found {value!r:.80}",
@@ -90,6 +96,10 @@ class RequestBody(SamplingFields):
     def request(self) -> ChatBody:
         """The request, whatever API it came by."""
         return ChatBody(self.model or "", (), sampling=self.given(), stream=bool(self.stream))
+
+
+def _unsupported(name: str) -> RequestError:
+    return RequestError(f"parameter '{name}' is not supported here; leave it out", param=name)
 
 
 @dataclass(frozen=True, slots=True)
