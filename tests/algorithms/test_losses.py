@@ -20,6 +20,7 @@ from tests.learner.gradients import (
     gradient_by_autograd,
     gradient_of,
     sequences,
+    temperature_of,
     token_logprob,
     train,
 )
@@ -34,10 +35,6 @@ def tokens(of, sequence):
         if weight:
             logprob = token_logprob(of, sequence.ids, at, temperature_of(sequence, at))
             yield at, logprob, sequence.logprobs[at], sequence.advantages[at]
-
-
-def temperature_of(sequence, at):
-    return next(turn.sampling.temperature for turn in sequence.turns if turn.start <= at < turn.stop)
 
 
 def clipped(logprob, sampled, advantage, low=0.2, high=0.28):

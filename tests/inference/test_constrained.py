@@ -238,7 +238,9 @@ def test_several_calls_are_one_answer_where_they_may_be():
     more = model.tokenizer("</tool_call><tool_call>", add_special_tokens=False)["input_ids"]
     bias = tuple((token, 20.0) for token in {*more, *model.tokenizer("}")["input_ids"]})
     (answer,) = answers(model, calling("required", logit_bias=bias, max_tokens=150))
-    assert len(calls_of(answer)) > 1
+    # It is cut off in the middle of a call, and so stays text.
+    assert answer.finish_reason == "length"
+    assert answer.message["content"].count("</tool_call><tool_call>") > 1
     (answer,) = answers(model, calling("required", logit_bias=bias, max_tokens=150, parallel=False))
     assert len(calls_of(answer)) == 1
 

@@ -84,6 +84,11 @@ def assert_same(one: tuple[float, Gradient], other: tuple[float, Gradient], tole
         assert float((mine - theirs).abs().max()) <= tolerance * largest, name
 
 
+def temperature_of(sequence: Sample, at: int) -> float:
+    """The temperature that a token was sampled at."""
+    return next(turn.sampling.temperature for turn in sequence.turns if turn.start <= at < turn.stop)
+
+
 def token_logprob(of: Policy, ids: tuple[int, ...], at: int, temperature: float = 1.0) -> torch.Tensor:
     """Logprob of one token given those before it, by a forward pass of its own, with gradient."""
     logits = of.model(input_ids=torch.tensor([ids[:at]]), use_cache=False).logits[0, -1]

@@ -22,6 +22,7 @@ from tests.learner.gradients import (
     gradient_by_autograd,
     gradient_of,
     sequences,
+    temperature_of,
     token_logprob,
 )
 from tests.learner.trees import forest
@@ -35,7 +36,9 @@ def by_plain_passes(of: Policy, batch: Sequence[Unit]) -> tuple[float, Gradient]
     for (sample,) in batch:
         for at in (at for at, trained in enumerate(sample.mask) if trained and at):
             assert sample.logprobs is not None
-            ratio = (token_logprob(of, sample.ids, at, sample.temperatures[at]) - sample.logprobs[at]).exp()
+            ratio = (
+                token_logprob(of, sample.ids, at, temperature_of(sample, at)) - sample.logprobs[at]
+            ).exp()
             cut = ratio.clamp(1 - grpo.clip_low, 1 + grpo.clip_high)
             total = total - torch.minimum(ratio * sample.gains[at], cut * sample.gains[at])
             tokens += 1
