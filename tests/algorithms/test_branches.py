@@ -8,6 +8,7 @@ from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import WORKFLOW
 from etude.core.message import message_key
 from tests.algorithms.scripted_episodes import call, conversation, episode, ids
+from tests.support import tool_call
 
 USER = {"role": "user", "content": "hi"}
 REPLY = {"role": "assistant", "content": "yes"}
@@ -102,6 +103,13 @@ def test_messages_are_compared_without_ids_and_empty_fields():
     with_id = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f"}}]}
     without = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}], "refusal": None}
     assert message_key(with_id) == message_key(without)
+
+
+def test_spaces_in_the_arguments_of_calls_do_not_make_a_branch() -> None:
+    said, sent = (tool_call("add", arguments) for arguments in ('{"a": 1,  "b": "x y"}', '{"a":1,"b":"x y"}'))
+    assert message_key(said) == message_key(sent)
+    assert message_key(said) != message_key(tool_call("add", '{"a":1,"b":"xy"}'))
+    assert message_key(tool_call("add", "{a")) != message_key(tool_call("add", "{ a"))
 
 
 tokens = st.lists(st.integers(0, 3), max_size=4).map(tuple)

@@ -205,6 +205,6 @@ def refusals(target: Target) -> None:
     try:
         sdk.chat.completions.create(model=target.model, messages=[{"role": "user", "content": [picture]}])
     except openai.BadRequestError as error:
-        assert "image" in error.message and error.param, error
+        assert "text only" in error.message, error
     else:
         raise AssertionError("a picture was seen")

@@ -45,12 +45,20 @@ def is_text(message: Message) -> bool:
     return all(isinstance(part, dict) and part.get("type", "text") == "text" for part in parts)
 
 
+def _call_key(function: dict[str, Any]) -> dict[str, Any]:
+    """A call without the spaces in its arguments: some client libraries write these anew."""
+    try:
+        return {**function, "arguments": json.loads(function["arguments"])}
+    except (KeyError, TypeError, ValueError):
+        return function
+
+
 def message_key(message: Message) -> str:
     """The same text for messages that count as the same: role, content and tool calls.
 
     Ids, empty fields and thinking are left out, because client libraries drop and renumber them.
     """
-    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    calls = [_call_key(call.get("function", call)) for call in message.get("tool_calls") or ()]
     content = text_of(message) if is_text(message) else message["content"]
     return json.dumps([message.get("role"), content, calls], sort_keys=True, default=str)
 
