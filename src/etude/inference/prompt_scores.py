@@ -23,7 +23,7 @@ def prompt_scores(
     logprobs: list[float] = []
     likeliest: list[TopLogprobs] = []
     positions = torch.arange(len(ids) - 1, device=policy.device)
-    for part in positions.split(max(_LOGITS // policy.speech.vocabulary, 1)):
+    for part in torch.split(positions, max(_LOGITS // policy.speech.vocabulary, 1)):
         logprobs_KV = logits_after(policy.model, ids_1T, part)[0].float().log_softmax(dim=-1)
         logprobs += logprobs_KV.gather(1, ids_1T[0, part + 1, None])[:, 0].tolist()
         best_KN, tokens_KN = logprobs_KV.topk(min(top, logprobs_KV.shape[1]))
