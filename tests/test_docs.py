@@ -148,7 +148,9 @@ def test_the_page_on_extending_names_every_type_that_is_shipped():
         "`etude.Trainer`": "trainers",
     }
     for interface, kind in kinds.items():
-        shipped = {name for name in names(kind) if lookup(kind, name).module.startswith("etude.")}
+        shipped = {
+            name for name in names(kind) if lookup(kind, name).config_type.__module__.startswith("etude.")
+        }
         assert set(re.findall(r"`(\w+)`", shown[interface])) == shipped
 
 
