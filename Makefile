@@ -48,9 +48,10 @@ types: $(DEV) ## Types
 	  (cd $$folder && MYPY_CACHE_DIR="$(CURDIR)/.mypy_cache/examples" "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" \
 	    --no-warn-return-any *.py) || exit 1; done
 
-docs: $(DEV) ## Write docs/config.md anew from the config classes
+docs: $(DEV) ## Write docs/config.md anew from the config classes, and docs/families.md from chat templates
 	$(BIN)/python -c "from pathlib import Path; from etude.config.reference import render_reference; \
 	Path('docs/config.md').write_text(render_reference(), encoding='utf-8')"
+	$(BIN)/python -m tests.models.families
 
 bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 	$(BIN)/python benchmarks/harness.py $(ARGS)

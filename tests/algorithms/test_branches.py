@@ -53,6 +53,14 @@ def test_what_was_written_differently_is_the_engines_word_too():
     assert [branch.fault for branch in found] == ["role tool: rewritten", ""]
 
 
+def test_a_branch_that_a_family_begins_on_purpose_is_no_drift():
+    first, second = conversation("a", "b", "c", "d")
+    anew = replace(second.completion, prompt_ids=ids("<a>B.<c>"), fault="its thinking is left out")
+    found = branches([first, replace(second, completion=anew)])
+    assert shape(found) == [[0], [1]]
+    assert [(branch.drifted, branch.fault) for branch in found] == [(False, ""), (False, "")]
+
+
 def test_two_answers_to_one_prompt_are_two_branches_and_the_shared_call_is_trained_once():
     first, second, third = conversation("a", "b", "c", "d", "e", "f")
     fork = replace(second, index=2, completion=replace(second.completion, completion_ids=ids("other.")))

@@ -281,24 +281,14 @@ async def test_a_model_that_breaks_fails_all_who_wait_and_the_engine_goes_on():
     )
 
 
-async def test_an_answer_that_cannot_be_parsed_fails_its_own_request_alone(monkeypatch):
-    def careless(text, *, prefix, tools):
-        if tools:
-            raise LookupError("what is this?")
-        return {"content": text}
-
+async def test_a_malformed_response_template_fails_requests_and_not_the_engine(monkeypatch):
     of = chatml_policy()
     monkeypatch.setattr(of.template.tokenizer, "response_template", {"of its": "own"}, raising=False)
-    monkeypatch.setattr(of.template.tokenizer, "parse_response", careless)
     async with engine_of(of) as engine:
-        bad, good = await asyncio.gather(
-            engine.complete(replace(asked(), tools=(CALCULATOR,))),
-            engine.complete(asked()),
-            return_exceptions=True,
-        )
-    assert isinstance(bad, EngineError)
-    assert "cannot be parsed: LookupError: what is this?" in str(bad)
-    assert good.completion_ids
+        with pytest.raises(EngineError, match=r"response_template of the tokenizer.*is malformed"):
+            await engine.complete(asked())
+        monkeypatch.undo()
+        assert (await engine.complete(asked())).completion_ids
 
 
 async def test_damaged_weights_are_named():

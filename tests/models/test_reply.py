@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
+from etude.models.reply import TemplateReader
+from etude.models.syntaxes import SYNTAXES
 from etude.models.template import ChatTemplate
 from tests.models.tiny_models import CALCULATOR, tokenizer
 
@@ -74,6 +77,83 @@ def test_arguments_may_be_left_out():
 
 def test_without_tools_nothing_is_a_call():
     assert parse(TAGGED, tools=()) == {"role": "assistant", "content": TAGGED}
+
+
+FORMS = [
+    (
+        "gpt-oss",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+        '<|constrain|>json<|message|>{"a": 1}',
+        ("Hm.", "", [("f", {"a": 1})]),
+    ),
+    (
+        "gpt-oss",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f"
+        "<|channel|>commentary json<|message|>{}",
+        ("", "I look.", [("f", {})]),
+    ),
+    ("gpt-oss", "<|channel|>analysis<|message|>Hm, and", ("Hm, and", "", [])),
+    (
+        "deepseek-v3",
+        "<think>Hm.</think>So<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜>",
+        ("Hm.", "So", [("f", {}), ("g", {"a": 1})]),
+    ),
+    (
+        "lfm-2",
+        "<|tool_call_start|>[f(a=[1, 'x'], b=null), g()]<|tool_call_end|>Done.",
+        ("", "Done.", [("f", {"a": [1, "x"], "b": None}), ("g", {})]),
+    ),
+    (
+        "lfm-2",
+        "<|tool_call_start|>[f(1)]<|tool_call_end|>",
+        ("", "<|tool_call_start|>[f(1)]<|tool_call_end|>", []),
+    ),
+    ("lfm-2", "<|tool_call_start|>[f()]", ("", "<|tool_call_start|>[f()]", [])),
+    ("lfm-2", "<|tool_call_start|>[" + "(" * 9999 + "]<|tool_call_end|>", None),
+    (
+        "mistral",
+        '[THINK]Hm.[/THINK][TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}',
+        ("Hm.", "", [("f", {"a": 1}), ("g", {})]),
+    ),
+    (
+        "mistral-v3",
+        '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "x"}, {"name": "g", "arguments": {}}]',
+        ("", "", [("f", {}), ("g", {})]),
+    ),
+    (
+        "cohere-2",
+        '<|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", '
+        '"parameters": {"a": 1}}]<|END_ACTION|>',
+        ("Hm.", "", [("f", {"a": 1})]),
+    ),
+    ("cohere-2", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", ("", "Yes.", [])),
+    (
+        "muse-glimmer",
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=f<|message|><atem:function_calls>\n"
+        '<atem:invoke name="f">\n<atem:parameter name="a">1</atem:parameter>\n</atem:invoke>\n'
+        "</atem:function_calls>",
+        ("Hm.", "", [("f", {"a": "1"})]),
+    ),
+]
+"""Texts as models write them, which are not always those of their templates; and the parts: thinking, content
+and calls."""
+
+
+@pytest.mark.parametrize(("syntax", "text", "parts"), FORMS)
+def test_the_forms_of_known_syntaxes_are_read(syntax, text, parts):
+    reader = TemplateReader(syntax, tokenizer(), SYNTAXES[syntax])
+    answer = reader.read((), tokenizer()(text, add_special_tokens=False)["input_ids"], [CALCULATOR])
+    calls = [(name, json.loads(arguments)) for name, arguments in answer.calls]
+    assert (answer.thinking, answer.content, calls) == (parts or ("", text, []))
+
+
+def test_etudes_own_models_are_read_without_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "renderers", None)
+    words = tokenizer()
+    family = ChatTemplate(words, frozenset({words.eos_token_id})).family()
+    assert (family.reader.name, family.extender) == ("hermes", None)
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from etude.core.errors import ImpossibleCall
 from etude.core.message import Message, Tool, text_of
 from etude.models.probe import ANSWER, CONVERSATIONS, PROBES, QUESTION, THOUGHT, TOOL, is_written
-from etude.models.rendering import INLINE, Options, Rendering
+from etude.models.rendering import INLINE, Options, Rendering, common_length
 from etude.models.reply import Reader, RendererReader, TemplateReader, TextReader
 from etude.models.syntaxes import SYNTAXES
 
@@ -38,9 +39,10 @@ class WrittenAnswer:
     def is_read_by(self, reader: Reader) -> bool:
         """Whether the reader makes the same message of it."""
         with suppress(ValueError):
-            return _essence(reader.read(self.prompt_ids, self.ids, self.tools).message(0)) == _essence(
-                self.message
-            )
+            read = _essence(reader.read(self.prompt_ids, self.ids, self.tools).message(0))
+            # Beside a call, gpt-oss has no place for text but among the thinking.
+            moved = {**self.message, "content": "", "reasoning_content": text_of(self.message)}
+            return read == _essence(self.message) or (bool(self.tools) and read == _essence(moved))
         return False
 
 
@@ -68,24 +70,26 @@ class Family:
         """The prompt that goes on from tokens with messages; None where that is left to the template."""
         if self.extender is None or not {message["role"] for message in messages} <= self.extends_after:
             return None
-        return self.extender.extend(prompt_ids, completion_ids, messages, tools)
+        extended = self.extender.extend(prompt_ids, completion_ids, messages, tools)
+        before = (*prompt_ids, *completion_ids)
+        return extended if extended is not None and extended[: len(before)] == before else None
 
     def missing(self, part: str) -> list[str]:
         """The kinds of answers with `part`, like `call` or `thinking`, that are not understood."""
         return [kind for kind in self.written if part in kind and kind not in self.read]
 
 
-def find_family(rendering: Rendering, options: Options, name: str = "") -> Family:
+def find_family(rendering: Rendering, options: Options, names: Sequence[str] = ()) -> Family:
     """The family whose answers the template writes under these options.
 
-    With the `name` of a renderers family only that one is tried.
+    With `names` of families of `renderers` only those are tried.
     """
     written = tuple(_written(rendering, options))
     reader: Reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
     extender, roles = None, frozenset[str]()
     if _score(reader, written) < len(written) or _has_marks(rendering, written):
         # Where all of the syntax is plain characters, no family of `renderers` would find its tokens.
-        tried = list(_renderers(rendering, options, name, written))
+        tried = list(_renderers(rendering, options, names, written))
         best = max(tried, key=lambda each: (each.score, each.alike, len(each.extends_after)), default=None)
         if best is not None and best.score >= _score(reader, written):
             reader = best.reader
@@ -110,13 +114,13 @@ class _Tried:
 
 
 def _renderers(
-    rendering: Rendering, options: Options, name: str, written: Sequence[WrittenAnswer]
+    rendering: Rendering, options: Options, names: Sequence[str], written: Sequence[WrittenAnswer]
 ) -> Iterator[_Tried]:
     """The families of the package whose special tokens the tokenizer has."""
     from renderers import RendererConfig
 
-    names = [config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])]
-    for family in [name] if name else [each for each in names if each not in _LEFT_OUT]:
+    known = [config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])]
+    for family in names or [name for name in known if name not in _LEFT_OUT]:
         for default in ({}, {"enable_thinking": False}):
             # Made with the tokenizer of another family, it may raise anything.
             with suppress(Exception):
@@ -129,7 +133,14 @@ def _text_readers(rendering: Rendering) -> Iterator[Reader]:
     """The readers of text, in order of trust: of those that are equally good, the first is taken."""
     tokenizer = rendering.tokenizer
     if own := getattr(tokenizer, "response_template", None):
-        yield TemplateReader("its own", tokenizer, own, is_own=True)
+        try:
+            reader = TemplateReader("its own", tokenizer, own, is_own=True)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ImpossibleCall(
+                f"the response_template of the tokenizer of '{tokenizer.name_or_path}', by which its answers "
+                f"are read, is malformed ({type(error).__name__}: {error}); mend it in tokenizer_config.json"
+            ) from error
+        yield reader
     tokens = set(tokenizer.get_added_vocab())
     # A template may show tools and yet not write calls: then the tokens tell what the model writes.
     for name in sorted(
@@ -164,14 +175,25 @@ def _written(rendering: Rendering, options: Options) -> Iterator[WrittenAnswer]:
 
 
 def probed_turn(rendering: Rendering, answer: Message, options: Options) -> tuple[str, str] | None:
-    """A question's prompt and the text in which the template answers it, without the end of the turn.
+    """A question's prompt and the text in which the template answers it; as `written_turn`."""
+    tools = [TOOL] if answer.get("tool_calls") else []
+    return written_turn(rendering, [QUESTION], answer, tools, options)
+
+
+def written_turn(
+    rendering: Rendering,
+    messages: Sequence[Message],
+    answer: Message,
+    tools: Sequence[Tool],
+    options: Options,
+) -> tuple[str, str] | None:
+    """The prompt of messages and the text in which the template answers them, without the end of the turn.
 
     None where the template refuses the answer. What a prompt writes and the answer leaves out, like an open
     `<think>`, is not in this one.
     """
-    tools = [TOOL] if answer.get("tool_calls") else []
-    asked = rendering.text_or_none([QUESTION], tools, options, ask=True)
-    closed = rendering.text_or_none([QUESTION, answer], tools, options)
+    asked = rendering.text_or_none(messages, tools, options, ask=True)
+    closed = rendering.text_or_none([*messages, answer], tools, options)
     if asked is None or closed is None:
         return None
     start = common_length(asked, closed)
@@ -224,12 +246,6 @@ def _compared(family: RendererReader, rendering: Rendering, options: Options) ->
         is_right = extended == expected or (more["role"] == "tool" and extended[-new:] == expected[-new:])
         (agreed if is_right else failed).add(more["role"])
     return alike, frozenset(agreed - failed)
-
-
-def common_length(first: str, second: str) -> int:
-    """How many characters two texts have in common from the start."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _essence(message: Message) -> tuple[Any, ...]:

@@ -55,6 +55,7 @@ CONVERSATIONS: tuple[tuple[Message, ...], ...] = (
     (QUESTION, PROBES["a call"], RESULT),
     (QUESTION, PROBES["thinking and a call"], RESULT),
     (QUESTION, PROBES["a call"], RESULT, PROBES["text"], MORE),
+    (QUESTION, PROBES["thinking and a call"], RESULT, PROBES["text"], MORE),
 )
 """Conversations that go on after an answer."""
 

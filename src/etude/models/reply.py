@@ -107,11 +107,12 @@ class TemplateReader:
 
         parser = ResponseParser(template, prefix=prefix, tools=list(tools) or None)
         try:
-            events = [event for event in parser.feed(text) if event["field"] == "tool_calls"]
+            parser.feed(text)
+            message, last_events = parser.finalize()
             # Half a call could look like a whole one, unless it is JSON, of which no part is JSON.
-            if events and events[-1]["type"] != "region_close" and self._calls.get("content") != "json":
+            is_cut = any(event["field"] == "tool_calls" for event in last_events)
+            if is_cut and self._calls.get("content") != "json":
                 return None
-            message = parser.finalize()[0]
             calls = tuple(_calls(message.get("tool_calls") or ()))
         except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
             return None
@@ -171,9 +172,12 @@ class RendererReader:
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | None:
         """The prompt that goes on from tokens with messages; None where the family begins anew there."""
-        rendered = self._renderer.bridge_to_next_turn(
-            list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
-        )
+        rendered = None
+        # Over what an agent sends, another package may raise anything.
+        with suppress(Exception):
+            rendered = self._renderer.bridge_to_next_turn(
+                list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
+            )
         return None if rendered is None else tuple(map(int, rendered.token_ids))
 
 

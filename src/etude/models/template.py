@@ -15,9 +15,10 @@ from typing import Any
 from etude.core.call import Call, ChatRequest, Completion, continues
 from etude.core.message import Message, Tool
 from etude.models.call_form import CallForm, call_form
-from etude.models.family import Family, common_length, find_family, probed_turn
-from etude.models.probe import MORE, PROBES, QUESTION, THOUGHT
-from etude.models.rendering import Options, Rendering
+from etude.models.family import Family, find_family, probed_turn, written_turn
+from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL
+from etude.models.rendering import Options, Rendering, common_length
+from etude.models.reply import RendererReader
 from etude.models.transcript import Transcript, transcripts
 
 _KEPT_FAMILIES = 32
@@ -76,8 +77,9 @@ class ChatTemplate:
     def _find_family(self, options: str) -> Family:
         if options == "{}":
             return find_family(self.rendering, {})
-        usual = self.family().extender
-        return find_family(self.rendering, json.loads(options), usual.name if usual else "")
+        usual = self.family()
+        names = [each.name for each in (usual.reader, usual.extender) if isinstance(each, RendererReader)]
+        return find_family(self.rendering, json.loads(options), names)
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """The prompt of a request: an extension of an earlier call's tokens wherever that is possible.
@@ -117,6 +119,22 @@ class ChatTemplate:
         """Token ids of an answer that was written and not sampled, its end of turn included."""
         return self.rendering.ids(text + self._closing)
 
+    def written_ids(self, request: ChatRequest, answer: Message) -> tuple[int, ...]:
+        """Token ids of an answer as the template writes it after the request's prompt, with its end of turn.
+
+        Raises ImpossibleCall where the template refuses the answer.
+        """
+        tools, options = request.tools, request.template_options
+        turn = written_turn(self.rendering, request.messages, answer, tools, options)
+        spoken = [*request.messages, answer]
+        closed = self.rendering.text(spoken, tools, options, ask=False)
+        calls = answer.get("tool_calls")
+        following = {**RESULT, "tool_call_id": calls[0].get("id")} if calls else MORE
+        longer = self.rendering.text_or_none([*spoken, following], tools, options) or closed
+        end = self.rendering.end_of_turn(turn[0] if turn else "", closed, longer)
+        token = longer[slice(*end)] if end else self._closing
+        return self.rendering.ids((turn[1] if turn else "") + token)
+
     def parse(
         self,
         text: str,
@@ -133,7 +151,7 @@ class ChatTemplate:
         those of the text, which a stop text may have cut, the text is tokenised.
         """
         sampled = tuple(ids[:-1] if ids and ids[-1] in self._stop_ids else ids)
-        if not sampled or self.decode(sampled) != text:
+        if not sampled or self.rendering.decode(sampled) != text:
             sampled = self.rendering.ids_of([text])[0]
         reader = self.family(options).reader
         return reader.read(prompt_ids, sampled, tools).message(first_call)
@@ -147,10 +165,17 @@ class ChatTemplate:
     @cached_property
     def drops_thinking(self) -> bool:
         """Whether the template leaves the thinking of earlier answers out once the user speaks again."""
-        if self.rendering.thinking_key is None:
-            return False
-        text = self.rendering.text_or_none([QUESTION, PROBES["thinking"], MORE], (), {})
-        return THOUGHT not in (text or "")
+        return self._drops("thinking", MORE)
+
+    @cached_property
+    def drops_thinking_at_once(self) -> bool:
+        """Whether it does so even where an answer calls a tool, and the result follows."""
+        return self._drops("thinking and a call", RESULT)
+
+    def _drops(self, kind: str, following: Message) -> bool:
+        tools = [TOOL] if following is RESULT else []
+        text = self.rendering.text_or_none([QUESTION, PROBES[kind], following], tools, {})
+        return self.rendering.thinking_key is not None and text is not None and THOUGHT not in text
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included, exactly as it stands."""
@@ -172,6 +197,9 @@ class ChatTemplate:
         # With the tools of the earlier call: its tokens were made with them, and other tools may show.
         before = (call.request.tools, call.request.template_options)
         spoken = messages[: len(call.request.messages) + 1]
+        thinking = spoken[-1].get("reasoning_content")
+        if thinking and self.rendering.thinking_key is not None and thinking not in longer:
+            return None  # The tokens have what the template drops.
         family = self.family(request.template_options)
         new = [self.rendering.for_template(message) for message in _named(messages)[len(spoken) :]]
         if before == (request.tools, request.template_options):
@@ -215,11 +243,13 @@ class ChatTemplate:
     def _rewritten(self, messages: Sequence[Message], index: int, now: str, reason: str) -> Fault:
         """The fault of a message that the rendering `now` of all has in other words than before."""
         message = messages[index]
-        goes_on = any(later.get("role") == "user" for later in messages[index + 1 :])
+        is_over = any(later.get("role") == "user" for later in messages[index + 1 :])
+        is_meant = self.drops_thinking if is_over else self.drops_thinking_at_once
         thinking = message.get("reasoning_content")
         is_dropped = not thinking or thinking not in now
-        if message.get("role") == "assistant" and goes_on and is_dropped and self.drops_thinking:
-            reason = "role assistant: its thinking is left out once the user speaks again"
+        if message.get("role") == "assistant" and is_dropped and is_meant:
+            when = "once the user speaks again" if is_over else "as soon as it is over"
+            reason = f"role assistant: its thinking is left out {when}"
             return Fault(index, reason, on_purpose=True)
         return Fault(index, f"role {_kind(message)}: {reason}")
 

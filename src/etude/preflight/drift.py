@@ -73,7 +73,7 @@ def audit(template: ChatTemplate) -> Findings:
         (findings.ok if way.is_whole else findings.warn)(what, way.detail)
     for shape in SHAPES:
         try:
-            play = _played(template, shape)
+            play = played(template, shape)
         except EngineError as error:
             findings.warn(shape.name, f"refused: {error}")
             continue
@@ -134,7 +134,7 @@ def _thinking(template: ChatTemplate) -> Way:
 
 
 @dataclass(slots=True)
-class _Play:
+class Play:
     """A conversation, played call by call. The same fault is in a list once."""
 
     drift: dict[str, None] = field(default_factory=dict)
@@ -147,13 +147,14 @@ class _Play:
     @property
     def cost(self) -> str:
         """How much more is computed than for one sequence."""
-        return f"{self.computed} tokens in all branches, {self.computed / self.last:.1f} times the conversation's"
+        times = f"{self.computed / self.last:.1f} times those of the conversation"
+        return f"{self.computed} tokens in all branches, {times}"
 
 
-def _played(template: ChatTemplate, shape: Shape) -> _Play:
+def played(template: ChatTemplate, shape: Shape) -> Play:
     """Plays the conversation. Raises EngineError where the template refuses it."""
     earlier: list[Call] = []
-    play = _Play()
+    play = Play()
     for length in _prompts(shape):
         request = ChatRequest(shape.messages[:length], shape.tools, earlier=tuple(earlier))
         prompt = template.prompt(request)
@@ -162,10 +163,9 @@ def _played(template: ChatTemplate, shape: Shape) -> _Play:
             play.computed += play.last
         play.last = len(prompt.ids)
         if length < len(shape.messages):
-            # What was sampled does not matter: that it is gone on from does.
-            sampled = Completion(
-                shape.messages[length], prompt_ids=prompt.ids, completion_ids=template.completion_ids("!")
-            )
+            answer = shape.messages[length]
+            ids = template.written_ids(request, answer)
+            sampled = Completion(answer, prompt_ids=prompt.ids, completion_ids=ids)
             earlier.append(Call(len(earlier), "<workflow>", "audited", request, sampled))
     play.computed += play.last
     return play

@@ -1,0 +1,235 @@
+"""Model families as they are: the chat templates of TRL's package, and tokenizers built tiny for them.
+
+Run as a module it writes docs/families.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from etude.core.errors import EngineError
+from etude.models.template import ChatTemplate
+from etude.preflight.drift import SHAPES, played, ways
+
+TRL_VERSION = "1.16.0"
+"""Whose chat templates the table is made from."""
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+
+MISTRAL_V3 = (
+    "{% set ns = namespace(last=0) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% if tools and loop.index0 == ns.last %}"
+    "[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "[INST]{{ m.content }}[/INST]"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS]"
+    "{{ {'content': m.content, 'call_id': m.tool_call_id} | tojson }}"
+    "[/TOOL_RESULTS]"
+    "{% elif m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}'
+    "{{ ', ' if not loop.last }}{% endfor %}]{{ eos_token }}"
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""As Mistral 7B Instruct v0.3 writes it: tools stand before the last message of the user."""
+
+MISTRAL_V13 = (
+    "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% elif m.role == 'system' %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]"
+    "{% else %}{% if m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function.name }}[ARGS]"
+    "{{ c.function.arguments | tojson }}{% endfor %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""As the tokenizers of Mistral's later models write it (Magistral, Devstral)."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a tiny tokenizer of a family needs besides the tokens that stand in its template."""
+
+    ends: str
+    """The tokens that end a turn, separated by spaces."""
+    extra: str = ""
+    bos: str = ""
+    drifts: str = ""
+    """Why its template writes an earlier conversation differently, but for thinking."""
+
+
+_CHATML = Family("<|im_end|> <|endoftext|>", "<think> </think> <tool_call> </tool_call>")
+_NEMOTRON = Family("<|im_end|> <|endoftext|>", "<img> </img> <image>")
+_GEMMA = Family("<end_of_turn> <eos>", bos="<bos>")
+_GEMMA4 = Family("<turn|> <|tool_response> <eos>", "<|image> <image|>", "<bos>")
+_DEEPSEEK = Family("<｜end▁of▁sentence｜>", bos="<｜begin▁of▁sentence｜>")
+_LLAMA = Family("<|eot_id|> <|eom_id|> <|end_of_text|>", bos="<|begin_of_text|>")
+_LFM2 = Family("<|im_end|>", "<|tool_call_start|> <|tool_call_end|>", "<|startoftext|>")
+
+FAMILIES = {
+    "cohere": Family("<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
+    "cohere2": Family("<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
+    "deepseek_r1_distill": replace(_DEEPSEEK, drifts="later system messages take the first's place"),
+    "deepseekv3": replace(
+        _DEEPSEEK,
+        drifts="its prompts open a thought, which a call without one leaves out, and system messages are "
+        "gathered at the beginning",
+    ),
+    "gemma": _GEMMA,
+    "gemma3": _GEMMA,
+    "gemma4": _GEMMA4,
+    "gemma4_v2": _GEMMA4,
+    "gemma4_v3": _GEMMA4,
+    "gemma4_v4": _GEMMA4,
+    "gemma4_v5": _GEMMA4,
+    "glm4moe": Family("<|user|> <|observation|> <|endoftext|>"),
+    "gptoss": Family("<|return|> <|call|>", "<|endoftext|> <|constrain|>"),
+    "lfm2": _LFM2,
+    "lfm2_v2": _LFM2,
+    "lfm2_2_5": _LFM2,
+    "lfm2_2_5_v2": _LFM2,
+    "llama3": _LLAMA,
+    "llama3_1": _LLAMA,
+    "llama3_2": _LLAMA,
+    "mistral_v3": Family(
+        "</s>", "", "<s>", drifts="the tools stand before the last message of the user and move on with it"
+    ),
+    "mistral_v13": Family("</s>", "[THINK] [/THINK] [ARGS]", "<s>"),
+    "muse_glimmer": Family("<|eot|>"),
+    "nemotron_3_nano": _NEMOTRON,
+    "nemotron_3_super": _NEMOTRON,
+    "nemotron_3_ultra": _NEMOTRON,
+    "nemotron_3_5_lightning": _NEMOTRON,
+    "phi3": Family("<|end|> <|endoftext|>"),
+    "phi3_5": Family("<|end|> <|endoftext|>"),
+    "qwen2_5": Family("<|im_end|> <|endoftext|>", "<tool_call> </tool_call>"),
+    "qwen3": _CHATML,
+    "qwen3_instruct_2507": _CHATML,
+    "qwen3_5_think": _CHATML,
+    "qwen3_5_nothink": _CHATML,
+    "qwen3_6": _CHATML,
+    "qwen3_8": _CHATML,
+}
+"""By the name of the chat template in TRL's package, the two of Mistral's aside. Models for images, diffusion
+and training are left out."""
+
+OWN = {"mistral_v3": MISTRAL_V3, "mistral_v13": MISTRAL_V13}
+SPECIAL = re.compile(
+    r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[a-z_]+\|>|</?[a-z_]{3,30}>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,20}\]|\[gMASK\]"
+)
+"""What looks like a special token in a template."""
+
+
+def source(name: str) -> str:
+    """The text of a chat template."""
+    if name in OWN:
+        return OWN[name]
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.origin is not None
+    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+@functools.cache
+def words(name: str) -> Any:
+    """A tokenizer of single bytes and of the family's special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    facts, text = FAMILIES[name], source(name)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(
+        models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = {*SPECIAL.findall(text), *facts.ends.split(), *facts.extra.split(), *facts.bos.split()}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        additional_special_tokens=sorted(special),
+        eos_token=facts.ends.split()[0],
+        bos_token=facts.bos or None,
+        chat_template=text,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@functools.cache
+def template(name: str) -> ChatTemplate:
+    """A family's chat template, with its tiny tokenizer."""
+    tokenizer = words(name)
+    ends = tokenizer.convert_tokens_to_ids(FAMILIES[name].ends.split())
+    return ChatTemplate(tokenizer, frozenset(ends))
+
+
+def row(name: str) -> list[str]:
+    """The line of a family in the table."""
+    of = template(name)
+    way = ways(of)
+    reasons: dict[str, None] = {}
+    on_purpose = False
+    for shape in SHAPES:
+        try:
+            play = played(of, shape)
+        except EngineError:
+            continue  # The template refuses such conversations.
+        reasons |= {fault.partition(", ")[2]: None for fault in play.drift}
+        on_purpose |= bool(play.on_purpose)
+    extends = "yes, but for thinking that is left out" if on_purpose else "yes"
+    why = FAMILIES[name].drifts
+    assert bool(reasons) == bool(why), f"{name}: drifts because of {list(reasons)}"
+    return [
+        f"`{name}`",
+        way["answers are read by"].detail,
+        way["tool calls"].detail,
+        way["thinking"].detail,
+        f"{extends}; drifts, because {why}" if why else extends,
+        way["conversations are extended by"].detail,
+    ]
+
+
+def render() -> str:
+    """The page."""
+    heads = ["chat template", "answers are read by", "tool calls", "thinking", "extends", "by"]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *map(row, FAMILIES))]
+    return INTRODUCTION + "\n".join(lines) + "\n"
+
+
+INTRODUCTION = f"""# Model families
+
+Each family of models writes its thinking and its tool calls in a syntax of its own. Etude does not look
+the syntax up by the model's name: the model's own chat template writes probe answers (text, a tool call,
+thinking, both, text and a call, two calls), and the reader that makes the same messages of their tokens
+is taken:
+
+1. a family of the [renderers](https://pypi.org/project/renderers/) package, which scans token ids, so
+   that a `<tool_call>` that somebody typed out is none;
+2. the tokenizer's own response template, where it brings one;
+3. one of Etude's response templates, for syntaxes in plain characters and those that renderers does not
+   know.
+
+A call that cannot be made out stays in the text, where the agent can see it, and so does one that was cut
+off by `max_tokens`. Thinking is the `reasoning_content` of the message; where the template knows no
+thinking, tags are text like any other. A client may send an answer back without its thinking: the
+recorded one is used then.
+
+What was sampled is never tokenised again: a prompt extends the tokens before it, by the renderers' family
+where that goes on as the template does, otherwise by the difference of the template's renderings. Many
+families leave earlier thinking out of the prompt. There the conversation begins anew on purpose: a new
+branch is trained on, and it is not counted as drift. Where a template writes the earlier conversation
+differently for another reason, that is drift, and it is counted.
+
+A request's `chat_template_kwargs` and `reasoning_effort` reach the template. One that it does not know is
+refused by name, with the names that it knows.
+
+`etude doctor --drift MODEL` says all this of a model, and what new branches cost. A test makes this table
+from the chat templates that TRL {TRL_VERSION} carries (the two of Mistral's are written after its
+documentation), each with a tokenizer built tiny, and compares it with this page.
+
+"""
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")

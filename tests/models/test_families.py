@@ -1,0 +1,211 @@
+"""Real families: their answers are read, their conversations go on, and the table in the docs says so."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import random
+
+import pytest
+
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import EngineError
+from etude.models.probe import MORE, NAME, PROBES, QUESTION, RESULT, THOUGHT, TOOL
+from tests.models import families
+from tests.models.families import FAMILIES, template
+from tests.models.tiny_models import answered
+
+pytest.importorskip("trl", reason="the families' chat templates come from TRL's package")
+
+WITHOUT_TOOLS = {"cohere", "cohere2", "deepseek_r1_distill", "gemma", "gemma3", "llama3", "phi3", "phi3_5"}
+"""Their templates show no tools to the model."""
+WITH_TOOLS = sorted(set(FAMILIES) - WITHOUT_TOOLS - {"lfm2"})
+WITHOUT_THINKING = WITHOUT_TOOLS - {"deepseek_r1_distill"} | {
+    *("gemma4_v2", "lfm2", "lfm2_v2", "llama3_1", "llama3_2", "mistral_v3", "qwen2_5", "qwen3_instruct_2507")
+}
+THINKING = sorted(set(FAMILIES) - WITHOUT_THINKING)
+EACH = pytest.mark.parametrize("name", FAMILIES)
+
+
+def cut(name, kind, tools=(TOOL,)):
+    """The ids of a probe answer with its prompt, as a model would sample them."""
+    of = template(name)
+    request = ChatRequest((QUESTION,), tuple(tools))
+    return of.prompt(request).ids, of.written_ids(request, PROBES[kind])
+
+
+def read(name, prompt_ids, ids, tools=(TOOL,)):
+    of = template(name)
+    whole = of.decode(ids[:-1] if ids and ids[-1] in of._stop_ids else ids)
+    return of.parse(whole, list(tools), ids=ids, prompt_ids=prompt_ids)
+
+
+def test_the_table_in_the_docs_is_up_to_date():
+    if importlib.metadata.version("trl") != families.TRL_VERSION:
+        pytest.skip(f"the table is made from TRL {families.TRL_VERSION}")
+    made, again = families.render(), "docs/families.md is out of date; type: make docs"
+    assert families.PAGE.read_text(encoding="utf-8") == made, again
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_tool_calls_of_every_family_with_tools_are_read(name):
+    family = template(name).family()
+    assert "a call" in family.written
+    assert not family.missing("call")
+    # DeepSeek's prompts open a thought, and its models think before they call.
+    kind = "thinking and a call" if name == "deepseekv3" else "a call"
+    message = read(name, *cut(name, kind))
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == NAME
+    assert json.loads(call["function"]["arguments"]) == {"count": 1, "text": "probed value"}
+    assert not message["content"]
+
+
+@pytest.mark.parametrize("name", WITHOUT_TOOLS)
+def test_the_others_show_no_tools(name):
+    of = template(name)
+    assert of.prompt(ChatRequest((QUESTION,))) == of.prompt(ChatRequest((QUESTION,), (TOOL,)))
+
+
+def test_calls_that_a_template_only_shows_are_read_by_the_tokens_of_its_tokenizer():
+    ids = template("lfm2").rendering.ids_of(["<|tool_call_start|>[f(a=1, b='x', c=true)]<|tool_call_end|>"])[
+        0
+    ]
+    (call,) = read("lfm2", (), ids)["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": "x", "c": True}
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_thinking_is_a_part_of_its_own(name):
+    assert not template(name).family().missing("thinking")
+
+
+def test_tags_are_text_where_the_template_knows_no_thinking():
+    text = "<think>\nhm\n</think>\n\n3"
+    ids = template("qwen2_5").rendering.ids_of([text])[0]
+    assert read("qwen2_5", (), ids) == {"role": "assistant", "content": text}
+
+
+@EACH
+def test_an_answer_that_is_cut_anywhere_is_no_call_and_no_crash(name):
+    for kind in template(name).family().written:
+        prompt_ids, ids = cut(name, kind)
+        whole = read(name, prompt_ids, ids)
+        for end in range(0, len(ids), 13):
+            message = read(name, prompt_ids, ids[:end])
+            calls = message.get("tool_calls") or []
+            assert calls == (whole.get("tool_calls") or [])[: len(calls)]
+            assert isinstance(message["content"], str) or calls
+
+
+@EACH
+def test_whatever_is_sampled_becomes_a_message(name):
+    chance, of = random.Random(0), template(name)
+    special = [*of.tokenizer.get_added_vocab().values()]
+    for _ in range(10):
+        ids = [chance.choice(special) if chance.random() < 0.4 else chance.randrange(256) for _ in range(20)]
+        message = read(name, (), tuple(ids))
+        assert message["role"] == "assistant"
+
+
+@EACH
+def test_prompts_extend_within_a_cycle_of_tool_calls(name):
+    of = template(name)
+    kinds = [kind for kind in of.family().written if kind.endswith("a call")]
+    if name == "deepseekv3":
+        kinds = ["thinking and a call"]  # Its prompts open a thought.
+    for kind in kinds:
+        one = ChatRequest((QUESTION,), (TOOL,))
+        prompt_ids, ids = cut(name, kind)
+        message = read(name, prompt_ids, ids)
+        call = answered(one, Completion(message, prompt_ids=prompt_ids, completion_ids=ids))
+        result = {**RESULT, "tool_call_id": message["tool_calls"][0]["id"]}
+        # The client keeps to itself what the model thought.
+        sent = {field: value for field, value in message.items() if field != "reasoning_content"}
+        prompt = of.prompt(ChatRequest((QUESTION, sent, result), (TOOL,), earlier=(call,)))
+        if kind == "text and a call" and name in ("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"):
+            assert prompt.drifted  # The template puts the tool's result between the call and the text.
+        else:
+            assert prompt.fault is None
+            assert prompt.ids[: len(prompt_ids + ids)] == prompt_ids + ids
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_thinking_that_a_family_drops_makes_a_branch_on_purpose(name):
+    of = template(name)
+    one = ChatRequest((QUESTION,))
+    prompt_ids = of.prompt(one).ids
+    answer = PROBES["thinking"]
+    ids = of.rendering.ids_of(["so"])[0] + of.completion_ids("")
+    call = answered(one, Completion(answer, prompt_ids=prompt_ids, completion_ids=ids))
+    sent = {"role": "assistant", "content": answer["content"]}
+    prompt = of.prompt(ChatRequest((QUESTION, sent, MORE), earlier=(call,)))
+    assert not prompt.drifted
+    if of.drops_thinking:
+        assert prompt.fault.on_purpose
+        assert THOUGHT not in of.decode(prompt.ids)
+    else:
+        assert prompt.fault is None
+        assert prompt.ids[: len(prompt_ids + ids)] == prompt_ids + ids
+
+
+def test_thinking_that_was_changed_is_another_conversation():
+    of = template("qwen3_8")
+    one = ChatRequest((QUESTION,))
+    ids = of.written_ids(one, PROBES["thinking"])
+    call = answered(one, Completion(PROBES["thinking"], prompt_ids=of.prompt(one).ids, completion_ids=ids))
+    changed = {**PROBES["thinking"], "reasoning_content": "Something else."}
+    prompt = of.prompt(ChatRequest((QUESTION, changed, MORE), earlier=(call,)))
+    assert prompt.fault is None
+    assert "Something else." in of.decode(prompt.ids)
+    assert THOUGHT not in of.decode(prompt.ids)
+
+
+def test_a_typed_out_tag_is_no_call():
+    tag = '<tool_call>\n{"name": "probed_name", "arguments": {}}\n</tool_call>'
+    of = template("qwen3")
+    typed = tuple(of.rendering.ids_of(list(tag))[at][0] for at in range(len(tag)))
+    assert of.decode(typed) == tag
+    assert read("qwen3", (), typed) == {"role": "assistant", "content": tag}
+    assert read("qwen3", (), of.rendering.ids_of([tag])[0])["tool_calls"]
+
+
+def test_options_reach_the_template():
+    of = template("qwen3")
+    plain = ChatRequest((QUESTION,))
+    silent = ChatRequest((QUESTION,), template_options={"enable_thinking": False})
+    assert "<think>" not in of.decode(of.prompt(plain).ids)
+    assert of.decode(of.prompt(silent).ids).endswith("<think>\n\n</think>\n\n")
+    assert read("qwen3", of.prompt(silent).ids, of.rendering.ids_of(["3"])[0])["content"] == "3"
+    effort = ChatRequest((QUESTION,), template_options={"reasoning_effort": "high"})
+    assert "Reasoning: high" in template("gptoss").decode(template("gptoss").prompt(effort).ids)
+
+
+def test_an_option_that_the_template_does_not_know_is_refused_by_name():
+    request = ChatRequest((QUESTION,), template_options={"reasoning_effort": "high"})
+    with pytest.raises(EngineError, match=r"has no option 'reasoning_effort'.*enable_thinking"):
+        template("qwen3").prompt(request)
+    for own in ("messages", "add_generation_prompt", "tokenize", "bos_token"):
+        with pytest.raises(EngineError, match="has no option"):
+            template("llama3_1").prompt(ChatRequest((QUESTION,), template_options={own: "x"}))
+
+
+def test_other_options_than_before_are_drift():
+    of = template("qwen3")
+    one = ChatRequest((QUESTION,))
+    ids = of.written_ids(one, PROBES["a call"])
+    call = answered(one, Completion(PROBES["text"], prompt_ids=of.prompt(one).ids, completion_ids=ids))
+    options = {"enable_thinking": False}
+    prompt = of.prompt(
+        ChatRequest((QUESTION, PROBES["text"], MORE), earlier=(call,), template_options=options)
+    )
+    assert str(prompt.fault) == "template options: other ones than before are set"
+
+
+def test_families_are_told_apart_by_their_templates():
+    names = {
+        name: template(name).family().reader.name for name in ("qwen3", "qwen3_5_think", "qwen3_8", "glm4moe")
+    }
+    assert names == {"qwen3": "qwen3", "qwen3_5_think": "qwen3.5", "qwen3_8": "qwen3.8", "glm4moe": "glm-4.5"}
+    ways = {template(name).family().reader.way for name in ("gptoss", "lfm2_v2", "mistral_v3")}
+    assert ways == {"a response template of Etude"}
