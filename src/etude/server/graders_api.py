@@ -9,11 +9,10 @@ from typing import Any, get_args
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.call import ChatRequest, Completion
 from etude.graders.grader import Grade, Grader, sample_of
 from etude.graders.spec import GraderSpec, judges_of
 from etude.graders.template import GraderError, Problem
-from etude.inference.engine import TokenRequest
 from etude.rewards.judge import Complete
 from etude.server.engines import EnginePool
 from etude.server.errors import ApiError
@@ -78,11 +77,7 @@ def _judge(pool: EnginePool, name: str) -> Complete:
 
     async def complete(request: ChatRequest) -> Completion:
         async with pool.using(name, 1) as engine:
-            prompt = engine.speech.template.prompt(request)
-            sampled = await engine.sample(TokenRequest(prompt.ids, request.sampling, request.key))
-            message = engine.speech.template.parse(sampled.text, (), prompt_ids=sampled.prompt_ids)
-        usage = Usage(len(sampled.prompt_ids), len(sampled.ids))
-        return Completion(message, sampled.finish_reason, usage=usage)
+            return await engine.complete(request)
 
     return complete
 
