@@ -223,7 +223,8 @@ branch is trained on, and it is not counted as drift. Where a template writes th
 differently for another reason, that is drift, and it is counted.
 
 A request's `chat_template_kwargs` and `reasoning_effort` reach the template. One that it does not know is
-refused by name, with the names that it knows.
+refused by name, with the names that it knows; but where it has no word for an effort, `none` turns thinking
+off if that is possible, and others change nothing.
 
 `etude doctor --drift MODEL` says all this of a model, and what new branches cost. A test makes this table
 from the chat templates that TRL {TRL_VERSION} carries (the two of Mistral's are written after its

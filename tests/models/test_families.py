@@ -181,9 +181,20 @@ def test_options_reach_the_template():
     assert "Reasoning: high" in template("gptoss").decode(template("gptoss").prompt(effort).ids)
 
 
+def test_an_effort_that_a_template_has_no_word_for_can_still_be_none():
+    def asked(name, effort):
+        of = template(name)
+        options = {"reasoning_effort": effort} if effort else {}
+        return of.decode(of.prompt(ChatRequest((QUESTION,), template_options=options)).ids)
+
+    assert asked("qwen3", "high") == asked("qwen3", None)
+    assert asked("qwen3", "none").endswith("<think>\n\n</think>\n\n")
+    assert asked("llama3_1", "none") == asked("llama3_1", None)
+
+
 def test_an_option_that_the_template_does_not_know_is_refused_by_name():
-    request = ChatRequest((QUESTION,), template_options={"reasoning_effort": "high"})
-    with pytest.raises(EngineError, match=r"has no option 'reasoning_effort'.*enable_thinking"):
+    request = ChatRequest((QUESTION,), template_options={"thinking_budget": 7})
+    with pytest.raises(EngineError, match=r"has no option 'thinking_budget'.*enable_thinking"):
         template("qwen3").prompt(request)
     for own in ("messages", "add_generation_prompt", "tokenize", "bos_token"):
         with pytest.raises(EngineError, match="has no option"):

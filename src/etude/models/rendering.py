@@ -82,7 +82,7 @@ class Rendering:
         """The renderings of conversations; it takes less time for many at once. Raises as `text`."""
         from jinja2 import TemplateError
 
-        self._check(options)
+        options = self.settled(options)
         try:
             if not all(conversations):
                 raise ValueError("there is no message")
@@ -148,7 +148,16 @@ class Rendering:
         known = meta.find_undeclared_variables(environment.parse(source))
         return frozenset(known) - _OWN_VARIABLES - set(self.tokenizer.special_tokens_map)
 
-    def _check(self, options: Options) -> None:
+    def settled(self, options: Options) -> Options:
+        """The options as the template has them. Raises ImpossibleCall for those that it does not have.
+
+        Of an effort that it has no word for, `none` turns thinking off where it can; others change nothing.
+        """
+        effort = options.get("reasoning_effort")
+        if effort is not None and "reasoning_effort" not in self.option_names:
+            options = {name: value for name, value in options.items() if name != "reasoning_effort"}
+            if effort == "none" and "enable_thinking" in self.option_names:
+                options = {"enable_thinking": False, **options}
         unknown = sorted(set(options) - self.option_names) if options else []
         if unknown:
             names = ", ".join(sorted(self.option_names)) or "none"
@@ -156,6 +165,7 @@ class Rendering:
                 f"the model's chat template has no option {unknown[0]!r}; leave it out (the options that it "
                 f"has: {names})"
             )
+        return options
 
     def for_template(self, message: Message) -> Message:
         """A message as the template reads it: text, thinking under its own key, arguments as objects.

@@ -72,7 +72,7 @@ class ChatTemplate:
 
     def family(self, options: Options | None = None) -> Family:
         """How answers are read and conversations extended under the template's options."""
-        return self._family_of(json.dumps(dict(options or {}), sort_keys=True))
+        return self._family_of(json.dumps(dict(self.rendering.settled(options or {})), sort_keys=True))
 
     def _find_family(self, options: str) -> Family:
         if options == "{}":
