@@ -291,7 +291,7 @@ def test_the_page_on_extending_lists_what_ships():
         shipped = {
             name
             for name in registry.names(kind)
-            if registry.lookup(kind, name).module.partition(".")[0] == "etude"
+            if registry.lookup(kind, name).config_type.__module__.partition(".")[0] == "etude"
         }
         assert set(re.findall(r"`(\w+)`", row.split("|")[4])) == shipped
 

@@ -25,7 +25,7 @@ class Letters:
     def decode(self, ids: Any) -> str:
         return "".join(map(chr, ids))
 
-    def parse(self, text: str, tools: Any, *, prompt_ids: Any = (), first_call: int = 0) -> dict[str, Any]:
+    def parse(self, text: str, tools: Any, *, prompt_ids: Any = (), **_: Any) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant"}
         if self.decode(prompt_ids).endswith("<think>"):
             text = f"<think>{text}"

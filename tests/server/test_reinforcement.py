@@ -141,7 +141,7 @@ def test_a_grader_that_has_no_score_ends_the_job_with_the_reason(server: ServerP
     assert "python_grader_runtime_error" in job.error.message and "gone" in job.error.message
     judge: Any = {"type": "score_model", "model": "tiny", "input": [{"role": "user", "content": "Good?"}]}
     job = wait(client, create(client, upload(client, prompts(2)), judge).id)
-    assert job.error is not None and "judge 'tiny': the prompt has" in job.error.message
+    assert job.error is not None and "judge 'tiny': the model's context is" in job.error.message
     same = LIKE | {"input": "a", "reference": "a"}
     job = wait(client, create(client, upload(client, prompts(2)), same).id)
     assert job.status == "failed" and job.error is not None
