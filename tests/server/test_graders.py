@@ -63,7 +63,7 @@ def test_a_run_without_a_reward_says_why(client: openai.OpenAI) -> None:
     # The tiny model cannot even read the question.
     errors = run(client, JUDGE).metadata.errors
     assert errors.api_model_grader_server_error
-    assert "context ends at 128" in str(errors.api_model_grader_server_error_details)
+    assert "context is 128 tokens" in str(errors.api_model_grader_server_error_details)
 
 
 @pytest.mark.parametrize(

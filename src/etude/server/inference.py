@@ -107,9 +107,9 @@ def inference_routes(inference: Inference, tells_tokens: Callable[[str], bool]) 
     router = APIRouter(tags=["inference"])
 
     def defaults(path: str) -> Callable[[str], dict[str, Any]]:
-        told = {"logprobs": True, "return_tokens_as_token_ids": True}
+        given = {"logprobs": True, "return_tokens_as_token_ids": True}
         is_chat = path == "/v1/chat/completions"
-        return lambda model: told if is_chat and tells_tokens(model) else {}
+        return lambda model: given if is_chat and tells_tokens(model) else {}
 
     memory = AnswerMemory(shared=True)
     for path, (summary, body) in _ROUTES.items():
