@@ -16,6 +16,6 @@ async def extract(example: etude.Example, episode: etude.Episode) -> Order | Non
 
 
 @etude.evaluator
-def fields_right(example: etude.Example, output: dict) -> float:
+def fields_right(example: etude.Example, output: dict[str, object]) -> float:
     """The share of fields that are as the note has them."""
     return sum(output[name] == value for name, value in example.expected.items()) / len(example.expected)
