@@ -10,7 +10,7 @@ from etude.core.call import Call
 from etude.core.sample import PER_TOKEN, Kind, Pair, Sample, SampleOrPair, Turn
 
 CutOff: TypeAlias = Literal["train", "mask", "drop"]
-"""What becomes of them: trained on like others, left out of the loss, or dropped with their episodes."""
+"""Their treatment: trained on like others, left out of the loss, or dropped with their episodes."""
 
 CUT_OFF_EPISODE = "episode with an answer that was cut off"
 CUT_OFF_PAIR = "pair in which a whole side was cut off"

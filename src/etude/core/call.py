@@ -164,7 +164,7 @@ class Completion:
 
     @property
     def thinking(self) -> str:
-        """What the model thought before it answered; empty where it did not, or the engine does not tell."""
+        """The model's thinking before it answered; empty where it did not, or the engine does not tell."""
         return str(self.message.get("reasoning_content") or "")
 
 

@@ -173,7 +173,7 @@ class AnswerStream:
             self._request.on_delta(delta)
 
     def _certain(self) -> tuple[str, str]:
-        """What is new and certain of content and thinking."""
+        """The part of content and thinking that is new and certain."""
         if self._request.prompt is not None:
             return self._text[len(self._content) :], ""
         try:
@@ -194,5 +194,5 @@ class AnswerStream:
 
 
 def _new(text: str, known: str) -> str:
-    """What of the text comes after that which is known."""
+    """The part of the text after that which is known."""
     return text[len(known) :] if text.startswith(known) else ""

@@ -100,7 +100,7 @@ class JobData:
 
 
 class StepData(Protocol):
-    """What `JobTraining` takes its steps on: `JobData`, or what makes the units of a step when it is due."""
+    """The data that `JobTraining` takes its steps on: `JobData`, or a maker of the units of each step."""
 
     @property
     def objective(self) -> Objective:

@@ -28,7 +28,7 @@ class Drawn:
 def drawn(samples: Sequence[Sample], grammars: Grammars) -> list[Drawn]:
     """How the tokens of samples were drawn. Raises TrainingError for a constraint that cannot be kept."""
     numbers: dict[tuple[Sampling, int], int] = {}
-    found = []
+    shapes = []
     for sample in samples:
         length = len(sample.ids)
         own = Drawn([0] * length, [None] * length)
@@ -38,8 +38,8 @@ def drawn(samples: Sequence[Sample], grammars: Grammars) -> list[Drawn]:
             span, kind = slice(turn.start, turn.stop), (turn.sampling, turn.start)
             own.kinds[span] = [numbers.setdefault(kind, len(numbers) + 1)] * (turn.stop - turn.start)
             own.shapes[span] = _shapes(sample, turn, grammars)
-        found.append(own)
-    return found
+        shapes.append(own)
+    return shapes
 
 
 def _shapes(sample: Sample, turn: Turn, grammars: Grammars) -> list[Shape]:

@@ -10,7 +10,7 @@ from etude.models.probe import ARGUMENTS, NAME
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """What stands around the names and the JSON arguments of the tool calls of one answer.
+    """The text around the names and the JSON arguments of the tool calls of one answer.
 
     An answer with one call is `prefix NAME between ARGUMENTS suffix` and the token that ends the turn; with
     two calls it is `prefix NAME between ARGUMENTS separator NAME between ARGUMENTS suffix`.

@@ -249,7 +249,7 @@ def _compared(family: RendererReader, rendering: Rendering, options: Options) ->
 
 
 def _essence(message: Message) -> tuple[Any, ...]:
-    """What must be equal in a probe answer and in the message that is read from it."""
+    """The parts that must be equal in a probe answer and in the message that is read from it."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [(function["name"], json.loads(function["arguments"])) for function in functions]
     return text_of(message), message.get("reasoning_content"), calls

@@ -21,7 +21,7 @@ _KEPT_GRAMMARS = 256
 _WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 """Between the parts of JSON: a model that is not sure of itself could go on with blanks forever."""
 _THINK = ("<think>", "</think>")
-"""What models write their thoughts between, before the answer that has a form."""
+"""The tags that models write their thoughts between, before the answer that has a form."""
 _LONGEST_ERROR = 500
 
 

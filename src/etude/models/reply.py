@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from etude.core.message import Message, Tool
+
+_log = logging.getLogger(__name__)
 
 _TAIL = 64
 """Tokens at the end of a prompt that may hold what it wrote of the answer: an open `<think>`, in bytes."""
@@ -144,7 +147,7 @@ class RendererReader:
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
         """The parts of an answer; text where the package cannot read it."""
         # Over what a model wrote, another package's parser may raise anything.
-        with suppress(Exception):
+        with _without_failing("read an answer"):
             return self._parsed(prompt_ids, ids, tools)
         return Answer(decoded(self._tokenizer, ids))
 
@@ -174,11 +177,20 @@ class RendererReader:
         """The prompt that goes on from tokens with messages; None where the family begins anew there."""
         rendered = None
         # Over what an agent sends, another package may raise anything.
-        with suppress(Exception):
+        with _without_failing("extend a prompt"):
             rendered = self._renderer.bridge_to_next_turn(
                 list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
             )
         return None if rendered is None else tuple(map(int, rendered.token_ids))
+
+
+@contextmanager
+def _without_failing(task: str) -> Iterator[None]:
+    """Log the failure of another package, which may be any; there is another way to do the task."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        _log.warning("renderers cannot %s, which is done without: %s: %s", task, type(error).__name__, error)
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -42,7 +42,7 @@ class Reply:
     text: str
     """The content of the message; empty when there is none."""
     thinking: str
-    """What the model thought before it answered; no part of the text. Empty when there is none."""
+    """The model's thinking before it answered; no part of the text. Empty when there is none."""
     message: Message
     """The message in OpenAI's format: append it to the conversation to go on."""
     tool_calls: tuple[ToolCall, ...]

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import shlex
 import shutil
+from abc import ABC, abstractmethod
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,28 +29,28 @@ _SMALLEST_HEAD = 32
 """Of vLLM's attention on a CPU: its workers die of a model with smaller heads at the first request."""
 
 
-class Backend:
+class Backend(ABC):
     """Loads models for the engine pool, which decides when."""
 
     name: str
 
+    @abstractmethod
     async def open(self) -> None:
         """Load the base model: one that cannot be is an error of the command. Raises EtudeError."""
-        raise NotImplementedError
 
     def memory_group(self, model: ServedModel) -> str:
         """Only models of the same group can be in memory together; of themselves all can."""
         return ""
 
+    @abstractmethod
     async def load(self, model: ServedModel) -> TokenEngine:
         """An engine for a model. Raises EtudeError when it cannot be loaded."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
         """Free what an engine holds."""
-        raise NotImplementedError
 
-    async def put_away(self) -> None:
+    async def put_away(self) -> None:  # noqa: B027  most have nothing left once all is unloaded
         """Free the device; nothing is loaded any more."""
 
     def status(self) -> dict[str, Any]:

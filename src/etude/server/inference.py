@@ -39,7 +39,7 @@ _ROUTES: dict[str, tuple[str, type[BaseModel]]] = {
     "/tokenize": ("Tokenise a text or a conversation", TokenizeBody),
     "/detokenize": ("The text of token ids", DetokenizeBody),
 }
-"""What each route does, and the body that it takes."""
+"""The summary of each route, and the body that it takes."""
 
 T = TypeVar("T")
 

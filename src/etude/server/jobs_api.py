@@ -106,7 +106,7 @@ class MethodBody(BaseModel):
 
     @property
     def options(self) -> dict[str, Any] | None:
-        """What the method has beside them: a grader, a response format."""
+        """The rest of the method: a grader, a response format."""
         return self._options
 
     _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)

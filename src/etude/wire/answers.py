@@ -23,7 +23,7 @@ def named_by_id(token: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What is known of an answer before there is any."""
+    """The facts of an answer that are known before there is any."""
 
     id: str
     model: str
@@ -59,7 +59,7 @@ def tokens_of(source: Completion | Delta) -> list[TokenLogprob]:
 
 @dataclass(slots=True)
 class Said:
-    """What a stream has given out of one answer."""
+    """The part of one answer that a stream has given out."""
 
     content: str = ""
     reasoning: str = ""

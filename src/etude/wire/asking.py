@@ -67,7 +67,7 @@ def request_fields(
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """What is not at its default beyond temperature, top_p and length, as vLLM's bodies have it."""
+    """The parameters beyond temperature, top_p and length that are not at their defaults, in vLLM's words."""
     changed = sampling.changed()
     fields = {name: changed[name] for name in (*_PENALTIES, *_PLAIN) if name in changed}
     if sampling.logit_bias:

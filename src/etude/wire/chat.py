@@ -47,12 +47,12 @@ class ChatDialect(Dialect):
 
 def _choice(index: int, answer: RecordedCompletion, asked: ChatBody) -> dict[str, Any]:
     completion = answer.completion
-    told = asked.logprobs and completion.logprobs is not None
+    has_logprobs = asked.logprobs and completion.logprobs is not None
     choice = {
         "index": index,
         "message": {"content": None} | completion.message | {"role": "assistant"},
         "finish_reason": completion.finish_reason,
-        "logprobs": logprobs_object(answer.tokens, answer.name) if told else None,
+        "logprobs": logprobs_object(answer.tokens, answer.name) if has_logprobs else None,
     }
     return choice | ({"token_ids": completion.completion_ids} if asked.return_token_ids else {})
 
