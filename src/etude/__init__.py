@@ -5,9 +5,8 @@ Everything public is importable from here, and loaded when it is first used.
 
 from __future__ import annotations
 
-import ast
 import importlib
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 # Every public name, with its home: type checkers import them here, and `__getattr__` reads these lines too.
@@ -93,8 +92,12 @@ if TYPE_CHECKING:
     __version__: str
 
 
+@cache
 def _homes() -> dict[str, str]:
     """The module of each public name, as the imports above say."""
+    import ast
+    from pathlib import Path
+
     imports = [
         node
         for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
@@ -103,15 +106,14 @@ def _homes() -> dict[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-_HOMES = _homes()
-__all__ = sorted([*_HOMES, "__version__"])
-
-
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
+    value: Any
+    if name == "__all__":
+        value = sorted([*_homes(), "__version__"])
+    elif name == "__version__":
         value = importlib.import_module("importlib.metadata").version(__name__)
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _homes():
+        value = getattr(importlib.import_module(_homes()[name]), name)
     else:
         raise AttributeError(f"module 'etude' has no attribute '{name}'")
     globals()[name] = value
@@ -119,4 +121,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_homes(), "__version__"})

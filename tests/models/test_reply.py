@@ -6,6 +6,8 @@ import json
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etude.models.reply import TemplateReader
 from etude.models.syntaxes import SYNTAXES
@@ -30,6 +32,16 @@ def call(name, arguments, number=0):
 def test_plain_text_is_the_content():
     assert parse("it is 3.") == {"role": "assistant", "content": "it is 3."}
     assert parse("") == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@given(text=st.text(alphabet="ab :=/]}>|.\n", max_size=12))
+def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
+    words, ids = tokenizer(), tokenizer()(text, add_special_tokens=False)["input_ids"]
+    known = TemplateReader(syntax, words, SYNTAXES[syntax])
+    parsing = TemplateReader(syntax, words, SYNTAXES[syntax], is_own=True)
+    for tools in ((), (CALCULATOR,)):
+        assert known.read((), ids, tools) == parsing.read((), ids, tools)
 
 
 def test_a_tool_call_has_its_arguments_as_json_text():

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from etude.core.message import Message, Tool
@@ -21,6 +22,9 @@ _log = logging.getLogger(__name__)
 _TAIL = 64
 """Tokens at the end of a prompt that may hold what it wrote of the answer: an open `<think>`, in bytes."""
 _PREFILLED = re.compile(r"(?:<think>|\[THINK\])\s*(?:(?:</think>|\[/THINK\])\s*)?\Z")
+_MARK = re.compile(r"[<\[{]")
+"""With one of these begins every mark of the syntaxes that Etude knows: text without any needs no parser."""
+_KEPT_PREFIXES = 1024
 _PYTHON_NAMES = {"true": True, "false": False, "null": None}
 
 
@@ -97,10 +101,13 @@ class TemplateReader:
         self._calls = fields.pop("tool_calls", {})
         self._template = load_response_template(dict(template))
         self._without_calls = load_response_template({**template, "fields": fields})
+        self._prefilled = lru_cache(maxsize=_KEPT_PREFIXES)(self._prefilled_by)
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
         """The parts of an answer; text where the template raises an error."""
         text, prefix = decoded(self._tokenizer, ids), self._prefix(prompt_ids)
+        if not self._is_own and not prefix and not _MARK.search(text):
+            return Answer(text)
         answer = self._parsed(self._template, text, prefix, tools) if tools else None
         return answer or self._parsed(self._without_calls, text, prefix, ()) or Answer(text)
 
@@ -127,7 +134,10 @@ class TemplateReader:
         """The part of the prompt that belongs to the answer; an own template finds it by itself."""
         if self._is_own:
             return decoded(self._tokenizer, prompt_ids)
-        match = _PREFILLED.search(decoded(self._tokenizer, prompt_ids[-_TAIL:]))
+        return self._prefilled(tuple(prompt_ids[-_TAIL:]))
+
+    def _prefilled_by(self, tail: tuple[int, ...]) -> str:
+        match = _PREFILLED.search(decoded(self._tokenizer, tail))
         return match.group() if match else ""
 
 

@@ -72,12 +72,15 @@ class ChatTemplate:
 
     def family(self, options: Options | None = None) -> Family:
         """How answers are read and conversations extended under the template's options."""
-        return self._family_of(json.dumps(dict(self.rendering.settled(options or {})), sort_keys=True))
+        settled = self.rendering.settled(options) if options else {}
+        return self._family_of(json.dumps(dict(settled), sort_keys=True)) if settled else self._usual
+
+    @cached_property
+    def _usual(self) -> Family:
+        return find_family(self.rendering, {})
 
     def _find_family(self, options: str) -> Family:
-        if options == "{}":
-            return find_family(self.rendering, {})
-        usual = self.family()
+        usual = self._usual
         names = [each.name for each in (usual.reader, usual.extender) if isinstance(each, RendererReader)]
         return find_family(self.rendering, json.loads(options), names)
 
