@@ -87,9 +87,15 @@ class Slow(Backend):
 
     name = "slow"
 
+    async def open(self) -> None:
+        pass
+
     async def load(self, model: ServedModel) -> Any:
         await asyncio.sleep(0.5)
         return model.name
+
+    async def unload(self, model: ServedModel, engine: object) -> None:
+        pass
 
 
 class Models:

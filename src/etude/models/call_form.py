@@ -34,19 +34,21 @@ class CallForm:
         return f"{self.prefix}{(self.separator or '').join(written)}{self.suffix}"
 
 
-def call_form(one: str, two: str | None) -> CallForm | None:
+def call_form(single: str, double: str | None) -> CallForm | None:
     """The form that two renderings show: of an answer with one call, and of one with two calls or None.
 
     None where the arguments do not stand in the text as JSON.
     """
-    pieces = _pieces(one)
-    if len(pieces) != 3:
-        return None
-    prefix, between, suffix = pieces
-    several = _pieces(two or "")
-    alike = len(several) == 5 and several[:2] == [*several[:1], between] and several[3] == between
-    separator = several[2] if alike and several[0] == prefix else None
-    return CallForm(prefix, between, suffix, separator)
+    match _pieces(single):
+        case [prefix, between, suffix]:
+            pass
+        case _:
+            return None
+    match _pieces(double or ""):
+        case [first, inside, separator, again, _] if [first, inside, again] == [prefix, between, between]:
+            return CallForm(prefix, between, suffix, separator)
+        case _:
+            return CallForm(prefix, between, suffix, None)
 
 
 def _pieces(text: str) -> list[str]:

@@ -162,8 +162,8 @@ class ChatTemplate:
     @cached_property
     def call_form(self) -> CallForm | None:
         """How the template writes tool calls; None where it has none, or their arguments are not JSON."""
-        one, two = (probed_turn(self.rendering, PROBES[kind], {}) for kind in ("a call", "two calls"))
-        return None if one is None else call_form(one[1], None if two is None else two[1])
+        single, double = (probed_turn(self.rendering, PROBES[kind], {}) for kind in ("a call", "two calls"))
+        return None if single is None else call_form(single[1], None if double is None else double[1])
 
     @cached_property
     def drops_thinking(self) -> bool:

@@ -132,8 +132,8 @@ class EtudeTrainer(Trainer):
         return etude
 
 
-def _not_ours(key: str, wanted: str, found: object) -> RequestError:
+def _not_ours(key: str, wanted: str, given: object) -> RequestError:
     return RequestError(
-        f"finetuning.{key} is a {type(found).__name__}, and `etude_trainer` works with tokens as Etude "
+        f"finetuning.{key} is a {type(given).__name__}, and `etude_trainer` works with tokens as Etude "
         f"records them: name an entry of `{key}s` with `_type: {wanted}`"
     )
