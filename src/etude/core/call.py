@@ -67,16 +67,23 @@ class Sampling:
 
     def shape(self) -> Sampling:
         """As far as the distribution of a token depends on it, which how the answer ends does not change."""
-        kept = replace(self, max_tokens=None, stop=(), seed=None)
+        without = {"max_tokens", "stop", "seed"}
         if not self.min_tokens:
-            kept = replace(kept, stop_token_ids=())
-        return kept if self.temperature else replace(kept, top_k=0, top_p=1.0, min_p=0.0)
+            without.add("stop_token_ids")
+        if not self.temperature:
+            without |= {"top_k", "top_p", "min_p"}
+        kept = {name: value for name, value in self.changed().items() if name not in without}
+        return Sampling(**kept) if kept else PLAIN_SAMPLING
 
     def changed(self) -> dict[str, Any]:
         """The fields that are not at their defaults, by name."""
-        values = {option.name: (getattr(self, option.name), option.default) for option in fields(self)}
-        return {name: value for name, (value, default) in values.items() if value != default}
+        return {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
 
+
+_DEFAULTS = tuple((option.name, option.default) for option in fields(Sampling))
+
+PLAIN_SAMPLING = Sampling()
+"""Sampling from the model's own distribution."""
 
 SamplingField: TypeAlias = Annotated[Sampling, PlainSerializer(Sampling.changed)]
 """A field of a pydantic model that is written as the parameters that are not at their defaults."""

@@ -8,13 +8,11 @@ from itertools import takewhile
 from operator import mul
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from etude.core.call import Sampling
+from etude.core.call import PLAIN_SAMPLING, Sampling
 from etude.core.message import Message, Tool
 
 Kind = Literal["samples", "pairs", "imitation"]
 """The data of an algorithm: samples with logprobs, pairs, or samples to imitate, which need none."""
-
-_PLAIN = Sampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class Turn:
     stop: int = 0
     message: int = -1
     """Index of the answer among the sample's messages; -1 where the sample has none."""
-    sampling: Sampling = _PLAIN
+    sampling: Sampling = PLAIN_SAMPLING
     """How it was sampled, as far as the distributions of its tokens depend on it."""
     model_version: int | None = None
     """Version of the weights that sampled it; None where nobody knows."""

@@ -224,20 +224,23 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
 
 
 def _check_message(message: Any, where: str) -> None:
-    def wrong(field: str, problem: str) -> RequestError:
-        return RequestError(f"{where}{field} {problem}", param=f"{where}{field}")
-
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise wrong("", f"must be a dict with a role and a content, found {message!r:.80}")
+        raise _wrong(where, f"must be a dict with a role and a content, found {message!r:.80}")
     role, content, calls = message["role"], message.get("content"), message.get("tool_calls")
     if role not in _ROLES:
-        raise wrong(".role", f"must be one of {', '.join(_ROLES)}, found {role!r:.80}")
+        raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}, found {role!r:.80}")
     if not isinstance(content, str | list | None):
-        raise wrong(".content", "must be a string, a list of parts or null")
+        raise _wrong(f"{where}.content", "must be a string, a list of parts or null")
     if content is None and not (role == "assistant" and {"content", "tool_calls"} & message.keys()):
-        raise wrong(".content", "is missing; only an assistant's message may do without, if it calls tools")
+        raise _wrong(
+            f"{where}.content", "is missing; only an assistant's message may do without, if it calls tools"
+        )
     if calls is not None and not (isinstance(calls, list) and all(map(_has_function, calls))):
-        raise wrong(".tool_calls", "must be a list of calls, each of a function with a name")
+        raise _wrong(f"{where}.tool_calls", "must be a list of calls, each of a function with a name")
+
+
+def _wrong(param: str, problem: str) -> RequestError:
+    return RequestError(f"{param} {problem}", param=param)
 
 
 def _has_function(value: Any) -> bool:

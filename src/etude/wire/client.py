@@ -141,13 +141,13 @@ def require_possible(
     logprobs: Sequence[float], ids: Sequence[int] = (), vocabulary: int | None = None
 ) -> None:
     """Raise ValueError for logprobs that are none, and for ids that no token of the vocabulary has."""
-    for value in logprobs:
-        if not -math.inf < value <= _ROUNDING:
-            raise ValueError(f"{value} is no logprob")
+    if logprobs and not (all(map(math.isfinite, logprobs)) and max(logprobs) <= _ROUNDING):
+        impossible = next(value for value in logprobs if not -math.inf < value <= _ROUNDING)
+        raise ValueError(f"{impossible} is no logprob")
     largest = _LARGEST_ID if vocabulary is None else vocabulary - 1
-    for token in ids:
-        if not 0 <= token <= largest:
-            raise ValueError(f"there is no token with the id {token}; the largest is {largest}")
+    if ids and not (min(ids) >= 0 and max(ids) <= largest):
+        unknown = next(token for token in ids if not 0 <= token <= largest)
+        raise ValueError(f"there is no token with the id {unknown}; the largest is {largest}")
 
 
 def _usage(wire: dict[str, Any]) -> Usage:

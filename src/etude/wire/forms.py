@@ -95,6 +95,8 @@ def choose_tools(asked: ChatBody, value: Wish | None) -> ChatBody:
     Tools that are not among the allowed ones are left out: the model does not know them. Raises RequestError
     for what is no choice, and for tools that the request does not have.
     """
+    if value is None:
+        return asked
     choice, names = _read_choice(value)
     offered = [tool["function"]["name"] for tool in asked.tools]
     for name in names or ():
@@ -111,11 +113,9 @@ def choose_tools(asked: ChatBody, value: Wish | None) -> ChatBody:
     return replace(asked, tools=tools, tool_choice=choice)
 
 
-def _read_choice(value: Wish | None) -> tuple[str, list[str] | None]:
+def _read_choice(value: Wish) -> tuple[str, list[str] | None]:
     """`auto`, `none`, `required` or `function`, and the names of the tools that may be called, if not all."""
     match value:
-        case None:
-            return "auto", None
         case "auto" | "none" | "required":
             return value, None
         case {"type": ("auto" | "none") as word}:

@@ -60,10 +60,13 @@ def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
         raise RequestError(
             f"'{unknown[0]}' is not a sampling parameter; allowed: {', '.join(SAMPLING_NAMES)}"
         )
+    wishes = {name: value for name, value in changes.items() if value is not None}
+    if not wishes:
+        return base
     try:
-        given = SamplingFields.model_validate(dict(changes)).given()
+        given = SamplingFields.model_validate(wishes).given()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         raise RequestError(f"{name}: {first['msg']}, found {changes[name]!r:.80}") from error
-    return replace(base, **given) if given else base
+    return replace(base, **given)
