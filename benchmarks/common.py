@@ -1,4 +1,4 @@
-"""What the benchmarks share: their command line, and how they print."""
+"""Shared by the benchmarks: their command line, and how they print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sampling costs: the embedded engine against `generate`, continuous batching, and a real vLLM.
+"""The cost of sampling: the embedded engine against `generate`, continuous batching, and a real vLLM.
 
 The same model in float32 with one thread; prompts of 32 random tokens, 64 sampled for each (32 with the
 larger model), with their logprobs, 1, 8 or 64 at a time. CPU time is that of the process that samples,

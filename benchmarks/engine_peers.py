@@ -1,4 +1,4 @@
-"""What Etude's engine is compared with: `generate`, the continuous batching of `transformers`, and vLLM."""
+"""Peers of Etude's engine: `generate`, the continuous batching of `transformers`, and vLLM."""
 
 from __future__ import annotations
 

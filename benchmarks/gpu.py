@@ -78,7 +78,7 @@ def profiles(policy: Any, scale: Scale, learner: bool, sampling: bool) -> dict[s
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What it was measured on, and with."""
+    """The device and the releases that it was measured with."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device)

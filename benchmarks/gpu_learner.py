@@ -23,7 +23,7 @@ Note = Callable[[str], None]
 
 @dataclass
 class Cost:
-    """What a step of each way takes."""
+    """The cost of a step by each way."""
 
     shape: str
     work: dict[str, Work]

@@ -87,7 +87,7 @@ def copy_rate(size: int, device: torch.device) -> float:
 
 
 def top_kernels(step: Step, device: torch.device, count: int = 20) -> list[dict[str, Any]]:
-    """What a step's time on the device goes to (on a CPU, its time on that): the largest first."""
+    """Shares of a step's time on the device (on a CPU, of its time on that), the largest first."""
     on_gpu = device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=kinds) as profiler:

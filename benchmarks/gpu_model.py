@@ -1,4 +1,4 @@
-"""What the GPU's benchmark runs: a model of real size with random weights, and sequences for it.
+"""The workload of the GPU's benchmark: a model of real size with random weights, and sequences for it.
 
 `SMALL` is the same with everything small, for a look on a CPU.
 """
@@ -113,7 +113,7 @@ def policy_of(scale: Scale, device: torch.device, dtype: torch.dtype, **changes:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step has to compute, without any padding."""
+    """The work of a step, without any padding."""
 
     tokens: int
     choices: int

@@ -82,7 +82,7 @@ def _rate(sample: Sample, scale: Scale, concurrency: int, repeats: int) -> float
 
 
 def kernels(policy: Policy, scale: Scale) -> list[dict[str, Any]]:
-    """What the engine's time goes to, at the highest concurrency."""
+    """Shares of the engine's time at the highest concurrency."""
     engine = EmbeddedEngine(policy)
     own, count = embedded(asker(engine), iter(range(2**60))), max(scale.concurrencies)
     prompts = random_prompts(random.Random(0), count, scale.prompt)

@@ -1,4 +1,4 @@
-"""What collecting costs: workflow, calls, journal, scores, trajectories. The model answers at once.
+"""The cost of collecting: workflow, calls, journal, scores, trajectories. The model answers at once.
 
 Everything is the ordinary machinery, put together from a config as `etude train` does it. CPU time is that of
 this process, all threads, from the start of a collection to the finished trajectories. The HTTP model is
@@ -31,7 +31,7 @@ from etude.store.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Reference:
-    """What another harness takes for the same work."""
+    """The cost of the same work in another harness."""
 
     source: str
     cpu_ms: Mapping[tuple[int, int], float]
@@ -72,7 +72,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one setting costs."""
+    """The cost of one setting."""
 
     cpu_ms: float
     """CPU milliseconds per trajectory."""
@@ -185,7 +185,7 @@ class Memory:
 
     @property
     def growth_per_1000(self) -> float:
-        """What each thousand episodes of the whole run added after the first epoch."""
+        """Growth of the whole run for each thousand episodes after the first epoch."""
         return (self.after_last - self.after_first) / (self.episodes / 1000)
 
 

@@ -1,4 +1,4 @@
-"""What a learner's step costs: tokens that sequences share once, against padding and against TRL.
+"""The cost of a learner's step: tokens that sequences share once, against padding and against TRL.
 
 Loss and gradient only, from the same sequences on the same model in float32 with one thread. The padded
 loop is Etude's own with `packing: padded`. Each peer has several settings, of which its fastest counts. CPU
@@ -56,7 +56,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step of each way takes: CPU milliseconds, and megabytes at the most."""
+    """The cost of a step by each way: CPU milliseconds, and megabytes at the most."""
 
     ms: dict[str, float]
     mb: dict[str, float]

@@ -1,4 +1,4 @@
-"""What the learner's benchmark trains on: random tokens in the shapes that agents make."""
+"""Data of the learner's benchmark: random tokens in the shapes that agents make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `etude serve` costs: the same requests, sent to a vLLM and through the server that runs it.
+"""The cost of `etude serve`: the same requests, sent to a vLLM and through the server that runs it.
 
 Needs a real vLLM: ETUDE_TEST_VLLM names its program (docs/server.md says how to install one). The peer is the
 very process that the server runs, so that nothing but the way to it differs. The embedded engine answers the

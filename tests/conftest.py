@@ -1,4 +1,4 @@
-"""What all tests start from."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Forked:
         self.pid = int(self._answers.readline())
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What is left of both outputs, once the process is over."""
+        """The rest of both outputs, once the process is over."""
         texts = {}
 
         def read(name: str) -> None:

@@ -100,7 +100,7 @@ class MyTrajectoryBuilder(TrajectoryBuilder):
         return rewards
 
     def parse(self, item: EvalInputItem) -> list[EpisodeItem]:
-        """What the agent asked first, and each answer with its logprobs."""
+        """The agent's first prompt, and each answer with its logprobs."""
         items = [
             EpisodeItem(role=message["role"], content=message["content"])
             for message in item.episode.calls[0].request.messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "etude"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "etude"
 
 ROOMS = [
     "core",
@@ -248,6 +250,19 @@ def test_everything_public_has_a_docstring():
         if not ast.get_docstring(node)
     ]
     assert not found, "\n".join(found)
+
+
+def test_docstrings_say_the_thing_itself():
+    """They neither begin with "What", nor send the reader elsewhere."""
+    folders = (ROOT / name for name in ("src", "tests", "benchmarks", "examples"))
+    indirect = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.match(r'\s*r?"""(What|See)\b', line)
+    ]
+    assert not indirect, "\n".join(indirect)
 
 
 def _public(tree: ast.Module) -> Iterator[tuple[str, int, ast.Module | ast.ClassDef | ast.FunctionDef]]:

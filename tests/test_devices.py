@@ -1,4 +1,4 @@
-"""What runs on a GPU, on a device that is pretended: in another process, as torch takes it for real there."""
+"""Code paths of a GPU, on a pretended device: in another process, since torch believes in it there."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Block:
 
     language: str
     orders: dict[str, str]
-    """What follows the language: `{"file": "my_agent.py"}`, `{"runnable": ""}`."""
+    """The attributes after the language: `{"file": "my_agent.py"}`, `{"runnable": ""}`."""
     text: str
     line: int
 

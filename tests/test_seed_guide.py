@@ -27,7 +27,7 @@ from tests.support import ScriptedEngine
 
 EPOCHS, GENERATIONS, EXAMPLES = 3, 4, 10
 GROUPS = 3
-"""What the config's curriculum leaves of ten at the start."""
+"""The groups that the config's curriculum leaves of ten at the start."""
 
 
 class TrainingServer:

@@ -68,7 +68,7 @@ class Question:
 
     @property
     def expression(self) -> str:
-        """What to type into the calculator."""
+        """The text to type into the calculator."""
         return f"{self.left}{SIGNS[self.word]}{self.right}"
 
     @property

@@ -120,7 +120,7 @@ def instances(name: str, count: int, rng: random.Random) -> list[Example]:
 
 
 async def plays(count: int, agents: dict[str, Any], rng: random.Random) -> dict[str, list[list[Message]]]:
-    """What the models of scripted agents were asked and answered, in all protocols in turn."""
+    """Prompts and answers of the models of scripted agents, in all protocols in turn."""
     protocols = [find_protocol(name, arguments) for name, arguments in PROTOCOLS.items()]
     found: dict[str, list[list[Message]]] = {"prover": [], VERIFIER: []}
     for number, example in enumerate(instances("warm-up", count, rng)):

@@ -37,7 +37,7 @@ class HiddenBug(Scenario):
         self._line = re.compile(f"[1-{lines}]")
 
     def render(self, example: Example, log: Log, agent: str, turn: Turn) -> list[Message]:
-        """What an agent knows and has heard, each of its own answers where it was given."""
+        """The messages that an agent knows and has heard, each of its own answers where it was given."""
         bug, is_verifier = example.inputs["bug"], agent == VERIFIER
         knows = VERIFIER if is_verifier else f"{_side(log, agent)} bug {bug or 'none'}"
         messages: list[Message] = [{"role": "system", "content": knows}]
@@ -70,7 +70,7 @@ class HiddenBug(Scenario):
         return f"looked {said}" if line.agent == VERIFIER else f"{_side(log, line.agent)} says {said}"
 
     def _seen(self, looked: str, bug: int) -> str:
-        """What the verifier sees of the line that it named."""
+        """The verifier's view of the line that it named."""
         return f"line {looked} {'broken' if looked == str(bug) else 'fine'}" if looked else "no line"
 
 
@@ -97,7 +97,7 @@ def optimum(protocol: str, *, lines: int = LINES, queries: int = 1, told: bool =
 
 
 def _side(log: Log, agent: str) -> str:
-    """What an agent argues for: that is all that the others need to know of it."""
+    """The claim that an agent argues for, which is all that the others need to know of it."""
     return "accept" if log.protocol.agents[agent].stance == 1 else "reject"
 
 

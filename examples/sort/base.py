@@ -60,7 +60,7 @@ async def build_base(
 
 
 def careless(letters: str, rng: random.Random) -> list[Message]:
-    """What the careless agent answers."""
+    """The answer of the careless agent."""
     answer = sorted(letters) if rng.random() < CARE else rng.sample(letters, len(letters))
     return [
         {"role": "user", "content": f"Sort: {letters}"},

@@ -29,7 +29,7 @@ from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, s
 TRAIN, HELD_OUT = 1024, 512
 SINGLE_POSITIONS, GAMES = 20_000, 4_000
 PIECES = "[123][XO_]{3}", "[123](?=<)"
-"""What are tokens: a row of the board; the row of a move, and its column."""
+"""The texts that are tokens: a row of the board; the row of a move, and its column."""
 CARE = 0.62
 """How often the careless agent looks at the board; otherwise it names any of the nine cells."""
 PERCEPTION, REWARD = 0.295, 0.17

@@ -74,7 +74,7 @@ def best_cells(board: str, mark: str) -> list[int]:
 
 @cache
 def _value(board: str, mark: str) -> int:
-    """What perfect play gives `mark`, who is to move: 1 for a win, 0 for a draw, -1 for a loss."""
+    """The result of perfect play for `mark`, who is to move: 1 for a win, 0 for a draw, -1 for a loss."""
     if has_won(board, _other(mark)):
         return -1
     return max((-_value(put(board, cell, mark), _other(mark)) for cell in free_cells(board)), default=0)

@@ -38,7 +38,7 @@ def part_of(agent: str, *records: EpisodeRecord) -> list[ScoredEpisode]:
 
 
 def expected_value(tree: EpisodeTree, node: Node, agent: str) -> float:
-    """What the agent earns from the node on when a child is drawn evenly again and again.
+    """The agent's mean payoff from the node on when a child is drawn evenly again and again.
 
     By listing all ways to the end: the probability of each, times what is earned on it.
     """

@@ -1,4 +1,4 @@
-"""What the shipped builders share, on outputs written by hand."""
+"""Behaviour that the shipped builders share, on outputs written by hand."""
 
 import asyncio
 import json

@@ -47,7 +47,7 @@ def builder_of(name, **options):
 
 
 async def made(name, output, **options):
-    """What is trained on: the units as the learner takes them, and the facts of the collection."""
+    """The units that are trained on, as the learner takes them, and the facts of the collection."""
     builder = builder_of(name, **options)
     collection = await finish(builder, output)
     algorithm = algorithm_of(collection.method, collection.options)

@@ -1,4 +1,4 @@
-"""What belongs to whom in a play, and what each answer earned."""
+"""Plays of protocols: which answers belong to whom, and what each earned."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What `art run` answers, on a real socket: its own protocol, and the inference that it serves beside it.
+"""A stand-in for `art run` on a real socket: its own protocol, and the inference that it serves beside it.
 
 Paths, bodies, answers and the quirks of the end of a training stream are those of openpipe-art 0.4.11 and
 0.5.17: there are no job ids, the end of the stream is the only sign of success, and a batch without
@@ -193,7 +193,7 @@ class StandIn:
 
 
 def check_messages(trajectory: Trajectory) -> None:
-    """What `tokenize_trajectory` asserts: a choice has logprobs, whose tokens it can read."""
+    """The assertions of `tokenize_trajectory`: a choice has logprobs, whose tokens it can read."""
     sampled = 0
     for message in trajectory.messages_and_choices:
         if "finish_reason" not in message:

@@ -1,4 +1,4 @@
-"""What OpenAI's API answers, for the official SDK: files, jobs, events, errors, pages, and completions."""
+"""A stand-in for OpenAI's API and its official SDK: files, jobs, events, errors, pages, and completions."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class StandIn:
         return self._page(request, [file.model_dump() for file in reversed(self.files.values())])
 
     def method_types(self) -> set[str]:
-        """What jobs may be."""
+        """The states of a job."""
         return {"supervised", "dpo", "reinforcement"}
 
     def _create(self, request: httpx.Request) -> httpx.Response:

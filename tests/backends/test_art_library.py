@@ -61,10 +61,10 @@ class Backend:
         self.seen["keep"] = steps_to_keep
 
     async def _delete_checkpoints(self, model: art.TrainableModel, benchmark: str) -> None:
-        """What 0.4 has in its place."""
+        """The names that 0.4 has in their place."""
 
     async def _log(self, model, trajectory_groups, split):
-        """What 0.4 has on top."""
+        """The names that 0.4 has on top."""
 
     async def _prepare_backend_for_training(self, model, config):
         self.seen["prepare"] = config

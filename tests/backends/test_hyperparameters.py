@@ -1,4 +1,4 @@
-"""What the maker of jobs says of their hyperparameters reaches them, or is refused by name."""
+"""Hyperparameters of jobs reach them, or are refused by name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the local adapter's config means to the learner."""
+"""The local adapter's config, as the learner gets it."""
 
 from __future__ import annotations
 

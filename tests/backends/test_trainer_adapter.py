@@ -1,4 +1,4 @@
-"""What an adapter gets from the interface without overriding anything."""
+"""An adapter that overrides nothing: how much the interface does for it."""
 
 import pytest
 

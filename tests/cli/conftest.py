@@ -1,4 +1,4 @@
-"""What command-line tests work on."""
+"""Fixtures of the command-line tests."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def away(monkeypatch):
 
 
 def last_line(shown: Any) -> str:
-    """What the last line offers to type."""
+    """The command that the last line offers."""
     line = (shown.stdout if shown.exit_code == 0 else shown.stderr).rstrip().splitlines()[-1]
     assert line.startswith("next: "), shown.stdout + shown.stderr
     return str(line.removeprefix("next: "))

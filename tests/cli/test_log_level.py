@@ -1,4 +1,4 @@
-"""What user code logs, in real processes of the commands that run it."""
+"""Log records of user code, in real processes of the commands that run it."""
 
 from __future__ import annotations
 

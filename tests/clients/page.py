@@ -66,7 +66,7 @@ def render(outcomes: Outcomes) -> str:
 
 
 def _recorded(feature: Feature, outcome: Outcome) -> str:
-    """What an episode shows of a feature that works."""
+    """The cell for a feature that works, by the calls that the episode recorded."""
     calls = outcome.calls
     recorded = feature.calls > 0 and len(calls) >= feature.calls and all(map(is_recorded, calls))
     extended = recorded and feature.extends and is_extended(calls)

@@ -1,4 +1,4 @@
-"""What agents are written with works unchanged, at an episode's endpoint and at a server."""
+"""Agent frameworks work unchanged, at an episode's endpoint and at a server."""
 
 from __future__ import annotations
 

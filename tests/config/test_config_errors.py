@@ -1,4 +1,4 @@
-"""What a new user gets wrong, and the sentence that each mistake is answered with."""
+"""Mistakes of a new user, and the sentence that answers each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ finetuning:
 
 
 def complaint(folder: Path, text: str, overrides: tuple[str, ...] = ()) -> str:
-    """What is said about a config file of this text."""
+    """The error text for a config file of this text."""
     (folder / "config.yml").write_text(text)
     with pytest.raises(ConfigError) as raised:
         load_config("config.yml", overrides)

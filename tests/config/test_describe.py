@@ -1,4 +1,4 @@
-"""What a key takes, in words."""
+"""The values that a key takes, in words."""
 
 from __future__ import annotations
 

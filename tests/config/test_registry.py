@@ -1,4 +1,4 @@
-"""What each `_type` stands for."""
+"""The component registry: each `_type` and the class it stands for."""
 
 from __future__ import annotations
 

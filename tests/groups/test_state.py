@@ -1,4 +1,4 @@
-"""What a state is, and that anything else is refused with its keys."""
+"""A state, and the refusal of anything else with its keys."""
 
 from dataclasses import dataclass
 

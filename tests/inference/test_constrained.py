@@ -1,4 +1,4 @@
-"""What is sampled in a form has that form, whatever else is in the batch; what cannot have it is refused."""
+"""Answers sampled in a form have that form, whatever else is in the batch; impossible forms are refused."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def asking(text: str = "hello", **fields: Any) -> ChatRequest:
 
 
 async def outcome(remote: Remote, request: ChatRequest | None = None, **fields: Any) -> Completion:
-    """What one call gives with an engine of this config."""
+    """The answer to one call of an engine with this config."""
     engine = OpenAiEngine(config_for(remote, **fields))
     try:
         return await engine.complete(request or asking())

@@ -1,4 +1,4 @@
-"""What each process of a team does in the tests: `python -m tests.learner.team_process JOB FOLDER`."""
+"""One process of a team, as the tests start it: `python -m tests.learner.team_process JOB FOLDER`."""
 
 from __future__ import annotations
 

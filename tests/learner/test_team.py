@@ -39,7 +39,7 @@ def launched(job: str, folder: Path, **environment: str) -> subprocess.Completed
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes made of everything."""
+    """The results of two processes for every job."""
     folder = tmp_path_factory.mktemp("team")
     before = learner_of("tree", "full")
     train(before, batch("grpo", 1), Grpo(), batch_size=STEP)

@@ -1,4 +1,4 @@
-"""What several targets tell, as a person sees it."""
+"""The summary of several targets, as a person sees it."""
 
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem

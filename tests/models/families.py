@@ -51,7 +51,7 @@ MISTRAL_V13 = (
 
 @dataclass(frozen=True)
 class Family:
-    """What a tiny tokenizer of a family needs besides the tokens that stand in its template."""
+    """Special tokens that a family's tiny tokenizer needs besides those in its template."""
 
     ends: str
     """The tokens that end a turn, separated by spaces."""
@@ -120,7 +120,7 @@ OWN = {"mistral_v3": MISTRAL_V3, "mistral_v13": MISTRAL_V13}
 SPECIAL = re.compile(
     r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[a-z_]+\|>|</?[a-z_]{3,30}>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,20}\]|\[gMASK\]"
 )
-"""What looks like a special token in a template."""
+"""Text in a template that looks like a special token."""
 
 
 def source(name: str) -> str:

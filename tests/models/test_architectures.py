@@ -78,7 +78,7 @@ def test_architectures_are_sampled_and_trained_as_they_speak(architecture: Archi
 
 
 def assert_merged(of: Policy) -> None:
-    """What `export` writes says what the model with its LoRA weights says."""
+    """The exported model computes the same logits as the model with its LoRA weights."""
     ids = torch.arange(20)[None] * 7 % 300
     with torch.no_grad():
         wanted = of.model(input_ids=ids, use_cache=False).logits

@@ -1,4 +1,4 @@
-"""What a run would take."""
+"""The estimate of a run's time and memory."""
 
 import pytest
 

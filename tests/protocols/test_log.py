@@ -1,4 +1,4 @@
-"""What an agent sees: everything on the channels that it reads, all of it, and nothing else."""
+"""An agent's view: everything on the channels that it reads, all of it, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of what is logged, and where."""
+"""Log records: which are shown, and where."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_scores_are_a_share_of_the_episodes_that_could_be_scored() -> None:
 
 @given(st.floats(0, 1), st.integers(1, 30), st.data())
 def test_an_early_stop_is_never_hasty(share: float, episodes: int, data: st.DataObject) -> None:
-    """What stops a run early would have stopped it at its end too."""
+    """A run that is stopped early would have been stopped at its end too."""
     failed = data.draw(st.integers(0, episodes))
     unscored = data.draw(st.integers(0, episodes - failed))
     at_the_end = failed > share * episodes or unscored > share * (episodes - failed)

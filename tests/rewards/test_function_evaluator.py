@@ -43,7 +43,7 @@ ITEM = EvalInputItem(
 
 
 async def outcome(fn: Callable[..., Any], seconds: float = 5.0, **options: Any) -> EvalOutputItem:
-    """What the evaluator makes of ITEM."""
+    """The evaluator's result for ITEM."""
     (output,) = await evaluate(FunctionEvaluator(fn, **options), [ITEM], seconds)
     assert (output.id, output.generation) == ("q1", 3)
     return output

@@ -1,4 +1,4 @@
-"""What a judge reads of an episode."""
+"""The transcript of an episode that a judge reads."""
 
 from __future__ import annotations
 

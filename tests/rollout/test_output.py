@@ -1,4 +1,4 @@
-"""What workflows return: kept as it is, or a failure that says what came."""
+"""Outputs of workflows: kept as they are, or a failure that says what came."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ TWO = [record("a", simple(1.0)), record("b", simple(1.0))]
 
 
 def asked(request: Any) -> dict[str, Any]:
-    """What the judge was shown."""
+    """The prompt that the judge was shown."""
     shown: dict[str, Any] = json.loads(request.messages[1]["content"])
     return shown
 

@@ -13,7 +13,7 @@ RATE = 0.05
 
 
 def model_of(name: str = "agent", project: str = "p", **internal: Any) -> dict[str, Any]:
-    """What ART's clients send as the model; all weights of the tiny one are trained."""
+    """The model as ART's clients name it; all weights of the tiny one are trained."""
     return {
         "name": name,
         "project": project,

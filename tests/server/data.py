@@ -80,7 +80,7 @@ def wait(client: openai.OpenAI, job: str, *states: str, seconds: float = 400) ->
 
 
 def messages(client: openai.OpenAI, job: str) -> list[str]:
-    """What the events say, oldest first."""
+    """The messages of the events, oldest first."""
     return [event.message for event in client.fine_tuning.jobs.list_events(job, limit=100)][::-1]
 
 

@@ -28,7 +28,7 @@ def created(http: httpx.Client, name: str) -> dict[str, Any]:
 
 
 def job_body(model: str, *groups: Any, **options: Any) -> dict[str, Any]:
-    """What the client sends: options that nobody chose are null."""
+    """The body that the client sends: options that nobody chose are null."""
     config = {
         "advantage_balance": 0.0,
         "epsilon": None,

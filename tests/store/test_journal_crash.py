@@ -1,4 +1,4 @@
-"""What the journal keeps when its process or its disk gives up."""
+"""The journal after its process or its disk gives up."""
 
 from __future__ import annotations
 

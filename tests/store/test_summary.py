@@ -1,4 +1,4 @@
-"""What a person is warned about, and when."""
+"""The warnings of a run, and when a person gets them."""
 
 from pathlib import Path
 

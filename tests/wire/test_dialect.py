@@ -1,4 +1,4 @@
-"""What the model said is known again, in whatever form a client sends it back."""
+"""The model's own messages are known again, in whatever form a client sends them back."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Llm(BaseModel):
 
 
 class Toolkit(BaseModel):
-    """What is read of the toolkit's config."""
+    """The settings that are read from the toolkit's config."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

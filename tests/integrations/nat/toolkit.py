@@ -119,7 +119,7 @@ class Project:
 
 
 def summary(run: Path) -> dict[str, Any]:
-    """What the run measured before training and after."""
+    """The rewards that the run measured before training and after."""
     return dict(json.loads((run / "summary.json").read_text()))
 
 

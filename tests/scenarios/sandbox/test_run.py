@@ -1,4 +1,4 @@
-"""What untrusted code can do in the sandbox, and what becomes of it when it tries more."""
+"""Untrusted code in the sandbox: how far it gets, and how it ends when it tries more."""
 
 from __future__ import annotations
 
