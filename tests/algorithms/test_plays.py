@@ -5,7 +5,15 @@ import pytest
 from etude.algorithms import dpo, grpo
 from etude.algorithms.collecting import Collected
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.episodes import ScoredEpisode, Tally, by_agent, tree_of, turn_returns, without_retries
+from etude.algorithms.episodes import (
+    ScoredEpisode,
+    Tally,
+    answer_groups,
+    by_agent,
+    tree_of,
+    turn_returns,
+    without_retries,
+)
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import branches_of
 from etude.core.episode import Event
@@ -111,7 +119,7 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
     late = await played(
         tmp_path, protocol, ["one?", "so", "two?", "so", REJECT], generation=1, id="train/1/e/1"
     )
-    (group,) = Grpo().turn_groups(part_of("verifier", early, late), Tally())
+    (group,) = answer_groups(part_of("verifier", early, late), 1.0)
     assert group[0].returns == pytest.approx([0.9, 1.0])
     assert group[1].returns == pytest.approx([-1.2, -1.1, -1.0])
     ((first,), (second,)) = _units(group)
@@ -122,10 +130,9 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
 async def test_where_a_play_branches_the_answers_to_one_prompt_are_compared(tmp_path):
     answers = ["good", "bad", ACCEPT, REJECT, REJECT, REJECT]
     record = await played(tmp_path, adp(), answers, widths=2)
-    (group,) = Grpo().turn_groups(part_of("prover", record), Tally())
-    assert [(one.reward, one.messages[-1]["content"]) for one in group] == [(0.5, "good"), (0.0, "bad")]
     tally = Tally()
-    (accepted,) = Grpo().turn_groups(part_of("verifier", record), tally)
+    group, accepted = (kept.units for kept in made(Grpo(credit="turn"), [[scored(record, 0.5)]], tally))
+    assert [(one.reward, one.messages[-1]["content"]) for one in group] == [(0.5, "good"), (0.0, "bad")]
     assert [one.reward for one in accepted] == [1.0, -1.0]
     assert tally.left_out == {grpo.EQUAL_REWARDS: 1}
     advantages = [set(unit[0].advantages) - {0.0} for unit in _units(group)]

@@ -165,14 +165,6 @@ def by_agent(group: Group) -> list[list[ScoredEpisode]]:
     return list(groups.values())
 
 
-def turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
-    """An agent's samples in a play that goes one way, with what it earned from each answer on."""
-    tree, agent = tree_of(scored.episode), str(scored.agent)
-    rows = zip(scored.branches, scored.samples(discount), strict=True)
-    made = ((sample, turn_returns(branch, tree, agent, discount, scored.penalty)) for branch, sample in rows)
-    return [with_turns(sample, "value", returns) for sample, returns in made if returns is not None]
-
-
 def turn_returns(
     branch: Branch, tree: EpisodeTree, agent: str, discount: float, penalty: float = 0.0
 ) -> list[float] | None:
@@ -244,6 +236,29 @@ def choices_of(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[Cho
         )
         if len(candidates) > 1:
             yield replace(choice, candidates=candidates)
+
+
+def answer_groups(group: Group, discount: float) -> list[list[Sample]]:
+    """One agent's answers in the plays of a group, each with what was earned from it on.
+
+    Where a play branches, the answers to one prompt are a group. The others make one group, in which
+    an answer is compared with those of the same turn in the sibling plays.
+    """
+    groups = [
+        [choice.sample(candidate, alone=True) for candidate in choice.candidates]
+        for scored in group
+        for choice in choices_of(scored)
+    ]
+    groups.append([sample for scored in group for sample in _turn_samples(scored, discount)])
+    return [samples for samples in groups if samples]
+
+
+def _turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
+    """An agent's samples in a play that goes one way, with what it earned from each answer on."""
+    tree, agent = tree_of(scored.episode), str(scored.agent)
+    rows = zip(scored.branches, scored.samples(discount), strict=True)
+    made = ((sample, turn_returns(branch, tree, agent, discount, scored.penalty)) for branch, sample in rows)
+    return [with_turns(sample, "value", returns) for sample, returns in made if returns is not None]
 
 
 def _in_play(scored: ScoredEpisode) -> Iterator[Choice]:

@@ -16,7 +16,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from etude.algorithms.algorithm import Algorithm, Gradient, OfGradient, by_turn
 from etude.algorithms.collecting import Collected, Need
-from etude.algorithms.episodes import Group, Tally, UnitGroup, choices_of, turn_samples
+from etude.algorithms.episodes import Group, Tally, UnitGroup, answer_groups
 from etude.algorithms.protocol_checks import require_branching
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, SampleOrPair, Turn
@@ -128,37 +128,22 @@ class Grpo(Algorithm, name="grpo"):
         """A group for each example, or for each of its agents, or with `credit: turn` for each prompt."""
         if self.credit != "turn":
             return super().groups(episodes, collected)
-        parts = [part for group in episodes for part in self.parts(group)]
-        return [UnitGroup(group) for part in parts for group in self.turn_groups(part, collected.tally)]
+        parts = (part for group in episodes for part in self.parts(group))
+        made = (answers for part in parts for answers in answer_groups(part, self.discount))
+        return [UnitGroup(answers) for answers in made if self._teaches(answers, collected.tally)]
 
     def samples(self, group: Group, tally: Tally) -> Sequence[SampleOrPair]:
         """Every branch of every episode of a group; nothing when the group has no advantage."""
         samples = [sample for scored in group for sample in scored.samples(self.discount)]
-        alone, flat = len(group) == 1, _is_flat(samples)
-        if self.drop_flat_groups and (alone or flat):
-            tally.left_out[GROUP_OF_ONE if alone else EQUAL_REWARDS] += 1
-            return []
-        return samples
+        return samples if self._teaches(samples, tally, alone=len(group) == 1) else []
 
-    def turn_groups(self, group: Group, tally: Tally) -> list[list[Sample]]:
-        """One agent's answers in the plays of a group, each with what was earned from it on.
-
-        Where a play branches, the answers to one prompt are a group. The others make one group, in which
-        an answer is compared with those of the same turn in the sibling plays.
-        """
-        made = [
-            [choice.sample(candidate, alone=True) for candidate in choice.candidates]
-            for scored in group
-            for choice in choices_of(scored)
-        ]
-        made.append([sample for scored in group for sample in turn_samples(scored, self.discount)])
-        kept = []
-        for samples in filter(None, made):
-            if self.drop_flat_groups and _is_flat(samples):
-                tally.left_out[EQUAL_REWARDS] += 1
-            else:
-                kept.append(samples)
-        return kept
+    def _teaches(self, samples: Sequence[Sample], tally: Tally, *, alone: bool = False) -> bool:
+        """Whether a group is kept; one without advantage is counted, and left out by default."""
+        is_flat = len({(sample.reward, tuple(sample.returns or ())) for sample in samples}) == 1
+        if not self.drop_flat_groups or not (alone or is_flat):
+            return True
+        tally.left_out[GROUP_OF_ONE if alone else EQUAL_REWARDS] += 1
+        return False
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """The advantages of a group's rewards: minus their mean, scaled. Equal ones have none."""
@@ -263,7 +248,3 @@ class Grpo(Algorithm, name="grpo"):
             metrics["entropy"] = batch.entropy_BT.detach()
         share = batch.token_share
         return loss, {name: float((of_BT * trained_BT).sum()) * share for name, of_BT in metrics.items()}
-
-
-def _is_flat(samples: Sequence[Sample]) -> bool:
-    return len({(sample.reward, tuple(sample.returns or ())) for sample in samples}) == 1
