@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
-from etude.core.errors import EngineError, ImpossibleCall, RequestError
+from etude.core.errors import EngineError, RequestError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
@@ -65,7 +65,7 @@ class OpenAiEngine(Engine):
         try:
             fields = request_fields(request, self._more, self._provider.thinking)
         except Refused as error:
-            raise self._error(str(error), ImpossibleCall) from None
+            raise error.error(self._told(str(error))) from None
         if fields.keys() - USUAL_FIELDS:
             fields |= self._provider.with_more
         for name in self._omitted:
@@ -139,9 +139,9 @@ class OpenAiEngine(Engine):
                 with attempt:
                     return read(*await self._attempt(path, fields))
         except Refused as error:
-            raise self._error(str(error), ImpossibleCall if error.impossible else EngineError) from None
+            raise error.error(self._told(str(error))) from None
         except Disturbed as error:
-            raise self._error(f"{error} (attempt {config.max_retries + 1}, the last)") from None
+            raise EngineError(self._told(f"{error} (attempt {config.max_retries + 1}, the last)")) from None
         raise AssertionError("the loop above returns or raises")
 
     async def _attempt(self, path: str, fields: dict[str, Any]) -> tuple[bytes, int]:
@@ -182,10 +182,11 @@ class OpenAiEngine(Engine):
             )
         return headers | {name: value.get_secret_value() for name, value in self._config.headers.items()}
 
-    def _error(self, reason: str, kind: type[EngineError] = EngineError) -> EngineError:
+    def _told(self, reason: str) -> str:
+        """The reason of an error with model and address, and without secrets."""
         for secret in filter(None, self._secrets):
             reason = reason.replace(secret, "***")
-        return kind(f"model '{self._model}' at {self._base_url}: {reason}")
+        return f"model '{self._model}' at {self._base_url}: {reason}"
 
 
 @register_llm(config_type=OpenAiLlmConfig)

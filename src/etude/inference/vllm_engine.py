@@ -10,7 +10,7 @@ import httpx
 from pydantic_core import to_json
 
 from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
-from etude.core.errors import EngineAway, EngineError
+from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.answer import answer
 from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, before_stop
 from etude.inference.http_lanes import HttpLanes
@@ -23,6 +23,7 @@ _ID = "token_id:"
 """vLLM puts it before ids that stand for token texts."""
 _SEED_BITS = 63
 _SERVER_AT_FAULT = 500
+_REQUEST_AT_FAULT = (400, 422)
 _READ_SECONDS = 600.0
 _PLAIN_SAMPLING = {
     **{"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
@@ -122,9 +123,15 @@ class VllmEngine:
             async with self._lanes.stream(url, to_json(body)) as reply:
                 if reply.status_code != httpx.codes.OK:
                     text = (await reply.aread()).decode("utf-8", "replace")[:300]
+                    reason = f"vLLM answered {reply.status_code}: {text}"
                     # When its engine has died, vLLM answers 500 to all requests until it ends.
-                    kind = EngineAway if reply.status_code >= _SERVER_AT_FAULT else EngineError
-                    raise kind(f"vLLM answered {reply.status_code}: {text}")
+                    if reply.status_code >= _SERVER_AT_FAULT:
+                        raise EngineAway(reason)
+                    raise (
+                        ImpossibleCall(reason)
+                        if reply.status_code in _REQUEST_AT_FAULT
+                        else EngineError(reason)
+                    )
                 if not body["stream"]:
                     yield json.loads(await reply.aread())["choices"][0]
                     return

@@ -62,6 +62,7 @@ def request_fields(
             f"the endpoint is not known to take {', '.join(refused)}, which the call asks for; leave it out, "
             "or, where it does, say `provider: vllm`",
             impossible=True,
+            param=refused[0],
         )
     return fields
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from etude.core.call import Delta
 from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob, TokenName, named_by_id
 from etude.wire.bodies import ChatCompletionBody
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream, usage_object, validated
+from etude.wire.forms import FORM_FIELDS
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have, in the API."""
@@ -20,6 +21,9 @@ class ChatDialect(Dialect):
     """`POST /chat/completions`: messages are not translated, and so need not be remembered."""
 
     error_event = None
+    names: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys(
+        ("response_format", "structured_outputs"), FORM_FIELDS
+    )
 
     def parse(self, body: Any) -> ChatBody:
         """Read a chat completion request, which may leave the model to the episode."""

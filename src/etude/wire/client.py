@@ -17,6 +17,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from etude.core.call import Completion, Usage
+from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.message import Message
 from etude.wire.dialect import tool_call
 
@@ -35,10 +36,22 @@ _SHOWN_CHARACTERS = 300
 class Refused(Exception):
     """The endpoint will not answer this request, however often it is asked."""
 
-    def __init__(self, reason: str, *, impossible: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, impossible: bool = False, param: str | None = None, is_too_long: bool = False
+    ) -> None:
         super().__init__(reason)
         self.impossible = impossible
         """Whether the request is at fault: not the key, the address or the account."""
+        self.param = param
+        """The field of the request that is, where the endpoint says so."""
+        self.is_too_long = is_too_long
+        """Whether the prompt leaves no room for an answer."""
+
+    def error(self, reason: str) -> EngineError:
+        """The same for whoever asked; `reason` says where, too."""
+        if not self.impossible:
+            return EngineError(reason)
+        return PromptTooLong(reason) if self.is_too_long else ImpossibleCall(reason, param=self.param)
 
 
 class Disturbed(Exception):
@@ -72,7 +85,14 @@ def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused 
     location = headers.get("location")
     if 300 <= status < 400 and location:
         reason = f"{reason}: redirected to {location}; give that address as `base_url`"
-    return Refused(reason, impossible=status in _REQUEST_AT_FAULT)
+    error = body.get("error") if isinstance(body, dict) else None
+    fields = error if isinstance(error, dict) else {}
+    return Refused(
+        reason,
+        impossible=status in _REQUEST_AT_FAULT,
+        param=param if isinstance(param := fields.get("param"), str) else None,
+        is_too_long=fields.get("code") == "context_length_exceeded",
+    )
 
 
 def error_text(body: Any) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 from etude.core.call import Delta
 from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob
 from etude.wire.bodies import CompletionBody
-from etude.wire.chat import ChunkStream, finite, usage_of
+from etude.wire.chat import ChatDialect, ChunkStream, finite, usage_of
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream, validated
 
 
@@ -17,6 +17,7 @@ class CompletionsDialect(Dialect):
     """`POST /completions`: an answer for each prompt and repetition."""
 
     error_event = None
+    names: ClassVar[Mapping[str, Sequence[str]]] = {**ChatDialect.names, "messages": ("prompt",)}
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request, which may leave the model to the episode."""

@@ -187,6 +187,8 @@ class Dialect(ABC):
 
     error_event: ClassVar[str | None] = "error"
     """The name of the event of a stream that failed half-way, where events have names."""
+    names: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """The API's own names of the fields of a chat completion's request, where it has others."""
 
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
@@ -198,6 +200,11 @@ class Dialect(ABC):
         Raises RequestError for what is missing or malformed, and for parameters that would have to be
         ignored: a request is honoured as it stands or refused.
         """
+
+    def own_name(self, field: str | None, body: Mapping[str, Any]) -> str | None:
+        """The API's name of a field that is at fault: of several, the one that the body has."""
+        own = self.names.get(field or "", (field,))
+        return next((name for name in own if name in body), own[0])
 
     @abstractmethod
     def reply(

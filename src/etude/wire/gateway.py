@@ -123,9 +123,13 @@ class Gateway:
         if isinstance(data, dict):
             data = {**self._defaults(str(data.get("model"))), **_set(data)}
         asked = replace(dialect.parse(data), function=headers.get(FUNCTION_HEADER))
-        if asked.stream:
-            return await self._streamed(dialect, asked, data)
-        answers = await _all(self._handler, asked.each())
+        try:
+            if asked.stream:
+                return await self._streamed(dialect, asked, data)
+            answers = await _all(self._handler, asked.each())
+        except ImpossibleCall as error:
+            error.param = dialect.own_name(error.param, data)
+            raise
         return httpx.Response(200, json=dialect.reply(answers, asked, data, int(time.time())))
 
     async def _streamed(self, dialect: Dialect, asked: ChatBody, data: Any) -> httpx.Response:
@@ -262,9 +266,7 @@ def dialect_of(path: str) -> type[Dialect]:
 
 def param_of(error: EtudeError) -> str | None:
     """The field of the request that is at fault, where that is known."""
-    if isinstance(error, ImpossibleCall):
-        return "messages"
-    return error.param if isinstance(error, RequestError) else None
+    return error.param if isinstance(error, RequestError | ImpossibleCall) else None
 
 
 def code_of(error: EtudeError) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -166,6 +166,13 @@ class ResponsesBody(RequestBody):
 
 class ResponsesDialect(Dialect):
     """`POST /responses`. An answer can be gone on from with `previous_response_id`."""
+
+    names: ClassVar[Mapping[str, Sequence[str]]] = {
+        "messages": ("input",),
+        "response_format": ("text.format",),
+        "reasoning_effort": ("reasoning.effort",),
+        "max_tokens": ("max_output_tokens",),
+    }
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request. Raises RequestError for items and tools too that a chat has no place for."""
