@@ -41,7 +41,14 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
     stream = AnswerStream(speech, request, ids) if request.on_delta is not None else None
     try:
         sampled = await engine.sample(
-            TokenRequest(ids, sampling, request.key, request.conversation, request.top_logprobs),
+            TokenRequest(
+                ids,
+                sampling,
+                request.key,
+                request.conversation,
+                request.top_logprobs,
+                request.prompt_logprobs,
+            ),
             None if stream is None else stream.add,
         )
     except ImpossibleCall as error:
@@ -56,6 +63,8 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
         completion_ids=sampled.ids,
         logprobs=sampled.logprobs,
         top_logprobs=sampled.top,
+        prompt_logprobs=sampled.prompt_logprobs,
+        prompt_top=sampled.prompt_top,
         usage=Usage(len(sampled.prompt_ids), len(sampled.ids)),
         model_version=sampled.version,
         drifted=prompt.drifted,

@@ -17,7 +17,7 @@ from etude.inference.http_lanes import HttpLanes
 from etude.inference.vllm_process import VllmProcess
 from etude.models.speech import Speech
 from etude.wire.asking import sampling_fields
-from etude.wire.client import require_possible
+from etude.wire.logprobs import likeliest, read_prompt_logprobs, require_possible
 
 _ID = "token_id:"
 """vLLM puts it before ids that stand for token texts."""
@@ -155,7 +155,9 @@ class VllmEngine:
         """New tokens of a piece, and the scores of the prompt's. Raises EngineError for what cannot be."""
         try:
             tokens = _tokens(choice, request.top)
-            scores = [] if request.prompt_logprobs is None else _prompt_scores(choice, request)
+            count = request.prompt_logprobs
+            rows = None if count is None else choice["prompt_logprobs"]
+            scores = read_prompt_logprobs(rows, request.prompt_ids, count or 0)
             logprobs = [*(token.logprob for token in tokens), *(own for own, _ in scores)]
             require_possible(logprobs, [token.id for token in tokens], self.speech.vocabulary)
         except (ValueError, KeyError, TypeError) as error:
@@ -186,22 +188,11 @@ def _tokens(choice: Mapping[str, Any], count: int) -> list[SampledToken]:
     ]
 
 
-def _prompt_scores(choice: Mapping[str, Any], request: TokenRequest) -> list[tuple[float, TopLogprobs]]:
-    """The logprob of each of the prompt's tokens but the first, and the likeliest in its place."""
-    return [
-        (
-            float(row[str(token)]["logprob"]),
-            _top({name: value["logprob"] for name, value in row.items()}, request.prompt_logprobs or 0),
-        )
-        for token, row in zip(request.prompt_ids[1:], choice["prompt_logprobs"][1:], strict=True)
-    ]
-
-
 def _unreadable(error: Exception) -> EngineError:
     return EngineError(f"vLLM's answer cannot be read: {type(error).__name__}: {error}")
 
 
 def _top(wire: Mapping[str, float] | None, count: int) -> TopLogprobs:
-    """The likeliest; vLLM adds the one that was sampled, where it is not among them."""
-    pairs = [(int(name.removeprefix(_ID)), float(value)) for name, value in (wire or {}).items()]
-    return tuple(sorted(pairs, key=lambda pair: -pair[1])[:count])
+    return likeliest(
+        {int(name.removeprefix(_ID)): float(value) for name, value in (wire or {}).items()}, count
+    )

@@ -117,6 +117,10 @@ class ChatBody:
     logprobs: bool = False
     top_logprobs: int = 0
     """How many of the most likely tokens come with each sampled one."""
+    prompt_logprobs: int | None = None
+    """As in `ChatRequest`."""
+    echo: bool = False
+    """Whether the prompt comes before the answer's text."""
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     """Whether the tokens of logprobs are named by their ids."""

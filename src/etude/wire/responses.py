@@ -124,7 +124,7 @@ class _ReasoningConfig(BaseModel):
 class ResponsesBody(RequestBody):
     """The body of `POST /responses`."""
 
-    free = BOOKKEEPING | {"stream_options", "top_logprobs"}
+    free = BOOKKEEPING | {"stream_options"}
     neutral: ClassVar[Neutral] = {
         "background": (False,),
         "truncation": ("disabled", "auto"),
@@ -135,6 +135,8 @@ class ResponsesBody(RequestBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    """Of the text's tokens, where `include` asks for logprobs at all."""
     tools: list[_Tool] | None = None
     tool_choice: Wish | None = None
     parallel_tool_calls: bool | None = None
@@ -153,13 +155,15 @@ class ResponsesBody(RequestBody):
         """The request, its instructions as the first message."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         effort = effort_options(self.reasoning.effort if self.reasoning else None, "reasoning.effort")
+        has_logprobs = _LOGPROBS in (self.include or ())
         asked = replace(
             super().request(),
             messages=(*first, *_messages(self.input)),
             tools=tuple(tool.as_chat() for tool in self.tools or ()),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             template_options=effort | (self.chat_template_kwargs or {}),
-            logprobs=_LOGPROBS in (self.include or ()),
+            logprobs=has_logprobs,
+            top_logprobs=(self.top_logprobs or 0) if has_logprobs else 0,
         )
         return choose_tools(asked, self.tool_choice)
 
@@ -327,7 +331,7 @@ def _item(
 
 
 def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    content = logprobs_object(tokens, heading.name)["content"]
+    content = logprobs_object(tokens, heading)["content"]
     return [{**token, "bytes": token["bytes"] or []} for token in content]
 
 
