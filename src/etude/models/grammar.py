@@ -24,6 +24,8 @@ _THINK = ("<think>", "</think>")
 """The tags that models write their thoughts between, before the answer that has a form."""
 _LONGEST_ERROR = 500
 _SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
+FORM = "response_format"
+"""The field of a request that asks for a form, whichever of them it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +43,9 @@ class Grammars:
         Raises ImpossibleCall, with the reason, for a constraint that cannot be kept, and for tokens that the
         model does not have.
         """
+        self._require_known(sampling)
         if not Shaper.is_needed(sampling):
             return None
-        named = {*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)}
-        if named and max(named) >= self.vocabulary:
-            raise ImpossibleCall(
-                f"logit_bias or stop_token_ids has the token {max(named)}, and the model's are below "
-                f"{self.vocabulary}"
-            )
         if sampling.constraint is None:
             return Shaper(sampling, prompt, self.stop_ids)
         first, allowed = self._compiled(self._text(sampling.constraint, prompt), sampling.constraint.kind)
@@ -63,6 +60,19 @@ class Grammars:
         text = self._text(constraint, prompt)
         self._compiled(text, constraint.kind)
         return text
+
+    def _require_known(self, sampling: Sampling) -> None:
+        """Raise ImpossibleCall for tokens that the model does not have."""
+        named = {
+            "stop_token_ids": sampling.stop_token_ids,
+            "logit_bias": [token for token, _ in sampling.logit_bias],
+        }
+        for param, tokens in named.items():
+            if tokens and max(tokens) >= self.vocabulary:
+                raise ImpossibleCall(
+                    f"{param} has the token {max(tokens)}, and the model's are below {self.vocabulary}",
+                    param=param,
+                )
 
     def replayed(
         self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
@@ -123,9 +133,11 @@ class Grammars:
         if matcher.is_error():
             error = matcher.get_error().strip()
             of_schema = _SCHEMA_ERROR.search(error)
-            raise ImpossibleCall(f"{refused}: {(of_schema[1] if of_schema else error)[:_LONGEST_ERROR]}")
+            raise ImpossibleCall(
+                f"{refused}: {(of_schema[1] if of_schema else error)[:_LONGEST_ERROR]}", param=FORM
+            )
         if not allowed.any():
-            raise ImpossibleCall(f"{refused}: there is no answer of that form")
+            raise ImpossibleCall(f"{refused}: there is no answer of that form", param=FORM)
         return matcher, allowed
 
     @cached_property
@@ -137,7 +149,8 @@ class Grammars:
         except ValueError as error:
             raise ImpossibleCall(
                 f"answers of this model cannot be held to a form, because its tokenizer is of a kind that "
-                f"llguidance does not know: {error}"
+                f"llguidance does not know: {error}",
+                param=FORM,
             ) from error
 
 
@@ -179,7 +192,7 @@ def lark_of(constraint: Constraint) -> str:
         case "json_schema":
             schema = _parsed(constraint)
             if not isinstance(schema, dict | bool):
-                raise ImpossibleCall(f"a JSON schema is an object, found {text[:80]}")
+                raise ImpossibleCall(f"a JSON schema is an object, found {text[:80]}", param=FORM)
             return f"start: {json_rule(schema)}"
         case "regex":
             return f"start: {_regex(text)}"
@@ -190,7 +203,9 @@ def lark_of(constraint: Constraint) -> str:
                 or not choices
                 or not all(isinstance(each, str) for each in choices)
             ):
-                raise ImpossibleCall(f"choices are a JSON list of at least one text, found {text[:80]}")
+                raise ImpossibleCall(
+                    f"choices are a JSON list of at least one text, found {text[:80]}", param=FORM
+                )
             return f"start: {' | '.join(map(quoted, choices))}"
         case "grammar":
             return text
@@ -200,7 +215,7 @@ def _parsed(constraint: Constraint) -> Any:
     try:
         return json.loads(constraint.text)
     except ValueError as error:
-        raise ImpossibleCall(f"the {constraint.kind} is not JSON: {error}") from None
+        raise ImpossibleCall(f"the {constraint.kind} is not JSON: {error}", param=FORM) from None
 
 
 def json_rule(schema: dict[str, Any] | bool, *, lenient: bool = False) -> str:
