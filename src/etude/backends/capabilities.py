@@ -31,6 +31,10 @@ class JobHyperparameters:
     """Rank of the LoRA weights; 0 trains all weights."""
     lora_alpha: float | None = None
     """Scale of the LoRA weights."""
+    learning_rate: float | None = None
+    """The learning rate of whatever jobs learn from, the same for all their steps."""
+    batch_size: int | None = None
+    """Rows of an optimiser step."""
 
     def given(self) -> dict[str, Any]:
         """Those that say something, by name."""
@@ -47,11 +51,18 @@ class JobHyperparameters:
 
     def for_api(self, method: Method) -> dict[str, Any]:
         """As the fine-tuning API names them, for a job of the method."""
-        named = {"n_epochs": self.num_epochs, "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
+        named: dict[str, Any] = {
+            "n_epochs": self.num_epochs,
+            "batch_size": self.batch_size,
+            "lora_rank": self.lora_rank,
+            "lora_alpha": self.lora_alpha,
+        }
         if kind_of(method) != "imitation":
             named["learning_rate"] = self.rl_learning_rate
         if kind_of(method) == "pairs":
             named["beta"] = self.dpo_beta
+        if self.learning_rate is not None:
+            named["learning_rate"] = self.learning_rate
         return {name: value for name, value in named.items() if value is not None}
 
 
@@ -77,6 +88,8 @@ class Capabilities:
     counts versions upwards."""
     samples_while_training: bool = True
     """The engine goes on sampling from the weights as they were while a job trains."""
+    transcripts: bool = True
+    """Imitates conversations that are given as text: `finetuning.warm_up`."""
 
 
 def check_from_base(backend: str, capabilities: Capabilities) -> None:
@@ -85,6 +98,17 @@ def check_from_base(backend: str, capabilities: Capabilities) -> None:
         raise CapabilityError(
             f"'fine_tune_from_scratch' asks for jobs that start from the base model, and the trainer adapter "
             f"{backend} always goes on from the last version. Remove the key, or choose another adapter."
+        )
+
+
+def check_warm_up(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
+    """Raise CapabilityError unless the backend can imitate the transcripts that `block` names, if any."""
+    if block.warm_ups and not (
+        capabilities.transcripts and {"supervised", "imitation"} & capabilities.methods
+    ):
+        raise CapabilityError(
+            f"'finetuning.warm_up' imitates transcripts, which the trainer adapter {backend} cannot do. "
+            "Remove the key, or choose another adapter: `local`, `lm_server` and `openai` can"
         )
 
 

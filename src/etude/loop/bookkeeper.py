@@ -15,7 +15,7 @@ from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord, cut_off_share
 from etude.core.errors import TrainingError
 from etude.core.evaluation import EvalOutputItem
-from etude.core.history import EpochEntry, History
+from etude.core.history import EpochEntry, History, WarmUpEntry
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
@@ -105,6 +105,8 @@ class Bookkeeper:
             kind = self.adapter.adapter_config.type_name or type(self.adapter).__name__
             raise TrainingError(f"the training backend '{kind}' is not healthy; nothing was sampled yet")
         await self.line.take_up(last_version(self.record.history))
+        if (start := self.record.history.start) is not None:
+            await self.adapter.begin_from(start)
         await self.record.log.retry_last_failure()
 
     def describe(self) -> dict[str, Any]:
@@ -279,6 +281,13 @@ class Bookkeeper:
         await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
         self.collections.forget(epoch)
         self._built.pop(epoch, None)
+
+    async def warmed_up(self, entry: WarmUpEntry) -> None:
+        """Record that the warm-up is over: its weights are what training begins with."""
+        if entry.version is not None:
+            await self.line.log.add_base(entry.version)
+            await self.adapter.begin_from(entry.version)
+        await self.record.add_warm_up(entry)
 
     async def validated(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Record a validation of the weights as they are, after `epoch` epochs, unless there is one."""

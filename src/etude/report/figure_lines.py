@@ -15,6 +15,8 @@ VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
 def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Labels and texts of one model's summary (`etude.store.summary.summary_of`): its rewards, the other
     evaluators, and its best and last version."""
+    if (warm_up := summary.get("warm_up")) is not None:
+        yield "warm-up", _warm_up(warm_up)
     validated = summary["measured_on"] == "validation"
     keys = ("before", "after") if validated else ("first_epoch", "last_epoch")
     figures = [summary[key] for key in keys if summary[key] is not None]
@@ -50,6 +52,14 @@ def shown_score(score: Mapping[str, Any] | None) -> str:
 def shown_bounds(low: float | None, high: float | None) -> str | None:
     """An interval as text; None where it is not known."""
     return None if low is None or high is None else f"{low:.3f} … {high:.3f}"
+
+
+def _warm_up(warm_up: Mapping[str, Any]) -> str:
+    version = "" if warm_up["version"] is None else f": v{warm_up['version']}"
+    value = "" if warm_up["loss"] is None else f", loss {warm_up['loss']:.3f}"
+    if warm_up["avg_reward"] is not None:
+        value = f", reward {shown_reward(warm_up)} n={warm_up['n']} (training examples)"
+    return f"{warm_up['steps']} steps of imitation{value}{version}"
 
 
 def _versions(summary: Mapping[str, Any], validated: bool) -> Iterator[tuple[str, str]]:

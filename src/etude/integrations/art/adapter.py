@@ -35,6 +35,7 @@ CAPABILITIES = Capabilities(
     options=frozenset(),
     versions=True,
     samples_while_training=False,
+    transcripts=False,
 )
 
 
