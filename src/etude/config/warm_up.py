@@ -48,7 +48,8 @@ class WarmUpConfig(DataModel, revalidate_instances="always", use_attribute_docst
     """A JSONL file with a conversation a line (`messages`, `tools`), or `module:function`. The function gets
     the training examples, and the run's seed where it has a parameter `seed`; it gives conversations."""
     until: UntilConfig | None = None
-    """What ends it: `{reward: 0.3}` or `{loss: 0.5}`. How many steps that takes differs from seed to seed."""
+    """The measurement that ends it: `{reward: 0.3}` or `{loss: 0.5}`. How many steps that takes differs from
+    seed to seed."""
     steps: int | None = Field(default=None, ge=1)
     """Optimiser steps, in place of `until`: one job."""
     learning_rate: float | None = Field(default=None, gt=0)
