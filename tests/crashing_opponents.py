@@ -1,7 +1,8 @@
 """A run against a pool that kills itself: `python -m tests.crashing_opponents FOLDER [PLACE COUNT]`.
 
 The trained model and its earlier versions play one guess each. PLACE is where the process gets kill -9 when
-it comes there for the COUNT-th time: `request`, `guess` (of an opponent), `submit`, `adopt`, `prune` or `never`.
+it comes there for the COUNT-th time: `request`, `guess` (of an opponent), `submit`, `adopt`, `prune` or
+`never`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Runs in which a seat is played by earlier versions of the trained model."""
 
+import importlib
 import json
 import os
 import signal
@@ -8,19 +9,25 @@ from pathlib import Path
 import pytest
 
 from etude.backends.capabilities import check_opponents
-from etude.config.load import parse_config
+from etude.config.load import load_config, parse_config
 from etude.core.errors import CapabilityError, ConfigError
+from etude.core.example import Example
 from etude.core.ratings import bradley_terry
 from etude.inference.opponents_config import OpponentsConfig
+from etude.rollout.collector import EpisodeJob
 from etude.run import Run as StoredRun
 from etude.store.episodes import iter_episodes
+from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
 from tests.crashing_opponents import AgainstPool
 from tests.forked import Forked
+from tests.rollout.running import collect
+from tests.support import ScriptedEngine
 from tests.test_trainer_crash import without_times
 from tests.training import Capabilities, FakeAdapter, examples
 
 ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "nim"
 KILLS = [
     ("request", 9),
     ("guess", 20),
@@ -146,6 +153,26 @@ def test_a_config_names_a_model_that_is_there_and_finds_the_trained_one():
         parse_config({"llms": llms})
     with pytest.raises(ConfigError, match="must be more than `loss`"):
         parse_config({"llms": {**llms, "rival": {"_type": "opponents", "of": "policy", "win": 0}}})
+
+
+def test_the_example_is_a_config_of_25_lines_with_nothing_else_to_make():
+    text = (EXAMPLE / "config.yml").read_text()
+    config = load_config(EXAMPLE / "config.yml")
+    assert len(text.splitlines()) <= 25
+    assert config.finetuning.target_model == config.llms["opponent"].of == "policy"
+
+
+@pytest.mark.parametrize(
+    ("answers", "scores"), [(("2", "1"), {0.0, 1.0}), (("9", "1"), {0.0}), (("1", "none"), {1.0})]
+)
+async def test_who_takes_the_last_stone_wins_and_an_illegal_move_loses(tmp_path, answers, scores):
+    load_config(EXAMPLE / "config.yml")  # Makes the agent's module importable.
+    agent = importlib.import_module("agent")
+    seats = {name: ScriptedEngine([text]) for name, text in zip(("policy", "opponent"), answers, strict=True)}
+    work = [EpisodeJob(f"train/1/{seed}/0", Example(str(seed), {"seed": seed})) for seed in range(12)]
+    with Journal(tmp_path / "games.db") as journal:
+        games = await collect(agent.play, journal, models=seats, work=work)
+    assert {game.output for game in games} == scores
 
 
 def test_scores_are_points_between_loss_and_win():
