@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
 from etude.core.trajectory import Method
 from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.opponents_config import OpponentsConfig
 
 EVERY_KIND: frozenset[Method] = frozenset({"samples", "pairs", "imitation"})
 """Stands for all algorithms, by the kind of data that they learn from."""
@@ -88,6 +89,8 @@ class Capabilities:
     counts versions upwards."""
     samples_while_training: bool = True
     """The engine goes on sampling from the weights as they were while a job trains."""
+    old_versions: bool = True
+    """Earlier versions can be sampled from beside the last one: `_type: opponents`."""
     transcripts: bool = True
     """Imitates conversations that are given as text: `finetuning.warm_up`."""
 
@@ -98,6 +101,19 @@ def check_from_base(backend: str, capabilities: Capabilities) -> None:
         raise CapabilityError(
             f"'fine_tune_from_scratch' asks for jobs that start from the base model, and the trainer adapter "
             f"{backend} always goes on from the last version. Remove the key, or choose another adapter."
+        )
+
+
+def check_opponents(
+    backend: str, capabilities: Capabilities, llms: Mapping[str, LlmConfig], model: str
+) -> None:
+    """Raise CapabilityError unless the backend keeps the versions of `model` that entries of `llms` play."""
+    players = [name for name, llm in llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
+    if players and not (capabilities.versions and capabilities.old_versions):
+        raise CapabilityError(
+            f"llms.{players[0]} plays earlier versions of '{model}', and the trainer adapter {backend} "
+            "does not keep any that could be sampled from. Remove the entry, or choose another adapter: "
+            "`local`, `lm_server` and `openai` do"
         )
 
 

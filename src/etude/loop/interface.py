@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.backends.capabilities import check_ages, check_method, check_options, check_tokens, check_warm_up
+from etude.backends.capabilities import (
+    check_ages,
+    check_method,
+    check_opponents,
+    check_options,
+    check_tokens,
+    check_warm_up,
+)
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.component import ComponentConfig
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
@@ -204,6 +211,7 @@ def _check_capabilities(
     if runtime is not None and runtime.target_model in runtime.config.llms:
         target = runtime.target_model
         check_tokens(backend, capabilities, builder.methods, runtime.config.llms[target], target)
+        check_opponents(backend, capabilities, runtime.config.llms, target)
 
 
 def _type_of(component: object, config: ComponentConfig) -> str:

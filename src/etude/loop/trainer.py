@@ -250,10 +250,14 @@ class EpochTrainer(Trainer):
             await self.bookkeeper.validated(epoch, metrics)
 
     async def prune(self) -> None:
-        """Delete versions that are not worth keeping."""
+        """Delete versions that are not worth keeping, and that no opponent plays any more."""
         keep = self.config.keep_checkpoints
         if keep != "all":
-            await self.bookkeeper.line.adapter.prune(versions_to_keep(self.history, keep))
+            kept = versions_to_keep(self.history, keep)
+            kept += [version for pool in self.bookkeeper.opponents for version in pool.members()]
+            await self.bookkeeper.line.adapter.prune(kept)
+        for pool in self.bookkeeper.opponents:
+            await pool.let_go(pool.members())
 
     def is_done(self, epoch: int) -> bool:
         """Whether the epoch is recorded."""

@@ -16,6 +16,7 @@ from etude.backends.capabilities import (
     check_ages,
     check_from_base,
     check_method,
+    check_opponents,
     check_options,
     check_tokens,
     check_warm_up,
@@ -262,6 +263,7 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         if block.fine_tune_from_scratch:
             check_from_base(backend, capabilities)
         check_tokens(backend, capabilities, trajectories.methods, builder.config.llms[target], target)
+        check_opponents(backend, capabilities, builder.config.llms, target)
         _check_shape(what, target, builder.config.llms[target], trajectories.methods, findings)
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectories.initialize(block.model_copy(deep=True))

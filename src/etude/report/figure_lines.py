@@ -9,6 +9,8 @@ from typing import Any
 from etude.core.stats import shown_mean
 from etude.store.figures import shown_reward
 
+_RATED = 5
+"""Versions whose ratings are shown, the best."""
 VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
 
 
@@ -24,6 +26,8 @@ def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"reward{when if validated else ''}", f"{shown_figure(figure)}  ({figure['measured']})"
     for name in evaluators_in(figures):
         yield name, " → ".join(shown_score(figure["evaluators"].get(name)) for figure in figures)
+    for name, figures in (summary.get("opponents") or {}).items():
+        yield f"ratings, {name}", _ratings(figures)
     yield from _versions(summary, validated)
 
 
@@ -52,6 +56,14 @@ def shown_score(score: Mapping[str, Any] | None) -> str:
 def shown_bounds(low: float | None, high: float | None) -> str | None:
     """An interval as text; None where it is not known."""
     return None if low is None or high is None else f"{low:.3f} … {high:.3f}"
+
+
+def _ratings(figures: Mapping[str, Any]) -> str:
+    """The best and the last of the versions that played, by Elo."""
+    ratings = sorted(figures["ratings"].items(), key=lambda pair: -pair[1])
+    shown = ", ".join(f"v{number} {rating:+.0f}" for number, rating in ratings[:_RATED])
+    more = f", … {len(ratings) - _RATED} more" if len(ratings) > _RATED else ""
+    return f"{shown}{more}  (Elo; {figures['games']} games)"
 
 
 def _warm_up(warm_up: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ CAPABILITIES = Capabilities(
     versions=True,
     samples_while_training=False,
     transcripts=False,
+    old_versions=False,
 )
 
 
