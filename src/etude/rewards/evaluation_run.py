@@ -163,7 +163,7 @@ async def forget_failures(journal: Journal, is_open: Callable[[str], bool]) -> C
             prefix = f"{key}/score/"
             failed = (scored for scored, value in journal.scan(prefix) if value.get("error") is not None)
             failures |= {scored: f"score:{scored.removeprefix(prefix)}" for scored in failed}
-        elif (failure := Failure(*data["failure"])).origin == "model":
+        elif (failure := Failure(*data["failure"])).origin != "agent":
             failures[key] = failure.kind
     for key in failures:
         await journal.forget(key)

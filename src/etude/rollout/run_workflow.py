@@ -16,7 +16,7 @@ from typing import Any
 from etude.core.call import Call, Completion
 from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord, Failure
-from etude.core.errors import EngineAway, EngineError, ImpossibleCall
+from etude.core.errors import EngineAway, EngineError, EnvironmentAway, ImpossibleCall
 from etude.core.example import Example
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply, ToolCall
@@ -133,7 +133,8 @@ def failure_of(error: BaseException) -> Failure:
     reason = f"{where}: {kind}: {error}" if where else f"{kind}: {error}"
     calls = {name for cause in _causes(error) if (name := _call_error(cause)) is not None}
     if not calls:
-        return Failure("raised", reason)
+        is_away = any(isinstance(cause, EnvironmentAway) for cause in _causes(error))
+        return Failure("raised", reason, "environment" if is_away else "agent")
     # What no model could answer is the agent's own failure.
     return Failure("call_failed", reason, "agent" if calls == {ImpossibleCall.__name__} else "model")
 

@@ -1,0 +1,1 @@
+"""Environments of the verifiers library as workflows: `workflow: {_type: verifiers, environment: …}`."""
