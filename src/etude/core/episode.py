@@ -40,8 +40,8 @@ class Failure:
     kind: Literal["raised", "timeout", "no_output", "call_failed"]
     reason: str
     origin: Literal["agent", "model", "environment"] = "agent"
-    """Whose failure it is: the agent's own, that of a model that did not answer, or not in time, or that of what
-    the episode needs besides. But for the first, the same episode may go well another time."""
+    """Whose failure it is: the agent's own, that of a model that did not answer, or not in time, or that of
+    what the episode needs besides. But for the first, the same episode may go well another time."""
 
 
 @dataclass(frozen=True, slots=True)

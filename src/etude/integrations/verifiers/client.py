@@ -1,4 +1,4 @@
-"""The client by which verifiers calls the models: every call is one of the episode's, and no address is needed."""
+"""The client by which verifiers calls the models: every call is one of the episode's, without an address."""
 
 from __future__ import annotations
 

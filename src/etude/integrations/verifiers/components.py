@@ -43,15 +43,15 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     target_functions: ClassVar[tuple[str, ...]] = ("*",)
 
     environment: str | dict[str, Any]
-    """The package of its tasks, such as `gsm8k_v1` or a module beside the config; or the whole block `[env]` of a
-    config of verifiers': `{taskset: {id: …}, solver: {max_turns: 4}}`."""
+    """The package of its tasks, such as `gsm8k_v1`, or a module beside the config; or the whole block `[env]`
+    of a config of verifiers': `{taskset: {id: …}, solver: {max_turns: 4}}`."""
     models: Annotated[dict[str, LlmRef], Refers("agents")] = Field(default_factory=dict)
     """The model of each role, by its name in the environment; left out: the trained one."""
     own_rewards: bool = False
-    """Each model's reward is what its own role was given, for roles in `models`. Otherwise all have the mean."""
+    """A model's reward is what its own role in `models` was given; otherwise all have the mean of the runs."""
     scores: list[str] = Field(default_factory=list)
-    """More rewards and metrics of the environment, by name, that are to be evaluators. Those of the tasks of an
-    environment with one agent are it without being named."""
+    """More rewards and metrics of the environment, by name, that are to be evaluators. Where there is one
+    agent, those of the tasks are evaluators without being named."""
     size: int | None = Field(default=None, ge=1)
     """Train on at most this many tasks; of tasks without an end on 256."""
     held_out: int | None = Field(default=None, ge=0)
@@ -65,7 +65,7 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     """Seconds that an episode may take."""
 
     def agents(self) -> Mapping[str, str | None] | None:
-        """Its roles, without those that have an endpoint of their own. Raises RequestError for a wrong block."""
+        """Its roles, but those that have an endpoint of their own. Raises RequestError for a wrong block."""
         if find_spec("verifiers") is None:
             return None
         roles = agents_of(read_block(self.environment))

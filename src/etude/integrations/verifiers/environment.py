@@ -62,7 +62,9 @@ def read_block(block: Block) -> Any:
         )
         raise RequestError(f"workflow.environment: {problems}") from error
     except Exception as error:
-        raise RequestError(f"workflow.environment: '{ident}' cannot be read: {where_raised(error)}") from error
+        raise RequestError(
+            f"workflow.environment: '{ident}' cannot be read: {where_raised(error)}"
+        ) from error
 
 
 def _copy(block: Any) -> Any:

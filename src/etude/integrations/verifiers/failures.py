@@ -12,8 +12,8 @@ from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
 
 REMEDIES = {
     "SandboxError": "is the runtime of the agent there, and does its image run? See: etude check",
-    "TunnelError": "a remote runtime reaches this machine by a tunnel, which needs a network and PRIME_API_KEY",
-    "InterceptionError": "the agent's program lost its connection to this machine; is its runtime still there?",
+    "TunnelError": "remote runtimes reach this machine by a tunnel, which needs a network and PRIME_API_KEY",
+    "InterceptionError": "the agent's program lost its connection here; is its runtime still there?",
     "ToolsetError": "a tool server of the environment did not start; try `vf-debug` with this taskset",
     "HarnessError": "the program that plays the agent failed; is what it needs installed in its runtime?",
 }
@@ -37,7 +37,7 @@ class Problem:
 
     @property
     def where(self) -> str:
-        """`file:line` of the innermost line that is neither ours nor a library's; empty where there is none."""
+        """`file:line` of the innermost line that is neither ours nor a library's; empty without one."""
         own = [
             f"{frame['file']}:{frame['line']}"
             for frame in _FRAME.finditer(self.traceback)
@@ -60,7 +60,9 @@ def _last(holder: Any, agent: str | None) -> Iterator[Problem]:
         yield Problem(error.type, error.message, error.traceback or "", agent)
 
 
-def failure_of(environment: str, task: str, problems: Sequence[Problem], calls: Sequence[EtudeError]) -> EtudeError:
+def failure_of(
+    environment: str, task: str, problems: Sequence[Problem], calls: Sequence[EtudeError]
+) -> EtudeError:
     """The error that an episode ends with. Its cause is the last model call that failed, if one did.
 
     What is nobody's fault is EnvironmentAway, so that another try is made where that is asked for.

@@ -59,7 +59,9 @@ def _of_runtimes(config: Any) -> Iterator[Need]:
 
 def _of_keys(config: Any) -> Iterator[Need]:
     """The variables from which agents with an endpoint of their own, and judges, take their keys."""
-    endpoints = {f"the agent '{role}'": spec.client for role, spec in agents_of(config).items() if spec.client}
+    endpoints = {
+        f"the agent '{role}'": spec.client for role, spec in agents_of(config).items() if spec.client
+    }
     task = config.taskset.task
     endpoints |= {f"the judge '{judge.name or judge.id}'": judge for judge in task.judges}
     for whose, client in endpoints.items():

@@ -41,7 +41,9 @@ class Player:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            raise EpisodeError(f"'{self.name}', task {example.id!r}: {type(error).__name__}: {error}") from error
+            raise EpisodeError(
+                f"'{self.name}', task {example.id!r}: {type(error).__name__}: {error}"
+            ) from error
         if not self.env.complete(played):
             raise failure_of(self.name, example.id, list(problems_of(played)), calls.errors)
         for score in scores_of([_given(trace) for trace in played.traces]):

@@ -80,8 +80,8 @@ def _check(played: Sequence[AgentScores]) -> None:
         for name, value in numbers.items():
             if not math.isfinite(value):
                 raise EpisodeError(
-                    f"the environment's '{name}' of '{run.agent}' is {value}; mend the function that gives it: "
-                    "a reward or a metric is a finite number"
+                    f"the environment's '{name}' of '{run.agent}' is {value}; mend what gives it: a reward "
+                    "or a metric is a finite number"
                 )
         if run.missing:
             raise EpisodeError(

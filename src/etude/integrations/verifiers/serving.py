@@ -1,4 +1,4 @@
-"""What an environment needs while episodes are played: its servers, and one that brings its calls to Etude."""
+"""What an environment needs while it is played: its servers, and one that brings its calls to Etude."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RecordingServer(InterceptionServer):
 
 @asynccontextmanager
 async def serving(env: Any) -> AsyncIterator[None]:
-    """`env.serving()` with a server of Etude's; the shared tool servers and the hooks are the environment's."""
+    """`env.serving()` with a server of Etude's; shared tool servers and hooks are the environment's."""
     async with env.shared_tools() as shared:
         local = all(runtime_is_local(spec.runtime) for spec in env._agent_specs.values())
         secrets = tuple(server.state_secret for server in shared.values() if server.state_secret)
@@ -74,7 +74,7 @@ class Servers:
             async with serving(self._env):
                 ready.set_result(None)
                 await self._over.wait()
-        except Exception as error:  # noqa: BLE001  an environment's hooks may raise anything
+        except Exception as error:
             if ready.done():
                 raise
             reason = f"{type(error).__name__}: {error}"

@@ -58,8 +58,8 @@ class Tasks:
         first = _held_out(held_out, len(tasks))
         if first >= len(tasks):
             raise DatasetError(
-                f"{self._name}: {len(tasks)} tasks, of which {first} are to be held out: none is left to train on; "
-                "choose a smaller `held_out`"
+                f"{self._name}: {len(tasks)} tasks, of which {first} are to be held out: none is left to "
+                "train on; choose a smaller `held_out`"
             )
         chosen = tasks[:first] if split == "validation" else tasks[first:][:size]
         return [self._example(task) for task in chosen]
@@ -103,7 +103,7 @@ class Tasks:
             raise DatasetError(f"{self._name} cannot be loaded: {where_raised(error)}") from error
         if not tasks:
             raise DatasetError(
-                f"{self._name} has no tasks: its `load` yields none; is its data there, and is the split right?"
+                f"{self._name} has no tasks: its `load` yields none; is its data there, and the split right?"
             )
         self._by_key |= {task.key: task for task in tasks}
         return tasks
