@@ -84,7 +84,7 @@ class EpisodeError(EtudeError):
 
 
 class EnvironmentAway(EpisodeError):
-    """What an episode needs besides its models was not there: a sandbox, a tool server, a network.
+    """A thing that an episode needs besides its models was not there: a sandbox, a tool server, a network.
 
     It is nobody's failure, and another try may do better.
     """

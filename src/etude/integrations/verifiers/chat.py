@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import verifiers.v1 as vf
-from verifiers.v1 import harnesses
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 
-from etude.integrations.verifiers.environment import CHAT
+from etude.integrations.verifiers import CHAT
+
+__all__ = ["ChatHarness"]
 
 _OVERFLOW = "context_length_exceeded"
-_PLUGINS = str(Path(__file__).parent / "harnesses")
 
 Json = dict[str, Any]
 
 
 def install() -> None:
-    """Let verifiers find the harness by its id. Doing it twice is fine."""
-    if _PLUGINS not in harnesses.__path__:
-        harnesses.__path__.append(_PLUGINS)
+    """Let verifiers find the harness by its id, as a module of its own package. Doing it twice is fine."""
+    sys.modules[f"verifiers.v1.harnesses.{CHAT.replace('-', '_')}"] = sys.modules[__name__]
 
 
 class ChatHarnessConfig(vf.HarnessConfig):
@@ -140,7 +139,7 @@ class _Loop:
         """Append the tools' results; False where the task's own rule ends the segment."""
         for call in calls:
             function = call["function"]
-            verdict = await self._verdict(call) if self._gate else {"action": "allow"}
+            verdict: Json = await self._verdict(call) if self._gate else {"action": "allow"}
             if verdict["action"] == "stop":
                 return False
             if verdict["action"] == "deny":

@@ -48,7 +48,7 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     models: Annotated[dict[str, LlmRef], Refers("agents")] = Field(default_factory=dict)
     """The model of each role, by its name in the environment; left out: the trained one."""
     own_rewards: bool = False
-    """A model's reward is what its own role in `models` was given; otherwise all have the mean of the runs."""
+    """A model's reward is what its own role in `models` was given; otherwise all have the runs' mean."""
     scores: list[str] = Field(default_factory=list)
     """More rewards and metrics of the environment, by name, that are to be evaluators. Where there is one
     agent, those of the tasks are evaluators without being named."""

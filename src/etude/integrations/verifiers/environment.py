@@ -8,9 +8,7 @@ from typing import Any
 
 from etude.config.import_path import note_user_module, where_raised
 from etude.core.errors import MissingExtraError, RequestError
-
-CHAT = "etude-chat"
-"""The id of the chat loop that runs in this process, as a block may name it: `harness: {id: etude-chat}`."""
+from etude.integrations.verifiers import CHAT
 
 Block = str | Mapping[str, Any]
 """The id of a taskset, or the block `[env]` of a config of verifiers'."""

@@ -17,7 +17,7 @@ REMEDIES = {
     "ToolsetError": "a tool server of the environment did not start; try `vf-debug` with this taskset",
     "HarnessError": "the program that plays the agent failed; is what it needs installed in its runtime?",
 }
-"""What to look at, by verifiers' names of what is no fault of the agent's, nor of the environment's code."""
+"""Hints, by verifiers' names of errors that are no fault of the agent's, nor of the environment's code."""
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen", "/lib/python3")

@@ -1,4 +1,4 @@
-"""What an environment cannot run without, besides models: programs, sandboxes, keys."""
+"""The things that an environment cannot run without, besides models: programs, sandboxes, keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from etude.config.supplies import Need, package_need
 from etude.core.errors import MissingExtraError, RequestError
-from etude.integrations.verifiers.environment import CHAT, Block, agents_of, completed, read_block
+from etude.integrations.verifiers import CHAT
+from etude.integrations.verifiers.environment import Block, agents_of, completed, read_block
 
 HOSTED = {
     "prime": ("PRIME_API_KEY", "a Prime sandbox"),
@@ -26,7 +27,7 @@ _SECONDS = 10
 
 
 def needs_of(block: Block, *, in_process: bool = True) -> list[Need]:
-    """What is needed, each with whether it is there. Nothing is started, and no task is loaded."""
+    """All that is needed, each with whether it is there. Nothing is started, and no task is loaded."""
     package = package_need("verifiers", "verifiers")
     if not package.is_met:
         return [package]

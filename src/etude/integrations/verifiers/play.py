@@ -18,7 +18,7 @@ from etude.integrations.verifiers.tasks import Tasks
 from etude.rollout.episode import Episode
 
 DEFAULT_MODEL = "policy"
-"""What verifiers is told the model is called where a role names none: Etude takes the one that it trains."""
+"""The name that verifiers has for the model of a role that names none; Etude takes the one that it trains."""
 
 
 class Player:

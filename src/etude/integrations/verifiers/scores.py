@@ -15,7 +15,7 @@ REWARD = "reward"
 
 @dataclass(frozen=True, slots=True)
 class AgentScores:
-    """What one run of one agent was given."""
+    """The numbers that one run of one agent was given."""
 
     agent: str
     rewards: Mapping[str, tuple[float, float] | None]

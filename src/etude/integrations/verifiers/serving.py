@@ -1,4 +1,4 @@
-"""What an environment needs while it is played: its servers, and one that brings its calls to Etude."""
+"""The servers of an environment while it is played, and the one that brings its calls to Etude."""
 
 from __future__ import annotations
 
