@@ -161,10 +161,7 @@ class Recorder:
             top_logprobs=top_logprobs,
             prompt_logprobs=prompt_logprobs,
         )
-        digest = _digest(model, request)
-        count = self._asked.get(digest, 0)
-        self._asked[digest] = count + 1
-        name = f"{digest}/{count}"
+        name = self._name(_digest(model, request))
         key = fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed
         request = replace(request, key=key)
         index = len(self._calls)
@@ -179,6 +176,12 @@ class Recorder:
             self._calls[index] = call
             self.names[index] = name
         return name, call
+
+    def _name(self, digest: str) -> str:
+        """The name of one more call with this digest; the same when the episode is run again."""
+        count = self._asked.get(digest, 0)
+        self._asked[digest] = count + 1
+        return f"{digest}/{count}"
 
     async def _admit(self) -> None:
         if self._closed:
