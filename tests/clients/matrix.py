@@ -58,6 +58,11 @@ Outcomes = Mapping[tuple[str, str, str], Outcome]
 """By module, feature and side."""
 
 
+def is_installed(module: str) -> bool:
+    """Whether a client that is optional can be driven here."""
+    return (NODE / "node_modules" / client_of(module).package / "package.json").is_file()
+
+
 def features(modules: Sequence[str] = MODULES) -> Iterator[tuple[str, str, Feature]]:
     """The features of clients: the module, the function's name, the feature."""
     for module in modules:
