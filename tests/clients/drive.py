@@ -76,7 +76,7 @@ class Client:
     package: str
     """The package whose version the table gives."""
     features: dict[str, Feature]
-    registry: Literal["pypi", "npm"] = "pypi"
+    registry: Literal["pypi", "npm", "venv"] = "pypi"
 
     def feature(self, title: str, *, calls: int = 1, extends: bool = False) -> Callable[[Body], Body]:
         """Add the decorated function."""
