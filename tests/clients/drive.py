@@ -28,7 +28,7 @@ MODULES = (
 )
 """The modules of this folder that drive a client, of Python's and light."""
 
-OPTIONAL = ("openai_node", "claude_code", "codex")
+OPTIONAL = ("inspect_evals", "openai_node", "claude_code", "codex")
 """Those of clients that are driven where they are installed."""
 
 QUESTION = "What is 1 + 2?"
@@ -77,6 +77,7 @@ class Client:
     """The package whose version the table gives."""
     features: dict[str, Feature]
     registry: Literal["pypi", "npm", "venv"] = "pypi"
+    """Where it comes from; one that is in a virtual environment of its own does not go with the others."""
 
     def feature(self, title: str, *, calls: int = 1, extends: bool = False) -> Callable[[Body], Body]:
         """Add the decorated function."""

@@ -77,5 +77,7 @@ def schema(target: Target) -> None:
     from inspect_ai.util import json_schema
 
     wanted = ResponseSchema(name="sum", json_schema=json_schema(Sum))
-    sample = _evaluated(target, generate(**GenerateConfig(response_schema=wanted).model_dump(exclude_none=True)))
+    sample = _evaluated(
+        target, generate(**GenerateConfig(response_schema=wanted).model_dump(exclude_none=True))
+    )
     assert isinstance(Sum.model_validate_json(sample.output.completion), Sum)

@@ -8,6 +8,7 @@ writes it anew; clients that are not installed keep what is written of them.
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from etude.core.call import Call, continues
 from tests.clients.drive import MODULES, OPTIONAL, Client, Feature, client_of
-from tests.clients.matrix import NODE, ROOT, SIDES, Outcome, Outcomes, is_installed, run_matrix
+from tests.clients.matrix import INSPECT, NODE, ROOT, SIDES, Outcome, Outcomes, is_installed, run_matrix
 
 PAGE = ROOT / "docs" / "compatibility.md"
 
@@ -38,7 +39,9 @@ agents of the OpenAI Agents SDK name no model, its variable `OPENAI_DEFAULT_MODE
 
 *Recorded* means that each call has its token ids and logprobs, *extended* that the later turns went on from
 the tokens of the earlier ones, without drift. Clients of npm are driven where `npm install --prefix
-tests/clients/node` has put them, by `pytest -m node`; all others by every run of the tests.
+tests/clients/node` has put them, by `pytest -m node`; Inspect AI, which wants another `fsspec` than `datasets`,
+where `ETUDE_TEST_INSPECT` names the Python of a virtual environment with `inspect-ai` and `openai`, by
+`pytest -m inspect`; all others by every run of the tests.
 [Coding agents](coding-agents.md) says how a model is trained inside Claude Code or Codex.
 
 """
@@ -69,6 +72,11 @@ def section(module: str, outcomes: Outcomes) -> str:
 def _version(client: Client) -> str:
     if client.registry == "pypi":
         return version(client.package)
+    if client.registry == "venv":
+        said = f"from importlib.metadata import version; print(version({client.package!r}))"
+        return subprocess.run(
+            [INSPECT, "-c", said], capture_output=True, text=True, check=True
+        ).stdout.strip()
     described = NODE / "node_modules" / client.package / "package.json"
     return str(json.loads(described.read_text(encoding="utf-8"))["version"])
 

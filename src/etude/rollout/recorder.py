@@ -131,6 +131,7 @@ class Recorder:
         template_options: Mapping[str, Any] | None = None,
         prompt: str | tuple[int, ...] | None = None,
         top_logprobs: int = 0,
+        prompt_logprobs: int | None = None,
         choice: int = 0,
         on_delta: Callable[[str, Delta], None] | None = None,
     ) -> tuple[str, Call]:
@@ -144,10 +145,7 @@ class Recorder:
         """
         await self._admit()
         model = self.models.choose(model)
-        default = self.models.sampling.get(model) or Sampling()
-        chosen = change_sampling(change_sampling(default, sampling), self._override)
-        if choice and chosen.seed is not None:
-            chosen = replace(chosen, seed=fold(chosen.seed, "choice", choice))
+        chosen = self._sampling(model, sampling, choice)
         request = ChatRequest(
             messages,
             tools,
@@ -158,6 +156,7 @@ class Recorder:
             template_options={**self.models.template_options.get(model, {}), **(template_options or {})},
             prompt=prompt,
             top_logprobs=top_logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         digest = _digest(model, request)
         count = self._asked.get(digest, 0)
@@ -177,6 +176,13 @@ class Recorder:
             self._calls[index] = call
             self.names[index] = name
         return name, call
+
+    def _sampling(self, model: str, asked: Mapping[str, Any], choice: int) -> Sampling:
+        default = self.models.sampling.get(model) or Sampling()
+        chosen = change_sampling(change_sampling(default, asked), self._override)
+        if choice and chosen.seed is not None:
+            return replace(chosen, seed=fold(chosen.seed, "choice", choice))
+        return chosen
 
     async def _admit(self) -> None:
         if self._closed:
@@ -247,6 +253,7 @@ def _digest(model: str, request: ChatRequest) -> str:
     form += (
         [request.prompt, request.top_logprobs] if request.prompt is not None or request.top_logprobs else []
     )
+    form += [] if request.prompt_logprobs is None else ["prompt", request.prompt_logprobs]
     parts = [model, request.messages, request.tools, chosen + [rest] * bool(rest)]
     text = json.dumps(parts + form * (form != _FREE_FORM), default=asdict)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
