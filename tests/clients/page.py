@@ -39,9 +39,9 @@ agents of the OpenAI Agents SDK name no model, its variable `OPENAI_DEFAULT_MODE
 
 *Recorded* means that each call has its token ids and logprobs, *extended* that the later turns went on from
 the tokens of the earlier ones, without drift. Clients of npm are driven where `npm install --prefix
-tests/clients/node` has put them, by `pytest -m node`; Inspect AI, which wants another `fsspec` than `datasets`,
-where `ETUDE_TEST_INSPECT` names the Python of a virtual environment with `inspect-ai` and `openai`, by
-`pytest -m inspect`; all others by every run of the tests.
+tests/clients/node` has put them, by `pytest -m node`; Inspect AI, which wants another `fsspec` than
+`datasets`, where `ETUDE_TEST_INSPECT` names the Python of a virtual environment with `inspect-ai` and
+`openai`, by `pytest -m inspect`; all others by every run of the tests.
 [Coding agents](coding-agents.md) says how a model is trained inside Claude Code or Codex.
 
 """
