@@ -275,6 +275,8 @@ class MessagesDialect(Dialect):
         kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
         # By this the SDK knows to send the whole conversation.
         details = {"details": {"error_code": "thread_not_found"}} if param == _THREAD else {}
+        if code == "context_length_exceeded":
+            message = f"prompt is too long: {message}"  # By these words Claude Code knows it.
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
