@@ -21,6 +21,7 @@ import etude.protocols.registry
 import etude.rewards.evaluator
 import etude.rewards.judge
 import etude.rollout.datasets
+import etude.rollout.tool_functions
 import etude.rollout.workflow
 import etude.scenarios.datasets
 import etude.scenarios.measures

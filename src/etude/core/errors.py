@@ -79,6 +79,10 @@ class PromptTooLong(ImpossibleCall):
     """The prompt leaves no room for an answer in the model's context."""
 
 
+class ToolError(EtudeError):
+    """A tool has no answer: its server cannot be started, died, hung, or broke the protocol."""
+
+
 class EpisodeError(EtudeError):
     """An episode failed: its workflow raised, timed out or returned nothing usable."""
 

@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, Usage
 from etude.core.episode import EpisodeRecord, Event, Failure
 from etude.core.example import Example
+from etude.core.tools import ToolUse
 from etude.store.journal import Json
 from etude.store.plain import plain
 
@@ -193,7 +194,7 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
         "generation": record.generation,
         "example": _encode_example(record.example),
         "calls": [names.get(call.index) or encode_call(call, None) for call in record.calls],
-        "events": [[event.kind, event.after_call, event.value, event.text] for event in record.events],
+        "events": [_encode_event(event) for event in record.events],
         "output": record.output,
         "failure": None if failure is None else [failure.kind, failure.reason, failure.origin],
         "seconds": record.seconds,
@@ -207,11 +208,21 @@ def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -
         example=example or Example(**data["example"]),
         generation=data["generation"],
         calls=tuple(calls),
-        events=tuple(Event(*event) for event in data["events"]),
+        events=tuple(map(_decode_event, data["events"])),
         output=data["output"],
         failure=None if data["failure"] is None else Failure(*data["failure"]),
         seconds=data["seconds"],
     )
+
+
+def _encode_event(event: Event) -> list[Any]:
+    parts = [event.kind, event.after_call, event.value, event.text]
+    return parts if event.tool is None else [*parts, asdict(event.tool)]
+
+
+def _decode_event(data: Json) -> Event:
+    kind, after_call, value, text, *tool = data
+    return Event(kind, after_call, value, text, ToolUse(**tool[0]) if tool else None)
 
 
 def _encode_example(example: Example) -> Json:
