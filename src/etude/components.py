@@ -20,7 +20,9 @@ import etude.loop.trainer
 import etude.protocols.registry
 import etude.rewards.evaluator
 import etude.rewards.judge
+import etude.rewards.measured
 import etude.rollout.datasets
+import etude.rollout.seeds
 import etude.rollout.tool_functions
 import etude.rollout.workflow
 import etude.scenarios.datasets

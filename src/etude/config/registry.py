@@ -71,10 +71,8 @@ NAMED: dict[Kind, KeyPath] = {
 """Sections that hold components by name."""
 
 DATASET: KeyPath = ("eval", "general", "dataset")
-OTHER_DATASETS: tuple[KeyPath, ...] = (
-    ("finetuning", "run_configuration", "dataset"),
-    ("finetuning", "run_configuration", "validation_dataset"),
-)
+VALIDATION: KeyPath = ("finetuning", "run_configuration", "validation_dataset")
+OTHER_DATASETS: tuple[KeyPath, ...] = (("finetuning", "run_configuration", "dataset"), VALIDATION)
 
 SINGLE: dict[KeyPath, Kind] = {
     ("workflow",): "workflow",

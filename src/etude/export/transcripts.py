@@ -152,7 +152,10 @@ def _event(event: Event) -> dict[str, Any]:
     if event.tool is not None:
         use = event.tool
         return {"tool": use.name, "of": use.source, "outcome": use.outcome, "seconds": round(use.seconds, 3)}
-    return {"step_reward": event.value, **({"reason": event.text} if event.text else {})}
+    named = {"score": event.name} if event.kind == "score" else {}
+    whose = {} if event.agent is None else {"agent": event.agent}
+    value = {"value" if named else "step_reward": event.value}
+    return named | whose | value | ({"reason": event.text} if event.text else {})
 
 
 def _call(call: Call, before: Sequence[Call], raw: bool) -> dict[str, Any]:

@@ -101,7 +101,8 @@ async def check_config(config: Config) -> CheckReport:
         RunFolder.create(Path(folder), "check") as run,
     ):
         async with _DryBuilder(config, run) as builder:
-            await _check_workflow(builder, findings)
+            if _check_needs(config, findings):
+                await _check_workflow(builder, findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
@@ -118,6 +119,17 @@ async def check_config(config: Config) -> CheckReport:
     if report.is_ready:
         report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size)
     return report
+
+
+def _check_needs(config: Config, findings: Findings) -> bool:
+    """Whether all is there that the workflow cannot be built, or run, without."""
+    needs = [] if config.workflow is None else config.workflow.needs()
+    for need in needs:
+        if need.is_met:
+            findings.ok("needs", need.what)
+        else:
+            findings.fail("needs", f"{need.what} is not there; {need.remedy}")
+    return all(need.is_met for need in needs)
 
 
 async def _check_workflow(builder: Builder, findings: Findings) -> None:

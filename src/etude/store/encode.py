@@ -201,6 +201,14 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
     }
 
 
+def _encode_event(event: Event) -> list[Any]:
+    """The fields of an event; of the last three, those up to the last that has a value."""
+    fields = [event.kind, event.after_call, event.value, event.text]
+    if event.tool is not None:
+        return [*fields, event.name, event.agent, asdict(event.tool)]
+    return [*fields, event.name, event.agent] if event.name or event.agent is not None else fields
+
+
 def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -> EpisodeRecord:
     """The record that `encode_episode` made `data` of. `example` takes the place of the stored one."""
     return EpisodeRecord(
@@ -215,14 +223,9 @@ def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -
     )
 
 
-def _encode_event(event: Event) -> list[Any]:
-    parts = [event.kind, event.after_call, event.value, event.text]
-    return parts if event.tool is None else [*parts, asdict(event.tool)]
-
-
 def _decode_event(data: Json) -> Event:
-    kind, after_call, value, text, *tool = data
-    return Event(kind, after_call, value, text, ToolUse(**tool[0]) if tool else None)
+    fields, tool = data[:6], data[6:]
+    return Event(*fields, tool=ToolUse(**tool[0]) if tool else None)
 
 
 def _encode_example(example: Example) -> Json:
