@@ -32,7 +32,7 @@ class FunctionTools:
     """
 
     forgets = False
-    """What functions remember is a matter of the program."""
+    """A function's memory is a matter of the program."""
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         self.tools: tuple[Tool, ...] = describe_tools(functions)

@@ -11,7 +11,7 @@ import binascii
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -224,8 +224,8 @@ def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -
 
 
 def _decode_event(data: Json) -> Event:
-    fields, tool = data[:6], data[6:]
-    return Event(*fields, tool=ToolUse(**tool[0]) if tool else None)
+    event = Event(*data[:6])
+    return replace(event, tool=ToolUse(**data[6])) if len(data) > 6 else event
 
 
 def _encode_example(example: Example) -> Json:

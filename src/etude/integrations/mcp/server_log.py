@@ -20,7 +20,7 @@ class ServerLog:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         self.stream: TextIO = os.fdopen(writing, "w")
-        """What the server gets as its standard error."""
+        """The server's standard error."""
         self._fd: int | None = reading
         self._ended = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=_LINES * 10)

@@ -36,7 +36,7 @@ class McpSession:
         return await self.connection.call(name, arguments)
 
     async def log(self) -> str:
-        """What the server has logged since the episode began."""
+        """The last lines that the server has logged since the episode began."""
         return self.connection.log.since(self.begin)
 
 
