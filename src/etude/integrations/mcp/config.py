@@ -29,7 +29,7 @@ class McpToolsConfig(ToolsConfig, name="mcp"):
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     """Headers of every request to it: `{Authorization: "Bearer ${TOKEN}"}`."""
     scope: Literal["episode", "shared"] = "episode"
-    """`episode`: each episode has a server, or a session with it, of its own. `shared`: all have the same one,
+    """`episode`: each episode has a server, or a session with it, of its own. `shared`: all have one server,
     which is begun anew when it has died, and should remember nothing."""
     start_timeout: float = Field(default=30.0, gt=0)
     """Seconds until the server must have started and listed its tools."""
