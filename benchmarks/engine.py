@@ -11,7 +11,6 @@ With `--schema` only what it costs to hold 64 answers at a time to a JSON schema
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 from common import parse_arguments, print_json, print_table, progress, silent
 from engine_peers import Prompts, Sample, continuous, generate, vllm_of
+from engine_schema import FORM, Cost, Pairs, measure_pairs, print_schema, schema_json
 
 from etude.core.call import Constraint, Sampling
 from etude.inference.embedded import EmbeddedEngine
@@ -43,6 +43,8 @@ MODELS = {
 CONCURRENCIES = (1, 8, 64)
 PROMPT = 32
 ANSWER = {SMALL: 64, LARGE: 32}
+PAIRS = {SMALL: 40, LARGE: 12}
+"""Of runs with and without a schema."""
 GOALS = {
     "generate": {8: 3.0, 64: 1.5},
     "vllm": {1: 1.3, 8: 1.3, 64: 1.3},
@@ -51,7 +53,7 @@ GOALS = {
 
 
 @dataclass(slots=True)
-class Cost:
+class Costs:
     """CPU and wall seconds of each repetition."""
 
     cpu: list[float] = field(default_factory=list)
@@ -97,23 +99,6 @@ def asker(engine: EmbeddedEngine) -> Ask:
     return lambda requests: loop.run_until_complete(_all(engine, requests))
 
 
-SCHEMA = {
-    "type": "array",
-    "minItems": 1000,
-    "items": {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string"},
-            "age": {"type": "integer", "minimum": 0, "maximum": 120},
-            "kind": {"enum": ["person", "place", "thing"]},
-        },
-        "required": ["name", "age", "kind"],
-        "additionalProperties": False,
-    },
-}
-"""Of answers that do not end by themselves."""
-
-
 def embedded(ask: Ask, names: Iterator[int], constraint: Constraint | None = None) -> Sample:
     """Etude's engine; each request is a conversation of its own."""
 
@@ -148,7 +133,7 @@ def cost_of(sample: Sample, prompts: Prompts, tokens: int, at_once: int) -> tupl
 def measure(name: str, concurrency: int, ways: dict[str, Any], repeats: int) -> Setting:
     """Medians of all ways, which take turns."""
     choose, count, tokens = random.Random(concurrency), max(concurrency, 4), ANSWER[name]
-    costs = {way: Cost() for way in ways}
+    costs = {way: Costs() for way in ways}
     for number in range(repeats + 1):
         prompts = random_prompts(choose, count)
         for way, cost in ways.items():
@@ -241,33 +226,21 @@ def measure_all(quick: bool, note: Callable[[str], None]) -> tuple[list[Setting]
     return settings, kept
 
 
-def measure_schema(quick: bool, note: Callable[[str], None]) -> list[Setting]:
+def measure_schema(quick: bool, note: Callable[[str], None]) -> list[Pairs]:
     """Sampling 64 at a time with and without a schema."""
     torch.set_num_threads(1)
-    settings = []
+    names = iter(range(2**60))
+
+    def costs_of(engine: EmbeddedEngine) -> tuple[Cost, Cost]:
+        ask = asker(engine)
+        return partial(cost_of, embedded(ask, names)), partial(cost_of, embedded(ask, names, FORM))
+
+    measured = []
     for name in [SMALL] if quick else MODELS:
         note(f"{name}, 64 at a time with and without a schema")
-        engine, names = EmbeddedEngine(model(name)), iter(range(2**60))
-        ask, schema = asker(engine), Constraint("json_schema", json.dumps(SCHEMA))
-        samples = {"etude": embedded(ask, names), "schema": embedded(ask, names, schema)}
-        ways = {way: partial(cost_of, sample) for way, sample in samples.items()}
-        settings.append(measure(name, 64, ways, 9))
-        asyncio.run(engine.close())
-    return settings
-
-
-def schema_json(settings: Sequence[Setting]) -> dict[str, Any]:
-    """The object that `--schema --json` prints: how many times as long it takes with a schema."""
-    return {
-        "wall_ratio_with_schema": {
-            each.model: round(each.per_wall_s["etude"] / each.per_wall_s["schema"], 3) for each in settings
-        },
-        "cpu_ratio_with_schema": {each.model: _rounded(each.ratio("schema")) for each in settings},
-        "tokens_per_s": {
-            each.model: {way: round(rate) for way, rate in each.per_wall_s.items()} for each in settings
-        },
-        "versions": versions() | {"llguidance": version("llguidance")},
-    }
+        pairs = 8 if quick else PAIRS[name]
+        measured.append(measure_pairs(name, model(name), costs_of, pairs=pairs, tokens=ANSWER[name]))
+    return measured
 
 
 def as_json(settings: Sequence[Setting], kept: dict[str, float]) -> dict[str, Any]:
@@ -338,7 +311,11 @@ def main() -> None:
     """Measure, and print a table or JSON."""
     arguments = parse_arguments(__doc__ or "", schema="only what a JSON schema costs")
     if arguments.schema:
-        print_json(schema_json(measure_schema(arguments.quick, silent if arguments.json else progress)))
+        measured = measure_schema(arguments.quick, silent if arguments.json else progress)
+        if arguments.json:
+            print_json(schema_json(measured))
+        else:
+            print_schema(measured)
         return
     found = measure_all(arguments.quick, silent if arguments.json else progress)
     if arguments.json:

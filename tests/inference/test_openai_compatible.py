@@ -195,6 +195,7 @@ async def test_a_completion_holds_message_logprobs_and_usage(engine: OpenAiEngin
         message={"role": "assistant", "content": "ababab"},
         finish_reason="stop",
         logprobs=LOGPROBS,
+        token_texts=("ab", "ab", "ab"),
         usage=Usage(prompt_tokens=5, completion_tokens=3),
     )
 

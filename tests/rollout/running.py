@@ -11,6 +11,8 @@ from typing import Any
 from etude.core.episode import EpisodeRecord
 from etude.core.example import Example
 from etude.core.interfaces import Engine
+from etude.inference.embedded import EmbeddedEngine
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
@@ -50,6 +52,13 @@ async def collect_one(workflow: Callable[..., Any], journal: Journal, **settings
 def timeless(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
     """The records without how long they took."""
     return [replace(record, seconds=0.0) for record in records]
+
+
+def tiny_engine() -> EmbeddedEngine:
+    """A model that is sampled here, of 300 tokens and with a context of 256."""
+    tokenizer = build_tokenizer(["what is 1 + 2? it is 3. yes or no? yes, no."], vocab_size=300)
+    shape = TinyShape(hidden_size=32, heads=2, intermediate_size=48, max_context=256)
+    return EmbeddedEngine(build_policy(tokenizer, 0, shape), max_tokens=12)
 
 
 def write(path: Path, text: str) -> Path:

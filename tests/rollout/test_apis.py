@@ -14,9 +14,8 @@ import pytest
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord
 from etude.inference.embedded import EmbeddedEngine
-from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.store.journal import Journal
-from tests.rollout.running import collect_one, timeless
+from tests.rollout.running import collect_one, timeless, tiny_engine
 from tests.support import EchoEngine
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
@@ -24,9 +23,7 @@ ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EmbeddedEngine]:
-    tokenizer = build_tokenizer(["what is 1 + 2? it is 3. yes or no? yes, no."], vocab_size=300)
-    shape = TinyShape(hidden_size=32, heads=2, intermediate_size=48, max_context=256)
-    engine = EmbeddedEngine(build_policy(tokenizer, 0, shape), max_tokens=12)
+    engine = tiny_engine()
     yield engine
     asyncio.run(engine.close())
 

@@ -88,8 +88,11 @@ PLAIN_SAMPLING = Sampling()
 SamplingField: TypeAlias = Annotated[Sampling, PlainSerializer(Sampling.changed)]
 """A field of a pydantic model that is written as the parameters that are not at their defaults."""
 
-TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
-"""Token ids and their logprobs, the most likely first."""
+Token: TypeAlias = int | str
+"""A token by its id, or by its text where an endpoint tells no ids."""
+
+TopLogprobs: TypeAlias = tuple[tuple[Token, float], ...]
+"""Tokens and their logprobs, the most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,9 @@ class ChatRequest:
     """Text or token ids to go on from as they stand; `messages` then only say so to whoever reads them."""
     top_logprobs: int = 0
     """How many of the likeliest tokens to report for each sampled one."""
+    prompt_logprobs: int | None = None
+    """How many of the likeliest tokens to report in the place of each one of the prompt, besides its own
+    logprob; None for no logprobs of the prompt."""
     on_delta: Callable[[Delta], None] | None = field(default=None, compare=False, repr=False)
     """Called in the event loop with each piece of the answer, by engines that can; the pieces add up to the
     completion or to a part of it, and nothing is ever taken back."""
@@ -158,6 +164,12 @@ class Completion:
     sample: at temperature 1 and without top_k, top_p and min_p)."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
     """Of each sampled token the likeliest ones, where the request asked for them and the engine can tell."""
+    token_texts: tuple[str, ...] = ()
+    """Of the tokens that have logprobs, where an endpoint tells no ids."""
+    prompt_logprobs: tuple[float, ...] = ()
+    """Of the prompt's tokens but the first, under the model at temperature 1, where the request asked."""
+    prompt_top: tuple[TopLogprobs, ...] = ()
+    """The likeliest tokens in the places of the same."""
     usage: Usage = field(default_factory=Usage)
     model_version: int = 0
     """Version of the weights that sampled this: 0 is the base model."""

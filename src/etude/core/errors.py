@@ -74,9 +74,17 @@ class EngineAway(EngineError):
 class ImpossibleCall(EngineError):
     """The request itself is at fault: too long, or of a kind that the model does not take."""
 
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        """The field of a chat completion's request that is at fault, where it is one."""
+
 
 class PromptTooLong(ImpossibleCall):
     """The prompt leaves no room for an answer in the model's context."""
+
+    def __init__(self, message: str, *, param: str | None = "messages") -> None:
+        super().__init__(message, param=param)
 
 
 class ToolError(EtudeError):

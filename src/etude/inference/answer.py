@@ -10,6 +10,7 @@ from etude.core.call import ChatRequest, Completion, Delta, Usage
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.message import Message
 from etude.inference.engine import SampledToken, TokenEngine, TokenRequest
+from etude.models.grammar import FORM
 from etude.models.template import Prompt
 from etude.models.tool_grammar import sampling_of
 
@@ -38,10 +39,22 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
     ids = prompt.ids
     require_room(speech, ids)
     stream = AnswerStream(speech, request, ids) if request.on_delta is not None else None
-    sampled = await engine.sample(
-        TokenRequest(ids, sampling, request.key, request.conversation, request.top_logprobs),
-        None if stream is None else stream.add,
-    )
+    try:
+        sampled = await engine.sample(
+            TokenRequest(
+                ids,
+                sampling,
+                request.key,
+                request.conversation,
+                request.top_logprobs,
+                request.prompt_logprobs,
+            ),
+            None if stream is None else stream.add,
+        )
+    except ImpossibleCall as error:
+        if error.param == FORM and request.sampling.constraint is None:
+            error.param = "tools"  # The form is theirs.
+        raise
     message = read(speech, request, sampled.text, ids, sampled.ids)
     return Completion(
         message=message,
@@ -50,6 +63,8 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
         completion_ids=sampled.ids,
         logprobs=sampled.logprobs,
         top_logprobs=sampled.top,
+        prompt_logprobs=sampled.prompt_logprobs,
+        prompt_top=sampled.prompt_top,
         usage=Usage(len(sampled.prompt_ids), len(sampled.ids)),
         model_version=sampled.version,
         drifted=prompt.drifted,
@@ -68,14 +83,16 @@ def prompt_ids(speech: Speech, prompt: str | Sequence[int], *, special: bool = T
 def require_room(speech: Speech, ids: Sequence[int]) -> None:
     """Raise ImpossibleCall when a prompt leaves no room for an answer, or has ids that are no tokens."""
     if not ids:
-        raise ImpossibleCall("the prompt is empty: the model has nothing to continue")
+        raise ImpossibleCall("the prompt is empty: the model has nothing to continue", param="messages")
     if len(ids) >= speech.max_context:
         raise PromptTooLong(
             f"the model's context is {speech.max_context} tokens, and the prompt has {len(ids)}; shorten the "
             "conversation"
         )
     if (largest := max(ids)) >= speech.vocabulary:
-        raise ImpossibleCall(f"token id {largest} is not in the vocabulary of {speech.vocabulary}")
+        raise ImpossibleCall(
+            f"token id {largest} is not in the vocabulary of {speech.vocabulary}", param="messages"
+        )
 
 
 def read(

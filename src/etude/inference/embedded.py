@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
-from etude.core.errors import EngineError, ImpossibleCall
+from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.inference.answer import answer
@@ -121,13 +121,19 @@ class EmbeddedEngine(Engine, TokenEngine):
     def _job(self, request: TokenRequest, shaper: Shaper | None, on_token: OnToken | None) -> _Job:
         length, context, sampling = len(request.prompt_ids), self.policy.max_context, request.sampling
         if not length:
-            raise ImpossibleCall("the prompt is empty: the model has nothing to continue")
+            raise ImpossibleCall("the prompt is empty: the model has nothing to continue", param="messages")
         if length >= context:
-            raise ImpossibleCall(
+            raise PromptTooLong(
                 f"the prompt has {length} tokens, and the model's context ends at {context}; shorten the "
                 "conversation"
             )
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
+        if sampling.min_tokens > wanted:
+            raise ImpossibleCall(
+                f"min_tokens is {sampling.min_tokens}, and the answer is cut after {wanted} tokens; ask for "
+                "fewer, or for more max_tokens",
+                param="min_tokens",
+            )
         loop = asyncio.get_running_loop()
         ids, uniform = list(request.prompt_ids), uniforms(request.seed)
         row = Row(request.conversation, ids, sampling, uniform, top=request.top, shaper=shaper)

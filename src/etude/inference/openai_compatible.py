@@ -21,7 +21,14 @@ from etude.inference.engine import note_retry
 from etude.inference.http_lanes import HttpLanes
 from etude.inference.openai_config import NOT_FOR_REASONING, OPENAI_URL, OpenAiLlmConfig
 from etude.wire.asking import USUAL_FIELDS, request_fields
-from etude.wire.client import Disturbed, Refused, encode, failure_of, parse_completion, require_possible
+from etude.wire.client import (
+    Disturbed,
+    Refused,
+    encode,
+    failure_of,
+    parse_completion,
+)
+from etude.wire.logprobs import require_asked, require_possible
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -52,8 +59,6 @@ class OpenAiEngine(Engine):
         self._fixed_fields: dict[str, Any] = {}
         if config.asks_for_logprobs:
             self._fixed_fields |= {"logprobs": True, **self._provider.with_logprobs}
-            if config.top_logprobs is not None:
-                self._fixed_fields["top_logprobs"] = config.top_logprobs
         if config.asks_for_token_ids:
             self._fixed_fields |= {"return_token_ids": True, **self._provider.with_token_ids}
 
@@ -65,18 +70,40 @@ class OpenAiEngine(Engine):
         try:
             fields = request_fields(request, self._more, self._provider.thinking)
         except Refused as error:
-            raise self._error(str(error), ImpossibleCall) from None
+            raise error.error(self._told(str(error))) from None
         if fields.keys() - USUAL_FIELDS:
             fields |= self._provider.with_more
         for name in self._omitted:
             fields.pop(name, None)
-        if "max_tokens" in fields:
+        if "max_tokens" in fields and request.prompt is None:
             fields[self._provider.max_tokens] = fields.pop("max_tokens")
-        fields = self._fixed_fields | fields | self._config.extra_body
-        return await self._answer("chat/completions", fields, request.key, self._parse)
+        top = max(request.top_logprobs, self._config.top_logprobs or 0)
+        fields = self._fixed_fields | self._logprob_fields(request, top) | fields | self._config.extra_body
 
-    def _parse(self, data: bytes, version: int) -> Completion:
-        return parse_completion(data, version, self._config.vocabulary)
+        def read(data: bytes, version: int) -> Completion:
+            prompt_top, vocabulary = request.prompt_logprobs or 0, self._config.vocabulary
+            completion = parse_completion(data, version, vocabulary, top=top, prompt_top=prompt_top)
+            self._require_asked(completion, request, top)
+            return completion
+
+        path = "chat/completions" if request.prompt is None else "completions"
+        return await self._answer(path, fields, request.key, read)
+
+    def _require_asked(self, completion: Completion, request: ChatRequest, top: int) -> None:
+        """Raise ImpossibleCall where config or request asked for what the answer does not have."""
+        config, prompt = self._config, request.prompt_logprobs is not None
+        logprobs, token_ids = bool(config.logprobs), bool(config.return_token_ids)
+        try:
+            require_asked(completion, logprobs=logprobs, token_ids=token_ids, top=top, prompt=prompt)
+        except ImpossibleCall as error:
+            raise ImpossibleCall(self._told(str(error)), param=error.param) from None
+
+    def _logprob_fields(self, request: ChatRequest, top: int) -> dict[str, Any]:
+        """How the likeliest tokens are asked for, which is what tells the two APIs apart."""
+        named = {"return_tokens_as_token_ids": True} if top and self._config.asks_for_token_ids else {}
+        if request.prompt is not None:
+            return named | ({"logprobs": top} if top or "logprobs" in self._fixed_fields else {})
+        return named | ({"logprobs": True, "top_logprobs": top} if top else {})
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """The logprob of each token given those before it; 0 for the first.
@@ -139,9 +166,9 @@ class OpenAiEngine(Engine):
                 with attempt:
                     return read(*await self._attempt(path, fields))
         except Refused as error:
-            raise self._error(str(error), ImpossibleCall if error.impossible else EngineError) from None
+            raise error.error(self._told(str(error))) from None
         except Disturbed as error:
-            raise self._error(f"{error} (attempt {config.max_retries + 1}, the last)") from None
+            raise EngineError(self._told(f"{error} (attempt {config.max_retries + 1}, the last)")) from None
         raise AssertionError("the loop above returns or raises")
 
     async def _attempt(self, path: str, fields: dict[str, Any]) -> tuple[bytes, int]:
@@ -182,10 +209,11 @@ class OpenAiEngine(Engine):
             )
         return headers | {name: value.get_secret_value() for name, value in self._config.headers.items()}
 
-    def _error(self, reason: str, kind: type[EngineError] = EngineError) -> EngineError:
+    def _told(self, reason: str) -> str:
+        """The reason of an error with model and address, and without secrets."""
         for secret in filter(None, self._secrets):
             reason = reason.replace(secret, "***")
-        return kind(f"model '{self._model}' at {self._base_url}: {reason}")
+        return f"model '{self._model}' at {self._base_url}: {reason}"
 
 
 @register_llm(config_type=OpenAiLlmConfig)

@@ -124,11 +124,12 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     """Who answers there; `auto` goes by the address. Say `vllm`, or `etude` for `etude serve`, to have token
     ids."""
     logprobs: bool | None = None
-    """Ask for the sampled tokens' logprobs; left out: where the provider tells them. At temperatures other
+    """Ask for the sampled tokens' logprobs; with `true` a call whose answer has none fails, left out they are
+    asked for where the provider tells them. At temperatures other
     than 1 a vLLM server must run with `--logprobs-mode processed_logprobs` for them to be those of the
     sampling distribution."""
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Ask for the most likely tokens as well."""
+    """Ask for the most likely tokens as well; a call whose answer has none fails."""
     return_token_ids: bool | None = None
     """Ask for token ids, as vLLM >= 0.10.2 gives them; GRPO on this model needs them. Left out: where the
     provider tells them. But for `etude` it also switches off the model's own top_k, min_p and repetition

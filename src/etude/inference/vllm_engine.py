@@ -10,19 +10,20 @@ import httpx
 from pydantic_core import to_json
 
 from etude.core.call import ChatRequest, Completion, Sampling, TopLogprobs
-from etude.core.errors import EngineAway, EngineError
+from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.answer import answer
 from etude.inference.engine import OnToken, Sampled, SampledToken, TokenRequest, before_stop
 from etude.inference.http_lanes import HttpLanes
 from etude.inference.vllm_process import VllmProcess
 from etude.models.speech import Speech
 from etude.wire.asking import sampling_fields
-from etude.wire.client import require_possible
+from etude.wire.logprobs import likeliest, read_prompt_logprobs, require_possible
 
 _ID = "token_id:"
 """vLLM puts it before ids that stand for token texts."""
 _SEED_BITS = 63
 _SERVER_AT_FAULT = 500
+_REQUEST_AT_FAULT = (400, 422)
 _READ_SECONDS = 600.0
 _PLAIN_SAMPLING = {
     **{"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
@@ -122,9 +123,15 @@ class VllmEngine:
             async with self._lanes.stream(url, to_json(body)) as reply:
                 if reply.status_code != httpx.codes.OK:
                     text = (await reply.aread()).decode("utf-8", "replace")[:300]
+                    reason = f"vLLM answered {reply.status_code}: {text}"
                     # When its engine has died, vLLM answers 500 to all requests until it ends.
-                    kind = EngineAway if reply.status_code >= _SERVER_AT_FAULT else EngineError
-                    raise kind(f"vLLM answered {reply.status_code}: {text}")
+                    if reply.status_code >= _SERVER_AT_FAULT:
+                        raise EngineAway(reason)
+                    raise (
+                        ImpossibleCall(reason)
+                        if reply.status_code in _REQUEST_AT_FAULT
+                        else EngineError(reason)
+                    )
                 if not body["stream"]:
                     yield json.loads(await reply.aread())["choices"][0]
                     return
@@ -148,7 +155,9 @@ class VllmEngine:
         """New tokens of a piece, and the scores of the prompt's. Raises EngineError for what cannot be."""
         try:
             tokens = _tokens(choice, request.top)
-            scores = [] if request.prompt_logprobs is None else _prompt_scores(choice, request)
+            count = request.prompt_logprobs
+            rows = None if count is None else choice["prompt_logprobs"]
+            scores = read_prompt_logprobs(rows, request.prompt_ids, count or 0)
             logprobs = [*(token.logprob for token in tokens), *(own for own, _ in scores)]
             require_possible(logprobs, [token.id for token in tokens], self.speech.vocabulary)
         except (ValueError, KeyError, TypeError) as error:
@@ -179,22 +188,11 @@ def _tokens(choice: Mapping[str, Any], count: int) -> list[SampledToken]:
     ]
 
 
-def _prompt_scores(choice: Mapping[str, Any], request: TokenRequest) -> list[tuple[float, TopLogprobs]]:
-    """The logprob of each of the prompt's tokens but the first, and the likeliest in its place."""
-    return [
-        (
-            float(row[str(token)]["logprob"]),
-            _top({name: value["logprob"] for name, value in row.items()}, request.prompt_logprobs or 0),
-        )
-        for token, row in zip(request.prompt_ids[1:], choice["prompt_logprobs"][1:], strict=True)
-    ]
-
-
 def _unreadable(error: Exception) -> EngineError:
     return EngineError(f"vLLM's answer cannot be read: {type(error).__name__}: {error}")
 
 
 def _top(wire: Mapping[str, float] | None, count: int) -> TopLogprobs:
-    """The likeliest; vLLM adds the one that was sampled, where it is not among them."""
-    pairs = [(int(name.removeprefix(_ID)), float(value)) for name, value in (wire or {}).items()]
-    return tuple(sorted(pairs, key=lambda pair: -pair[1])[:count])
+    return likeliest(
+        {int(name.removeprefix(_ID)): float(value) for name, value in (wire or {}).items()}, count
+    )

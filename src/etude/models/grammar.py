@@ -23,6 +23,8 @@ _WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 _THINK = ("<think>", "</think>")
 """The tags that models write their thoughts between, before the answer that has a form."""
 _LONGEST_ERROR = 500
+FORM = "response_format"
+"""The field of a request that asks for a form, whichever of them it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +42,26 @@ class Grammars:
         Raises ImpossibleCall, with the reason, for a constraint that cannot be kept, and for tokens that the
         model does not have.
         """
+        self._require_known(sampling)
         if not Shaper.is_needed(sampling):
             return None
-        named = {*sampling.stop_token_ids, *(token for token, _ in sampling.logit_bias)}
-        if named and max(named) >= self.vocabulary:
-            raise ImpossibleCall(
-                f"logit_bias or stop_token_ids has the token {max(named)}, and the model's are below "
-                f"{self.vocabulary}"
-            )
         if sampling.constraint is None:
             return Shaper(sampling, prompt, self.stop_ids)
         first, allowed = self._compiled(sampling.constraint, self._is_thinking(prompt))
         return Shaper(sampling, prompt, self.stop_ids, first.deep_copy(), allowed)
+
+    def _require_known(self, sampling: Sampling) -> None:
+        """Raise ImpossibleCall for tokens that the model does not have."""
+        named = {
+            "stop_token_ids": sampling.stop_token_ids,
+            "logit_bias": [token for token, _ in sampling.logit_bias],
+        }
+        for param, tokens in named.items():
+            if tokens and max(tokens) >= self.vocabulary:
+                raise ImpossibleCall(
+                    f"{param} has the token {max(tokens)}, and the model's are below {self.vocabulary}",
+                    param=param,
+                )
 
     def replayed(
         self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
@@ -98,9 +108,9 @@ class Grammars:
         matcher = LLMatcher(self._ll_tokenizer, json.dumps({"grammars": body}), log_level=0, limits=limits)
         allowed = _bits(matcher, self.vocabulary) if not matcher.is_error() else np.empty(0)
         if matcher.is_error():
-            raise ImpossibleCall(f"{refused}: {matcher.get_error().strip()[:_LONGEST_ERROR]}")
+            raise ImpossibleCall(f"{refused}: {matcher.get_error().strip()[:_LONGEST_ERROR]}", param=FORM)
         if not allowed.any():
-            raise ImpossibleCall(f"{refused}: there is no answer of that form")
+            raise ImpossibleCall(f"{refused}: there is no answer of that form", param=FORM)
         return matcher, allowed
 
     @cached_property
@@ -112,7 +122,8 @@ class Grammars:
         except ValueError as error:
             raise ImpossibleCall(
                 f"answers of this model cannot be held to a form, because its tokenizer is of a kind that "
-                f"llguidance does not know: {error}"
+                f"llguidance does not know: {error}",
+                param=FORM,
             ) from error
 
 
@@ -156,7 +167,7 @@ def body_of(constraint: Constraint) -> dict[str, Any]:
         case "json_schema":
             schema = _parsed(constraint)
             if not isinstance(schema, dict | bool):
-                raise ImpossibleCall(f"a JSON schema is an object, found {text[:80]}")
+                raise ImpossibleCall(f"a JSON schema is an object, found {text[:80]}", param=FORM)
             return {"json_schema": json_form(schema)}
         case "regex":
             body: dict[str, Any] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]
@@ -168,7 +179,9 @@ def body_of(constraint: Constraint) -> dict[str, Any]:
                 or not choices
                 or not all(isinstance(each, str) for each in choices)
             ):
-                raise ImpossibleCall(f"choices are a JSON list of at least one text, found {text[:80]}")
+                raise ImpossibleCall(
+                    f"choices are a JSON list of at least one text, found {text[:80]}", param=FORM
+                )
             return {"lark_grammar": f"start: {' | '.join(map(quoted, choices))}"}
         case "grammar":
             return {"lark_grammar": text}
@@ -178,7 +191,7 @@ def _parsed(constraint: Constraint) -> Any:
     try:
         return json.loads(constraint.text)
     except ValueError as error:
-        raise ImpossibleCall(f"the {constraint.kind} is not JSON: {error}") from None
+        raise ImpossibleCall(f"the {constraint.kind} is not JSON: {error}", param=FORM) from None
 
 
 def json_form(schema: dict[str, Any] | bool, *, lenient: bool = False) -> dict[str, Any]:

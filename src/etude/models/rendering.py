@@ -99,7 +99,8 @@ class Rendering:
                 return [self.text(messages, tools, options, ask=ask) for messages in conversations]
             raise ImpossibleCall(
                 f"the model's chat template refused the messages ({type(error).__name__}: {error}); "
-                f"roles: {[message.get('role') for message in conversations[0]]}"
+                f"roles: {[message.get('role') for message in conversations[0]]}",
+                param="messages",
             ) from error
         return [str(text) for text in texts]
 
@@ -163,7 +164,8 @@ class Rendering:
             names = ", ".join(sorted(self.option_names)) or "none"
             raise ImpossibleCall(
                 f"the model's chat template has no option {unknown[0]!r}; leave it out (the options that it "
-                f"has: {names})"
+                f"has: {names})",
+                param="chat_template_kwargs",
             )
         return options
 
@@ -221,7 +223,8 @@ def _plain(message: Message) -> Message:
     """Templates expect text, and have no use for a field that is null."""
     if not is_text(message):
         raise ImpossibleCall(
-            f"the model takes text only, and a message of the role {message.get('role')!r} has other parts"
+            f"the model takes text only, and a message of the role {message.get('role')!r} has other parts",
+            param="messages",
         )
     return {**message, "content": text_of(message)}
 

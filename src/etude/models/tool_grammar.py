@@ -13,7 +13,7 @@ from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.core.message import Tool
 from etude.models.call_form import CallForm
-from etude.models.grammar import body_of, json_form, quoted, without
+from etude.models.grammar import FORM, body_of, json_form, quoted, without
 from etude.models.template import ChatTemplate
 
 _EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")
@@ -27,7 +27,9 @@ def sampling_of(request: ChatRequest, template: ChatTemplate) -> Sampling:
     own, tools, choice = request.sampling.constraint, list(request.tools), request.tool_choice
     if not tools:
         if choice not in ("auto", "none"):
-            raise ImpossibleCall(f"tool_choice is {choice}, and the request has no tools")
+            raise ImpossibleCall(
+                f"tool_choice is {choice}, and the request has no tools", param="tool_choice"
+            )
         return request.sampling
     is_free = choice == "auto" and request.parallel_tool_calls and not any(map(_is_strict, tools))
     if is_free and own is None:
@@ -40,13 +42,23 @@ def sampling_of(request: ChatRequest, template: ChatTemplate) -> Sampling:
         raise ImpossibleCall(
             f"{wanted}strict tools, one call at a time, and answers of a form beside tools need tool calls "
             "whose arguments are JSON, and the model's chat template does not write them so; offer the tools "
-            "with tool_choice auto and without strict"
+            "with tool_choice auto and without strict",
+            param=_binding(request),
         )
     if choice == "none" and own is not None:
         return request.sampling
     return replace(
         request.sampling, constraint=Constraint("grammar", _Grammar(template, form, own).of(request))
     )
+
+
+def _binding(request: ChatRequest) -> str:
+    """The field of a request with tools that asks for more than text or calls as the model likes."""
+    if request.tool_choice != "auto":
+        return "tool_choice"
+    if any(map(_is_strict, request.tools)):
+        return "tools"
+    return FORM if request.parallel_tool_calls else "parallel_tool_calls"
 
 
 def _is_strict(tool: Tool) -> bool:
@@ -66,7 +78,7 @@ class _Grammar:
         choice, form = request.tool_choice, self._form
         prefix = _EMPTY_THOUGHT.sub("", form.prefix)
         if choice == "none":
-            return f"start: TEXT\nTEXT: {self._text(prefix)}"
+            return f"start: TEXT\nTEXT: {self._text(prefix, _binding(request))}"
         tools = _chosen(request)
         rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
         for number, tool in enumerate(tools):
@@ -80,7 +92,8 @@ class _Grammar:
         if choice != "auto":
             return "\n".join(["start: calls", *rules])
         if self._own is None:
-            return "\n".join(["start: TEXT calls?", f"TEXT: {self._text(prefix)}", *rules])
+            text = self._text(prefix, _binding(request))
+            return "\n".join(["start: TEXT calls?", f"TEXT: {text}", *rules])
         return "\n".join([f"start: calls | answer\nanswer: {self._answer(self._own)}", *rules])
 
     def _answer(self, own: Constraint) -> str:
@@ -89,17 +102,20 @@ class _Grammar:
         if "json_schema" in body:
             return f"%json {json.dumps(body['json_schema'])}"
         if own.kind == "grammar":
-            raise ImpossibleCall("a grammar cannot be kept beside tools; send the request without tools")
+            raise ImpossibleCall(
+                "a grammar cannot be kept beside tools; send the request without tools", param=FORM
+            )
         return str(body["lark_grammar"]).removeprefix("start: ")
 
-    def _text(self, prefix: str) -> str:
-        """A terminal for text without the sign that calls begin with."""
+    def _text(self, prefix: str, param: str) -> str:
+        """A terminal for text without the sign that calls begin with; `param` is what asks for it."""
         begin = prefix.strip()
         sign = next((token for token in sorted(self._added, key=len) if begin.startswith(token)), begin)
         if not sign:
             raise ImpossibleCall(
                 "the model's chat template writes nothing before the names of tools, so that calls cannot be "
-                "told from text; use tool_choice auto without strict, or required"
+                "told from text; use tool_choice auto without strict, or required",
+                param=param,
             )
         return without(sign)
 
@@ -124,7 +140,9 @@ def _chosen(request: ChatRequest) -> Sequence[Tool]:
     chosen = [tool for tool in request.tools if tool["function"]["name"] == name]
     if not chosen:
         names = ", ".join(tool["function"]["name"] for tool in request.tools)
-        raise ImpossibleCall(f"tool_choice names the tool {name!r}, and the request has {names}")
+        raise ImpossibleCall(
+            f"tool_choice names the tool {name!r}, and the request has {names}", param="tool_choice"
+        )
     return chosen[:1]
 
 

@@ -235,6 +235,7 @@ class Episode:
             template_options=body.template_options,
             prompt=body.prompt,
             top_logprobs=body.top_logprobs,
+            prompt_logprobs=body.prompt_logprobs,
             choice=body.choice,
             on_delta=None if body.on_delta is None else on_delta,
         )

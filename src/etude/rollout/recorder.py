@@ -131,6 +131,7 @@ class Recorder:
         template_options: Mapping[str, Any] | None = None,
         prompt: str | tuple[int, ...] | None = None,
         top_logprobs: int = 0,
+        prompt_logprobs: int | None = None,
         choice: int = 0,
         on_delta: Callable[[str, Delta], None] | None = None,
     ) -> tuple[str, Call]:
@@ -158,6 +159,7 @@ class Recorder:
             template_options={**self.models.template_options.get(model, {}), **(template_options or {})},
             prompt=prompt,
             top_logprobs=top_logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         digest = _digest(model, request)
         count = self._asked.get(digest, 0)
@@ -247,6 +249,7 @@ def _digest(model: str, request: ChatRequest) -> str:
     form += (
         [request.prompt, request.top_logprobs] if request.prompt is not None or request.top_logprobs else []
     )
+    form += [] if request.prompt_logprobs is None else ["prompt", request.prompt_logprobs]
     parts = [model, request.messages, request.tools, chosen + [rest] * bool(rest)]
     text = json.dumps(parts + form * (form != _FREE_FORM), default=asdict)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -16,7 +16,7 @@ from typing import Any
 from etude.core.call import Call, Completion
 from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord, Failure
-from etude.core.errors import EngineAway, EngineError, ImpossibleCall, ToolError
+from etude.core.errors import EngineError, ImpossibleCall, ToolError
 from etude.core.example import Example
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply, ToolCall
@@ -30,8 +30,6 @@ GRACE_SECONDS = 1.0
 
 _abandoned: set[asyncio.Task[Any]] = set()
 """Tasks that did not stop when they were told to; held so that they are not collected half-way."""
-
-_CALL_ERRORS = {error.__name__ for error in (EngineError, EngineAway, ImpossibleCall)}
 
 _LIBRARIES = (
     str(Path(__file__).parents[1]),
@@ -131,22 +129,30 @@ def failure_of(error: BaseException) -> Failure:
     kind = type(error).__name__
     where = user_line(error)
     reason = f"{where}: {kind}: {error}" if where else f"{kind}: {error}"
-    calls = {name for cause in _causes(error) if (name := _call_error(cause)) is not None}
+    calls = [failed for cause in _causes(error) if (failed := _call_error(cause)) is not None]
     if not calls and any(isinstance(cause, ToolError) for cause in _causes(error)):
         return Failure("tool_failed", reason, "tool")
     if not calls:
         return Failure("raised", reason)
     # What no model could answer is the agent's own failure.
-    return Failure("call_failed", reason, "agent" if calls == {ImpossibleCall.__name__} else "model")
+    is_agents = all(issubclass(failed, ImpossibleCall) for failed in calls)
+    return Failure("call_failed", reason, "agent" if is_agents else "model")
 
 
-def _call_error(error: BaseException) -> str | None:
+def _call_error(error: BaseException) -> type[EngineError] | None:
     """The class of the failed call that an error is, or that an OpenAI client's error stands for."""
     if isinstance(error, EngineError):
-        return type(error).__name__
+        return type(error)
     headers = getattr(getattr(error, "response", None), "headers", None)
     name = headers.get(ERROR_HEADER) if isinstance(headers, Mapping) else None
-    return name if isinstance(name, str) and name in _CALL_ERRORS else None
+    return next((kind for kind in _with_subclasses(EngineError) if kind.__name__ == name), None)
+
+
+def _with_subclasses(kind: type[EngineError]) -> Iterator[type[EngineError]]:
+    """The class and all that inherit from it, those of an engine of the user's own among them."""
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from _with_subclasses(derived)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -83,6 +83,7 @@ class Inference:
                     template_options=asked.template_options,
                     prompt=asked.prompt,
                     top_logprobs=asked.top_logprobs,
+                    prompt_logprobs=asked.prompt_logprobs,
                     on_delta=None if asked.on_delta is None else on_delta,
                 )
             )

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, Usage
+from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, TopLogprobs, Usage
 from etude.core.episode import EpisodeRecord, Event, Failure
 from etude.core.example import Example
 from etude.core.tools import ToolUse
@@ -46,6 +46,7 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
         "template_options": dict(request.template_options) or None,
         "prompt": request.prompt,
         "top_logprobs": request.top_logprobs or None,
+        "prompt_logprobs": request.prompt_logprobs,
         "parent": None if name is None else [name, shared],
         "messages": request.messages[shared:],
         "tools": None if has_tools else request.tools,
@@ -80,6 +81,7 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
             template_options=data.get("template_options", {}),
             prompt=tuple(prompt) if isinstance(prompt := data.get("prompt"), list) else prompt,
             top_logprobs=data.get("top_logprobs", 0),
+            prompt_logprobs=data.get("prompt_logprobs"),
         ),
         completion=None if completion is None else _decode_completion(completion, parent),
         error=data.get("error"),
@@ -119,6 +121,9 @@ def _encode_completion(completion: Completion, parent: Call | None) -> Json:
         "completion_ids": _pack(_INT32, completion.completion_ids),
         "logprobs": _pack(_FLOAT64, completion.logprobs),
         "top_logprobs": completion.top_logprobs or None,
+        "token_texts": completion.token_texts or None,
+        "prompt_logprobs": _pack(_FLOAT64, completion.prompt_logprobs or None),
+        "prompt_top": completion.prompt_top or None,
         "drifted": completion.drifted or None,
         "fault": completion.fault or None,
         "constraint": None if completion.constraint is None else asdict(completion.constraint),
@@ -135,16 +140,20 @@ def _decode_completion(data: Json, parent: Call | None) -> Completion:
         prompt_ids=None if ids is None else _token_ids(parent)[:shared] + ids,
         completion_ids=_unpack(_INT32, data.get("completion_ids")),
         logprobs=_unpack(_FLOAT64, data.get("logprobs")),
-        top_logprobs=tuple(
-            tuple((int(token), float(logprob)) for token, logprob in top)
-            for top in data.get("top_logprobs", ())
-        ),
+        top_logprobs=_decode_top(data.get("top_logprobs", ())),
+        token_texts=tuple(data.get("token_texts", ())),
+        prompt_logprobs=_unpack(_FLOAT64, data.get("prompt_logprobs")) or (),
+        prompt_top=_decode_top(data.get("prompt_top", ())),
         usage=Usage(*data["usage"]),
         model_version=data["model_version"],
         drifted=data.get("drifted", False),
         fault=data.get("fault", ""),
         constraint=Constraint(**data["constraint"]) if "constraint" in data else None,
     )
+
+
+def _decode_top(tops: Sequence[Any]) -> tuple[TopLogprobs, ...]:
+    return tuple(tuple((token, float(logprob)) for token, logprob in top) for top in tops)
 
 
 def _token_ids(call: Call | None) -> tuple[int, ...]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from etude.core.call import Completion, Delta, TopLogprobs
+from etude.core.call import Completion, Delta, Token, TopLogprobs
 from etude.core.message import text_of
 
 TokenName: TypeAlias = Callable[[int], str]
 """A token's text, or `named_by_id`."""
 
-TokenLogprob: TypeAlias = tuple[int, float, TopLogprobs]
+TokenLogprob: TypeAlias = tuple[Token, float, TopLogprobs]
 """A sampled token, its logprob, and the most likely ones with theirs."""
 
 
@@ -30,12 +30,18 @@ class Heading:
     name: TokenName = named_by_id
     """How the tokens of logprobs are called."""
 
+    def called(self, token: Token) -> str:
+        """A token's name; its text where nothing else is known of it."""
+        return token if isinstance(token, str) else self.name(token)
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedCompletion(Heading):
     """A completion that was recorded, as an API presents it."""
 
     completion: Completion = field(kw_only=True)
+    prompt_text: str = field(default="", kw_only=True)
+    """Where it is to be echoed."""
 
     @property
     def tokens(self) -> list[TokenLogprob]:
@@ -45,13 +51,14 @@ class RecordedCompletion(Heading):
 
 def tokens_of(source: Completion | Delta) -> list[TokenLogprob]:
     """The tokens of an answer, or a piece of it, each with its logprob and the alternatives to it."""
-    ids, tops = (
-        (source.completion_ids, source.top_logprobs)
-        if isinstance(source, Completion)
-        else (source.ids, source.top)
-    )
+    ids: Sequence[Token] | None
+    if isinstance(source, Completion):
+        ids, tops = source.completion_ids, source.top_logprobs
+        # An endpoint may give logprobs without the tokens' ids.
+        ids = (source.token_texts or None) if ids is None else ids
+    else:
+        ids, tops = source.ids, source.top
     logprobs = source.logprobs or ()
-    # An endpoint may give logprobs without the tokens.
     ids = ids if ids is not None else (-1,) * len(logprobs)
     tops = tops or ((),) * len(logprobs)
     return list(zip(ids, logprobs, tops, strict=False))

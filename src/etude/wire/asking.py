@@ -19,25 +19,29 @@ _SEED_SHIFT = 32
 _PLAIN = ("top_k", "min_p", "min_tokens", "stop_token_ids", "repetition_penalty")
 _PENALTIES = ("frequency_penalty", "presence_penalty")
 
-VLLM_FIELDS = frozenset({*_PLAIN, "structured_outputs", "chat_template_kwargs"})
+VLLM_FIELDS = frozenset({*_PLAIN, "structured_outputs", "chat_template_kwargs", "prompt_logprobs"})
 """Fields that vLLM added to OpenAI's."""
 
-USUAL_FIELDS = frozenset({"messages", "temperature", "top_p", "seed", "max_tokens", "stop"})
+USUAL_FIELDS = frozenset({"messages", "prompt", "temperature", "top_p", "seed", "max_tokens", "stop"})
 """Fields that every endpoint takes, for every model."""
 
 
 def request_fields(
     request: ChatRequest, more: Collection[str] = (), thinking: str | None = "reasoning_content"
 ) -> dict[str, Any]:
-    """The request's own fields of a chat completions body.
+    """The request's own fields of a chat completions body; of a completions body where it has a prompt.
 
     `more` are those of `VLLM_FIELDS` that the endpoint takes; `thinking` is its name for what a model
     thought, in messages that are sent back to it; without one it is not sent. Raises Refused for what is
     asked for in a field that the endpoint does not take.
     """
     sampling = request.sampling
-    fields: dict[str, Any] = {
-        "messages": [_sent(message, thinking) for message in request.messages],
+    asked: dict[str, Any] = (
+        {"messages": [_sent(message, thinking) for message in request.messages]}
+        if request.prompt is None
+        else {"prompt": request.prompt}
+    )
+    fields = asked | {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": request.key >> _SEED_SHIFT if sampling.seed is None else sampling.seed,
@@ -50,6 +54,8 @@ def request_fields(
     if sampling.constraint is not None and sampling.constraint.kind in ("json_object", "json_schema"):
         fields["response_format"] = _response_format(sampling.constraint)
         del fields["structured_outputs"]
+    if request.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = request.prompt_logprobs
     if request.tools:
         fields |= {"tools": request.tools, **_tool_fields(request)}
     options = dict(request.template_options)
@@ -62,6 +68,7 @@ def request_fields(
             f"the endpoint is not known to take {', '.join(refused)}, which the call asks for; leave it out, "
             "or, where it does, say `provider: vllm`",
             impossible=True,
+            param=refused[0],
         )
     return fields
 

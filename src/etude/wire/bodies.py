@@ -72,6 +72,12 @@ class InferenceBody(RequestBody):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=20,
+        description="vLLM: logprobs of the prompt's tokens, and so many of the likeliest in their places.",
+    )
     return_token_ids: bool | None = Field(default=None, description="vLLM: give token ids as well.")
     return_tokens_as_token_ids: bool | None = Field(
         default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
@@ -86,10 +92,20 @@ class InferenceBody(RequestBody):
         )
         return super().given() | only_one(forms)
 
+    @model_validator(mode="after")
+    def _streams_the_answer_alone(self) -> InferenceBody:
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError(
+                "a stream has no logprobs of the prompt; leave out prompt_logprobs or stream",
+                param="prompt_logprobs",
+            )
+        return self
+
     def request(self) -> ChatBody:
         """The request without its prompts."""
         return replace(
             super().request(),
+            prompt_logprobs=self.prompt_logprobs,
             n=self.n or 1,
             include_usage=self.stream_options is not None and self.stream_options.include_usage,
             return_token_ids=bool(self.return_token_ids),
@@ -146,6 +162,13 @@ class CompletionBody(InferenceBody):
 
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool | None = Field(default=None, description="The prompt before the answer's text.")
+
+    @model_validator(mode="after")
+    def _streams_no_prompt(self) -> CompletionBody:
+        if self.echo and self.stream:
+            raise RequestError("a stream does not echo; leave out echo or stream", param="echo")
+        return self
 
     def given(self) -> dict[str, Any]:
         """The parameters of sampling. The API's own default is a short answer."""
@@ -156,8 +179,13 @@ class CompletionBody(InferenceBody):
         prompt: Any = self.prompt
         alone = isinstance(prompt, str) or isinstance(prompt[0], int)
         prompts = [prompt] if alone else prompt
+        asked = super().request()
         return replace(
-            super().request(),
+            asked,
+            echo=bool(self.echo),
+            prompt_logprobs=self.logprobs
+            if self.echo and self.prompt_logprobs is None
+            else self.prompt_logprobs,
             prompts=tuple(each if isinstance(each, str) else tuple(each) for each in prompts),
             logprobs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,

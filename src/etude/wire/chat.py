@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
-from etude.core.call import Delta
-from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob, TokenName, named_by_id
+from etude.core.call import Delta, Token
+from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob, named_by_id
 from etude.wire.bodies import ChatCompletionBody
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream, usage_object, validated
+from etude.wire.forms import FORM_FIELDS
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have, in the API."""
@@ -20,6 +21,9 @@ class ChatDialect(Dialect):
     """`POST /chat/completions`: messages are not translated, and so need not be remembered."""
 
     error_event = None
+    names: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys(
+        ("response_format", "structured_outputs"), FORM_FIELDS
+    )
 
     def parse(self, body: Any) -> ChatBody:
         """Read a chat completion request, which may leave the model to the episode."""
@@ -38,6 +42,8 @@ class ChatDialect(Dialect):
             "choices": [_choice(index, answer, asked) for index, answer in enumerate(answers)],
             "usage": usage_of(answers, asked),
         }
+        if asked.prompt_logprobs is not None:
+            reply["prompt_logprobs"] = prompt_logprobs_object(answers[0])
         return reply | ({"prompt_token_ids": first.prompt_ids} if asked.return_token_ids else {})
 
     def stream(self, asked: ChatBody, body: Any, created: int) -> Stream:
@@ -52,7 +58,7 @@ def _choice(index: int, answer: RecordedCompletion, asked: ChatBody) -> dict[str
         "index": index,
         "message": {"content": None} | completion.message | {"role": "assistant"},
         "finish_reason": completion.finish_reason,
-        "logprobs": logprobs_object(answer.tokens, answer.name) if has_logprobs else None,
+        "logprobs": logprobs_object(answer.tokens, answer) if has_logprobs else None,
     }
     return choice | ({"token_ids": completion.completion_ids} if asked.return_token_ids else {})
 
@@ -118,9 +124,9 @@ class _ChatStream(ChunkStream):
     ) -> Event:
         """A chunk, with the tokens that its text was made of."""
         tokens = self.said[index].taken()
-        logprobs = logprobs_object(tokens, heading.name) if tokens and self.asked.logprobs else None
+        logprobs = logprobs_object(tokens, heading) if tokens and self.asked.logprobs else None
         choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
-        ids = {"token_ids": [token for token, _, _ in tokens]} if self.asked.return_token_ids else {}
+        ids = {"token_ids": ids_of(tokens)} if self.asked.return_token_ids else {}
         return self.chunk(choice | ids)
 
 
@@ -135,13 +141,19 @@ def usage_of(answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str
     return usage_object(prompts, sum(answer.completion.usage.completion_tokens for answer in answers))
 
 
-def logprobs_object(tokens: Iterable[TokenLogprob], name: TokenName) -> dict[str, Any]:
+def ids_of(tokens: Iterable[TokenLogprob]) -> list[int]:
+    """The ids of tokens that have one."""
+    return [token for token, _, _ in tokens if isinstance(token, int)]
+
+
+def logprobs_object(tokens: Iterable[TokenLogprob], heading: Heading) -> dict[str, Any]:
     """The `logprobs` of a choice."""
 
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = name(token)
+    def entry(token: Token, logprob: float) -> dict[str, Any]:
+        text = heading.called(token)
+        has_text = isinstance(token, str) or heading.name is not named_by_id
         # A token that is a part of a character has no text of its own, and so none to give the bytes of.
-        is_text = name is not named_by_id and _REPLACEMENT not in text
+        is_text = has_text and _REPLACEMENT not in text
         return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if is_text else None}
 
     content = [
@@ -149,6 +161,30 @@ def logprobs_object(tokens: Iterable[TokenLogprob], name: TokenName) -> dict[str
         for token, logprob, top in tokens
     ]
     return {"content": content, "refusal": None}
+
+
+def prompt_logprobs_object(answer: RecordedCompletion) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each of the prompt's tokens it and the likeliest ones, by their ids.
+
+    Of the first nothing is known.
+    """
+    completion = answer.completion
+    rows: list[dict[str, Any] | None] = [None]
+    for token, logprob, top in zip(
+        (completion.prompt_ids or ())[1:], completion.prompt_logprobs, completion.prompt_top, strict=True
+    ):
+        ranks = {other: (value, rank) for rank, (other, value) in enumerate(top, 1)}
+        rows.append(
+            {
+                str(other): {
+                    "logprob": finite(value),
+                    "rank": rank,
+                    "decoded_token": answer.called(other),
+                }
+                for other, (value, rank) in ({token: (logprob, None)} | ranks).items()
+            }
+        )
+    return rows
 
 
 def finite(logprob: float) -> float:

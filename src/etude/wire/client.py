@@ -8,8 +8,7 @@ logprobs by their ids instead (`return_tokens_as_token_ids`) are understood as w
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -17,15 +16,10 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from etude.core.call import Completion, Usage
+from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.core.message import Message
 from etude.wire.dialect import tool_call
-
-_NAMED = "token_id:"
-"""How vLLM names a token by its id."""
-
-_ROUNDING = 1e-4
-"""By which a logprob may lie above 0."""
-_LARGEST_ID = 2**31 - 1
+from etude.wire.logprobs import named_ids, read_prompt_logprobs, require_possible, texts_of, tops_of
 
 _REQUEST_AT_FAULT = frozenset({400, 413, 422})
 _RETRIED_STATUS = frozenset({408, 409, 429})
@@ -35,10 +29,22 @@ _SHOWN_CHARACTERS = 300
 class Refused(Exception):
     """The endpoint will not answer this request, however often it is asked."""
 
-    def __init__(self, reason: str, *, impossible: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, impossible: bool = False, param: str | None = None, is_too_long: bool = False
+    ) -> None:
         super().__init__(reason)
         self.impossible = impossible
         """Whether the request is at fault: not the key, the address or the account."""
+        self.param = param
+        """The field of the request that is, where the endpoint says so."""
+        self.is_too_long = is_too_long
+        """Whether the prompt leaves no room for an answer."""
+
+    def error(self, reason: str) -> EngineError:
+        """The same for whoever asked; `reason` says where, too."""
+        if not self.impossible:
+            return EngineError(reason)
+        return PromptTooLong(reason) if self.is_too_long else ImpossibleCall(reason, param=self.param)
 
 
 class Disturbed(Exception):
@@ -72,7 +78,14 @@ def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused 
     location = headers.get("location")
     if 300 <= status < 400 and location:
         reason = f"{reason}: redirected to {location}; give that address as `base_url`"
-    return Refused(reason, impossible=status in _REQUEST_AT_FAULT)
+    error = body.get("error") if isinstance(body, dict) else None
+    fields = error if isinstance(error, dict) else {}
+    return Refused(
+        reason,
+        impossible=status in _REQUEST_AT_FAULT,
+        param=param if isinstance(param := fields.get("param"), str) else None,
+        is_too_long=fields.get("code") == "context_length_exceeded",
+    )
 
 
 def error_text(body: Any) -> str:
@@ -102,8 +115,12 @@ def _retry_after(value: str | None) -> float | None:
     return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
-def parse_completion(data: bytes, model_version: int = 0, vocabulary: int | None = None) -> Completion:
+def parse_completion(
+    data: bytes, model_version: int = 0, vocabulary: int | None = None, *, top: int = 0, prompt_top: int = 0
+) -> Completion:
     """The completion in the body of a 200 answer.
+
+    `top` and `prompt_top` are how many of the likeliest tokens were asked for.
 
     Raises Disturbed when the body is not one: broken JSON, no choices, fields of the wrong type, as many
     logprobs as there are not tokens, numbers that cannot be. Raises Refused when a content filter cut it.
@@ -114,22 +131,30 @@ def parse_completion(data: bytes, model_version: int = 0, vocabulary: int | None
         raise Disturbed(f"malformed JSON in the answer: {error}") from error
     try:
         choice = _only_choice(reply)
+        if "text" in choice:
+            choice = _as_chat(choice)
         message = _message(choice["message"])
         tokens = (choice.get("logprobs") or {}).get("content")
         logprobs = None if tokens is None else tuple([float(token["logprob"]) for token in tokens])
         completion_ids = _ids(choice.get("token_ids"))
         if completion_ids is None:
-            completion_ids = _named_ids(tokens or ())
+            completion_ids = named_ids(tokens or ())
         if logprobs is not None and completion_ids is not None and len(logprobs) != len(completion_ids):
             raise Disturbed(f"malformed answer: {len(logprobs)} logprobs for {len(completion_ids)} tokens")
-        prompt_ids, usage = _ids(reply.get("prompt_token_ids")), _usage(reply.get("usage") or {})
-        require_possible(logprobs or (), (*(prompt_ids or ()), *(completion_ids or ())), vocabulary)
+        prompt_ids, usage = _ids(_of_prompt("token_ids", reply, choice)), _usage(reply.get("usage") or {})
+        scores = read_prompt_logprobs(_of_prompt("logprobs", reply, choice), prompt_ids, prompt_top)
+        every = (*(logprobs or ()), *(own for own, _ in scores))
+        require_possible(every, (*(prompt_ids or ()), *(completion_ids or ())), vocabulary)
         return Completion(
             message=message,
             finish_reason=_finish_reason(choice.get("finish_reason"), message),
             prompt_ids=prompt_ids,
             completion_ids=completion_ids,
             logprobs=logprobs,
+            top_logprobs=tops_of(tokens or (), top) if top else (),
+            token_texts=texts_of(tokens or ()) if completion_ids is None else (),
+            prompt_logprobs=tuple([own for own, _ in scores]),
+            prompt_top=tuple([top for _, top in scores]),
             usage=usage,
             model_version=model_version,
         )
@@ -137,17 +162,28 @@ def parse_completion(data: bytes, model_version: int = 0, vocabulary: int | None
         raise Disturbed(f"malformed answer: {type(error).__name__}: {error}") from error
 
 
-def require_possible(
-    logprobs: Sequence[float], ids: Sequence[int] = (), vocabulary: int | None = None
-) -> None:
-    """Raise ValueError for logprobs that are none, and for ids that no token of the vocabulary has."""
-    if logprobs and not (all(map(math.isfinite, logprobs)) and max(logprobs) <= _ROUNDING):
-        impossible = next(value for value in logprobs if not -math.inf < value <= _ROUNDING)
-        raise ValueError(f"{impossible} is no logprob")
-    largest = _LARGEST_ID if vocabulary is None else vocabulary - 1
-    if ids and not (min(ids) >= 0 and max(ids) <= largest):
-        unknown = next(token for token in ids if not 0 <= token <= largest)
-        raise ValueError(f"there is no token with the id {unknown}; the largest is {largest}")
+def _of_prompt(name: str, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
+    """A field about the prompt, which chat completions have outside of the choice and completions inside."""
+    return reply.get(f"prompt_{name}") or choice.get(f"prompt_{name}")
+
+
+def _as_chat(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice of the completions API as one of chat completions."""
+    wire = choice.get("logprobs")
+    logprobs = None
+    if wire is not None:
+        tops = wire.get("top_logprobs") or [{}] * len(wire["tokens"])
+        logprobs = {
+            "content": [
+                {
+                    "token": token,
+                    "logprob": logprob,
+                    "top_logprobs": [{"token": other, "logprob": value} for other, value in top.items()],
+                }
+                for token, logprob, top in zip(wire["tokens"], wire["token_logprobs"], tops, strict=True)
+            ]
+        }
+    return {**choice, "message": {"content": choice["text"]}, "logprobs": logprobs}
 
 
 def _usage(wire: dict[str, Any]) -> Usage:
@@ -204,14 +240,6 @@ def _ids(wire: Any) -> tuple[int, ...] | None:
     if not isinstance(wire, list) or not set(map(type, wire)) <= {int}:
         raise TypeError("token ids are not a list of integers")
     return tuple(wire)
-
-
-def _named_ids(tokens: Any) -> tuple[int, ...] | None:
-    """The ids in tokens like `token_id:42`; None where the tokens are called by their text."""
-    named = [str(token.get("token", "")) for token in tokens]
-    if not named or not all(name.startswith(_NAMED) and name[len(_NAMED) :].isdecimal() for name in named):
-        return None
-    return tuple(int(name[len(_NAMED) :]) for name in named)
 
 
 def _finish_reason(wire: Any, message: Message) -> str:

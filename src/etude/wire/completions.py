@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 from etude.core.call import Delta
 from etude.wire.answers import Heading, RecordedCompletion, Said, TokenLogprob
 from etude.wire.bodies import CompletionBody
-from etude.wire.chat import ChunkStream, finite, usage_of
+from etude.wire.chat import ChatDialect, ChunkStream, finite, ids_of, prompt_logprobs_object, usage_of
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream, validated
 
 
@@ -17,6 +17,7 @@ class CompletionsDialect(Dialect):
     """`POST /completions`: an answer for each prompt and repetition."""
 
     error_event = None
+    names: ClassVar[Mapping[str, Sequence[str]]] = {**ChatDialect.names, "messages": ("prompt",)}
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request, which may leave the model to the episode."""
@@ -30,9 +31,14 @@ class CompletionsDialect(Dialect):
         for index, answer in enumerate(answers):
             completion = answer.completion
             text, reason = str(completion.message["content"]), completion.finish_reason
-            choices.append(_choice(asked, index, answer, text, answer.tokens, reason))
+            choice = _choice(asked, index, answer, answer.prompt_text + text, answer.tokens, reason)
+            if asked.echo and asked.logprobs:
+                choice["logprobs"] = _with_prompt(answer, choice["logprobs"])
+            if body.get("prompt_logprobs") is not None:
+                choice["prompt_logprobs"] = prompt_logprobs_object(answer)
             if asked.return_token_ids:
-                choices[-1]["prompt_token_ids"] = completion.prompt_ids
+                choice["prompt_token_ids"] = completion.prompt_ids
+            choices.append(choice)
         return {
             "id": _id(answers[0]),
             "object": "text_completion",
@@ -91,16 +97,27 @@ def _choice(
     """A choice, or a piece of it whose text begins at `offset`."""
     logprobs = _logprobs(heading, tokens, offset) if asked.logprobs else None
     choice = {"index": index, "text": text, "finish_reason": finish_reason, "logprobs": logprobs}
-    return choice | ({"token_ids": [token for token, _, _ in tokens]} if asked.return_token_ids else {})
+    return choice | ({"token_ids": ids_of(tokens)} if asked.return_token_ids else {})
 
 
 def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    texts = [heading.name(token) for token, _, _ in tokens]
+    texts = [heading.called(token) for token, _, _ in tokens]
     return {
         "tokens": texts,
         "token_logprobs": [finite(logprob) for _, logprob, _ in tokens],
         "text_offset": [*accumulate(map(len, texts), initial=offset)][:-1],
         "top_logprobs": [
-            {heading.name(other): finite(logprob) for other, logprob in top} for _, _, top in tokens
+            {heading.called(other): finite(logprob) for other, logprob in top} for _, _, top in tokens
         ],
     }
+
+
+def _with_prompt(answer: RecordedCompletion, own: dict[str, Any]) -> dict[str, Any]:
+    """The logprobs of the prompt's tokens before the answer's own; of the first nothing is known."""
+    completion = answer.completion
+    first, *rest = completion.prompt_ids or ()
+    tokens = list(zip(rest, completion.prompt_logprobs, completion.prompt_top, strict=True))
+    before = _logprobs(answer, [(first, 0.0, ()), *tokens], 0)
+    before["token_logprobs"][0] = before["top_logprobs"][0] = None
+    both = {name: before[name] + own[name] for name in own}
+    return both | {"text_offset": [*accumulate(map(len, both["tokens"]), initial=0)][:-1]}

@@ -117,6 +117,10 @@ class ChatBody:
     logprobs: bool = False
     top_logprobs: int = 0
     """How many of the most likely tokens come with each sampled one."""
+    prompt_logprobs: int | None = None
+    """As in `ChatRequest`."""
+    echo: bool = False
+    """Whether the prompt comes before the answer's text."""
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     """Whether the tokens of logprobs are named by their ids."""
@@ -187,6 +191,8 @@ class Dialect(ABC):
 
     error_event: ClassVar[str | None] = "error"
     """The name of the event of a stream that failed half-way, where events have names."""
+    names: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """The API's own names of the fields of a chat completion's request, where it has others."""
 
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
@@ -198,6 +204,11 @@ class Dialect(ABC):
         Raises RequestError for what is missing or malformed, and for parameters that would have to be
         ignored: a request is honoured as it stands or refused.
         """
+
+    def own_name(self, field: str | None, body: Mapping[str, Any]) -> str | None:
+        """The API's name of a field that is at fault: of several, the one that the body has."""
+        own = self.names.get(field or "", (field,))
+        return next((name for name in own if name in body), own[0])
 
     @abstractmethod
     def reply(

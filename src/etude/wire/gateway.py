@@ -20,6 +20,7 @@ from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.chat import ChatDialect
 from etude.wire.completions import CompletionsDialect
 from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, server_sent
+from etude.wire.logprobs import require_asked
 from etude.wire.messages import MessagesDialect
 from etude.wire.responses import ResponsesDialect
 from etude.wire.tokens import TOKEN_PATHS, Readers, models_reply, token_reply
@@ -123,15 +124,40 @@ class Gateway:
         if isinstance(data, dict):
             data = {**self._defaults(str(data.get("model"))), **_set(data)}
         asked = replace(dialect.parse(data), function=headers.get(FUNCTION_HEADER))
-        if asked.stream:
-            return await self._streamed(dialect, asked, data)
-        answers = await _all(self._handler, asked.each())
+        try:
+            if asked.stream:
+                return await self._streamed(dialect, asked, data)
+            answers = await _all(self._answered, asked.each())
+            if asked.echo:
+                answers = [
+                    replace(answer, prompt_text=await self._text(asked, asked.prompts[index // asked.n]))
+                    for index, answer in enumerate(answers)
+                ]
+        except ImpossibleCall as error:
+            error.param = dialect.own_name(error.param, data)
+            raise
         return httpx.Response(200, json=dialect.reply(answers, asked, data, int(time.time())))
+
+    async def _answered(self, asked: ChatBody) -> RecordedCompletion:
+        """One answer. Raises as the handler does, and ImpossibleCall where it lacks what was asked for."""
+        answer = await self._handler(asked)
+        top, prompt = asked.top_logprobs, asked.prompt_logprobs is not None
+        require_asked(answer.completion, logprobs=asked.logprobs, top=top, prompt=prompt)
+        return answer
+
+    async def _text(self, asked: ChatBody, prompt: str | tuple[int, ...]) -> str:
+        """A prompt as a text."""
+        if isinstance(prompt, str):
+            return prompt
+        if self._readers is None:
+            raise RequestError("token ids cannot be echoed here; give the prompt as a text", param="echo")
+        async with self._readers.reader(asked.model) as speech:
+            return str(speech.template.decode(prompt))
 
     async def _streamed(self, dialect: Dialect, asked: ChatBody, data: Any) -> httpx.Response:
         """A stream, once there is something to put into it: before that, a failure has a status."""
         news: asyncio.Queue[_News] = asyncio.Queue()
-        sampling = asyncio.create_task(_listen(self._handler, asked.each(), news))
+        sampling = asyncio.create_task(_listen(self._answered, asked.each(), news))
         self._under_way.add(sampling)
         sampling.add_done_callback(self._under_way.discard)
         try:
@@ -262,9 +288,7 @@ def dialect_of(path: str) -> type[Dialect]:
 
 def param_of(error: EtudeError) -> str | None:
     """The field of the request that is at fault, where that is known."""
-    if isinstance(error, ImpossibleCall):
-        return "messages"
-    return error.param if isinstance(error, RequestError) else None
+    return error.param if isinstance(error, RequestError | ImpossibleCall) else None
 
 
 def code_of(error: EtudeError) -> str | None:

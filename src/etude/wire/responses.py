@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -124,7 +124,7 @@ class _ReasoningConfig(BaseModel):
 class ResponsesBody(RequestBody):
     """The body of `POST /responses`."""
 
-    free = BOOKKEEPING | {"stream_options", "top_logprobs"}
+    free = BOOKKEEPING | {"stream_options"}
     neutral: ClassVar[Neutral] = {
         "background": (False,),
         "truncation": ("disabled", "auto"),
@@ -135,6 +135,8 @@ class ResponsesBody(RequestBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    """Of the text's tokens, where `include` asks for logprobs at all."""
     tools: list[_Tool] | None = None
     tool_choice: Wish | None = None
     parallel_tool_calls: bool | None = None
@@ -153,19 +155,28 @@ class ResponsesBody(RequestBody):
         """The request, its instructions as the first message."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         effort = effort_options(self.reasoning.effort if self.reasoning else None, "reasoning.effort")
+        has_logprobs = _LOGPROBS in (self.include or ())
         asked = replace(
             super().request(),
             messages=(*first, *_messages(self.input)),
             tools=tuple(tool.as_chat() for tool in self.tools or ()),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             template_options=effort | (self.chat_template_kwargs or {}),
-            logprobs=_LOGPROBS in (self.include or ()),
+            logprobs=has_logprobs,
+            top_logprobs=(self.top_logprobs or 0) if has_logprobs else 0,
         )
         return choose_tools(asked, self.tool_choice)
 
 
 class ResponsesDialect(Dialect):
     """`POST /responses`. An answer can be gone on from with `previous_response_id`."""
+
+    names: ClassVar[Mapping[str, Sequence[str]]] = {
+        "messages": ("input",),
+        "response_format": ("text.format",),
+        "reasoning_effort": ("reasoning.effort",),
+        "max_tokens": ("max_output_tokens",),
+    }
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request. Raises RequestError for items and tools too that a chat has no place for."""
@@ -320,7 +331,7 @@ def _item(
 
 
 def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    content = logprobs_object(tokens, heading.name)["content"]
+    content = logprobs_object(tokens, heading)["content"]
     return [{**token, "bytes": token["bytes"] or []} for token in content]
 
 

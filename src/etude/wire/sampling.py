@@ -58,7 +58,8 @@ def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
     """
     if unknown := [name for name in changes if name not in SAMPLING_NAMES]:
         raise RequestError(
-            f"'{unknown[0]}' is not a sampling parameter; allowed: {', '.join(SAMPLING_NAMES)}"
+            f"'{unknown[0]}' is not a sampling parameter; allowed: {', '.join(SAMPLING_NAMES)}",
+            param=unknown[0],
         )
     wishes = {name: value for name, value in changes.items() if value is not None}
     if not wishes:
@@ -68,5 +69,12 @@ def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        raise RequestError(f"{name}: {first['msg']}, found {changes[name]!r:.80}") from error
-    return replace(base, **given)
+        raise RequestError(f"{name}: {first['msg']}, found {changes[name]!r:.80}", param=name) from error
+    changed = replace(base, **given)
+    if changed.max_tokens is not None and changed.min_tokens > changed.max_tokens:
+        raise RequestError(
+            f"min_tokens is {changed.min_tokens}, and max_tokens only {changed.max_tokens}: no answer is as "
+            "long; change one of them",
+            param="min_tokens",
+        )
+    return changed

@@ -1,0 +1,190 @@
+"""Logprobs of answers and prompts over all APIs, against a plain forward pass; and where there are none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+
+from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.errors import EngineError
+from etude.inference.embedded import EmbeddedEngine
+from etude.inference.openai_compatible import OpenAiEngine
+from etude.inference.openai_config import OpenAiLlmConfig
+from etude.store.journal import Journal
+from tests.rollout.running import collect_one, tiny_engine
+from tests.support import ScriptedEngine
+
+ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
+PLAIN = {"model": "policy", "max_tokens": 4, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EmbeddedEngine]:
+    engine = tiny_engine()
+    yield engine
+    asyncio.run(engine.close())
+
+
+def scores(engine: EmbeddedEngine, ids: Sequence[int]) -> torch.Tensor:
+    """The log-softmax after each token [T, V], by one forward pass."""
+    with torch.no_grad():
+        return engine.policy.model(torch.tensor([list(ids)]), use_cache=False).logits[0].log_softmax(-1)
+
+
+def near(values: Any) -> Any:
+    return pytest.approx(values, abs=1e-4)
+
+
+class Silent(ScriptedEngine):
+    """Tells the text of its answers, and how many tokens they have."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        return Completion({"role": "assistant", "content": "yes"}, usage=Usage(3, 1))
+
+
+def require_true(engine: EmbeddedEngine, reply: dict[str, Any]) -> None:
+    """Logprobs of a chat completion, those of its prompt, and the likeliest tokens are the model's."""
+    [choice], prompt = reply["choices"], reply["prompt_token_ids"]
+    logprobs_TV = scores(engine, [*prompt, *choice["token_ids"]])
+    best = logprobs_TV.topk(3)
+    for index, (token, row) in enumerate(zip(prompt[1:], reply["prompt_logprobs"][1:], strict=True)):
+        assert row[str(token)]["logprob"] == near(float(logprobs_TV[index, token]))
+        assert {int(name) for name in row} == {token, *best.indices[index, :2].tolist()}
+    assert reply["prompt_logprobs"][0] is None
+    for index, entry in enumerate(choice["logprobs"]["content"], len(prompt) - 1):
+        assert entry["logprob"] == near(
+            float(logprobs_TV[index, choice["token_ids"][index + 1 - len(prompt)]])
+        )
+        assert [other["logprob"] for other in entry["top_logprobs"]] == near(best.values[index].tolist())
+
+
+@asynccontextmanager
+async def behind(episode: Any, **settings: Any) -> AsyncIterator[OpenAiEngine]:
+    """An engine that asks an episode's endpoint."""
+    address = {"base_url": episode.endpoint.base_url, "api_key": episode.endpoint.api_key}
+    engine = OpenAiEngine(OpenAiLlmConfig(model_name="policy", **address, **settings))
+    yield engine
+    await engine.close()
+
+
+async def ask_for_everything(engine: EmbeddedEngine, episode: Any) -> None:
+    endpoint = episode.endpoint
+    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        more = {"return_token_ids": True, "prompt_logprobs": 2}
+        chat = await client.chat.completions.create(
+            messages=ASK, logprobs=True, top_logprobs=3, extra_body=more, **PLAIN
+        )
+        require_true(engine, chat.model_dump())
+        prompt = engine.speech.tokenizer("yes or", add_special_tokens=False)["input_ids"]
+        ids = {"return_token_ids": True}
+        text = await client.completions.create(
+            prompt="yes or", logprobs=2, echo=True, extra_body=ids, **PLAIN
+        )
+        [choice] = text.choices
+        told, logprobs = choice.model_dump(), choice.logprobs
+        logprobs_TV = scores(engine, [*told["prompt_token_ids"], *told["token_ids"]])
+        assert choice.text.startswith("yes or") and told["prompt_token_ids"] == prompt
+        own = logprobs_TV[:-1].gather(1, torch.tensor([*prompt, *told["token_ids"]])[1:, None])[:, 0]
+        assert logprobs.token_logprobs[0] is None and logprobs.token_logprobs[1:] == near(own.tolist())
+        best = logprobs_TV.topk(2).values.tolist()
+        for top, values in zip(logprobs.top_logprobs[1:], best[:-1], strict=True):
+            assert sorted(top.values())[::-1] == near(values)
+        assert len(logprobs.text_offset) == len(logprobs.tokens) == len(prompt) + len(told["token_ids"])
+        answer = await client.responses.create(
+            model="policy", input="hi", include=["message.output_text.logprobs"], top_logprobs=2
+        )
+        assert {len(entry.top_logprobs) for entry in answer.output[0].content[0].logprobs} == {2}
+        for path, fields, param in (
+            ("/chat/completions", {"messages": ASK, "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+            ("/chat/completions", {"messages": ASK, "prompt_logprobs": 21}, "prompt_logprobs"),
+            ("/completions", {"prompt": "yes", "echo": True, "stream": True}, "echo"),
+        ):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.post(path, cast_to=httpx.Response, body={"model": "policy", **fields})
+            assert refused.value.param == param
+
+
+async def test_they_are_those_of_a_forward_pass_here_and_through_another_endpoint(
+    engine: EmbeddedEngine, journal: Journal, tmp_path: Path
+) -> None:
+    async def workflow(example: Any, episode: Any) -> int:
+        await ask_for_everything(engine, episode)
+        async with behind(episode, provider="etude") as remote:
+
+            async def passed_on(example: Any, outer: Any) -> int:
+                await ask_for_everything(engine, outer)
+                return 0
+
+            with Journal(tmp_path / "outer.db") as outer:
+                record = await collect_one(passed_on, outer, engine=remote)
+                assert record.failure is None, record.failure
+                again = await collect_one(passed_on, outer)  # As it is read back, without an engine.
+            assert again.calls == record.calls
+        return 0
+
+    record = await collect_one(workflow, journal, engine=engine)
+    assert record.failure is None, record.failure
+    chat = record.calls[0].completion
+    assert chat is not None and len(chat.prompt_logprobs) == len(chat.prompt_ids or ()) - 1
+    assert {len(top) for top in chat.prompt_top} == {2}
+
+
+async def test_token_ids_are_echoed_as_their_text(engine: EmbeddedEngine, journal: Journal) -> None:
+    async def workflow(example: Any, episode: Any) -> str:
+        endpoint = episode.endpoint
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            ids = engine.speech.tokenizer("yes or", add_special_tokens=False)["input_ids"]
+            texts = [
+                (await client.completions.create(prompt=prompt, echo=True, n=2, **PLAIN)).choices[1].text
+                for prompt in (ids, "yes or")
+            ]
+        assert texts[0] == texts[1]
+        return texts[0]
+
+    record = await collect_one(workflow, journal, engine=engine)
+    assert record.failure is None and str(record.output).startswith("yes or"), record.failure
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+        ({"extra_body": {"prompt_logprobs": 0}}, "prompt_logprobs"),
+    ],
+)
+async def test_a_model_that_tells_none_fails_the_call_by_name(
+    journal: Journal, asked: dict[str, Any], param: str
+) -> None:
+    async def workflow(example: Any, episode: Any) -> int:
+        with pytest.raises(openai.BadRequestError, match=f"lacks what {param} asks for") as refused:
+            await episode.openai().chat.completions.create(model="m", messages=ASK, **asked)
+        assert refused.value.param == param
+        return 0
+
+    record = await collect_one(workflow, journal, engine=Silent())
+    assert record.failure is None, record.failure
+
+
+@pytest.mark.parametrize("name", ["logprobs", "top_logprobs", "return_token_ids"])
+async def test_so_does_an_endpoint_that_lacks_what_the_config_asks_for(journal: Journal, name: str) -> None:
+    async def workflow(example: Any, episode: Any) -> int:
+        settings = {"provider": "other", "logprobs": False, name: 2 if name == "top_logprobs" else True}
+        async with behind(episode, **settings) as remote:
+            with pytest.raises(EngineError, match=f"at http.*lacks what {name} asks for"):
+                await remote.complete(ChatRequest(tuple(ASK)))
+        return 0
+
+    record = await collect_one(workflow, journal, engine=Silent())
+    assert record.failure is None, record.failure

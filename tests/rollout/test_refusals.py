@@ -1,0 +1,144 @@
+"""Calls that no model could answer: the field at fault, its name in each API, and whose failure it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
+from etude.inference.embedded import EmbeddedEngine
+from etude.inference.openai_compatible import OpenAiEngine
+from etude.inference.openai_config import OpenAiLlmConfig
+from etude.store.journal import Journal
+from tests.rollout.running import collect_one, tiny_engine
+from tests.support import ScriptedEngine
+
+ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
+SOUND = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}]
+ODD = {"type": "object", "properties": {"a": {"type": "string", "not": {"minLength": 2}}}, "required": ["a"]}
+ODD_FORMAT = {"type": "json_schema", "json_schema": {"name": "odd", "schema": ODD}}
+STRICT = {"type": "function", "function": {"name": "odd", "parameters": ODD, "strict": True}}
+RESPONSES_FORMAT = {"type": "json_schema", "name": "odd", "schema": ODD}
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("/chat/completions", {"messages": IMAGE}, "messages"),
+    ("/chat/completions", {"messages": SOUND}, "messages"),
+    ("/chat/completions", {"messages": ASK * 99}, "messages"),
+    ("/chat/completions", {"chat_template_kwargs": {"sing": True}}, "chat_template_kwargs"),
+    ("/chat/completions", {"logit_bias": {"100000": 1}}, "logit_bias"),
+    ("/chat/completions", {"stop_token_ids": [100000]}, "stop_token_ids"),
+    ("/chat/completions", {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ("/chat/completions", {"min_tokens": 50}, "min_tokens"),
+    ("/chat/completions", {"temperature": -1}, "temperature"),
+    ("/chat/completions", {"min_p": 2}, "min_p"),
+    ("/chat/completions", {"logit_bias": {"5": 101}}, "logit_bias[5]"),
+    ("/chat/completions", {"response_format": ODD_FORMAT}, "response_format"),
+    ("/chat/completions", {"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
+    ("/chat/completions", {"guided_grammar": "start: missing"}, "guided_grammar"),
+    ("/chat/completions", {"tool_choice": "required"}, "tool_choice"),
+    ("/chat/completions", {"tools": [STRICT]}, "tools"),
+    ("/completions", {"prompt": [7, 100000]}, "prompt"),
+    ("/completions", {"prompt": "yes or no? " * 400}, "prompt"),
+    ("/completions", {"prompt": "yes", "structured_outputs": {"json": ODD}}, "structured_outputs"),
+    ("/responses", {"input": "yes or no? " * 400}, "input"),
+    ("/responses", {"input": "yes", "text": {"format": RESPONSES_FORMAT}}, "text.format"),
+]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EmbeddedEngine]:
+    engine = tiny_engine()
+    yield engine
+    asyncio.run(engine.close())
+
+
+async def test_the_field_that_is_refused_is_named(engine: EmbeddedEngine, journal: Journal) -> None:
+    async def workflow(example: Any, episode: Any) -> int:
+        headers = {"authorization": f"Bearer {episode.endpoint.api_key}"}
+        async with httpx.AsyncClient(base_url=episode.endpoint.base_url, headers=headers) as http:
+            for stream in (False, True):
+                for path, fields, param in REFUSED:
+                    chat = {"messages": ASK} if path == "/chat/completions" else {}
+                    reply = await http.post(path, json={**chat, **fields, "stream": stream})
+                    assert reply.status_code == 400, (fields, reply.text)
+                    error = reply.json()["error"]
+                    assert (reply.status_code, error["param"]) == (400, param), (fields, error)
+                    assert error["type"] == "invalid_request_error"
+        settings = {"base_url": episode.endpoint.anthropic_base_url, "api_key": episode.endpoint.api_key}
+        async with anthropic.AsyncAnthropic(**settings) as claude:
+            with pytest.raises(anthropic.BadRequestError, match="context is 256 tokens"):
+                await claude.messages.create(model="policy", messages=ASK * 99, max_tokens=3)
+        return 0
+
+    record = await collect_one(workflow, journal, engine=engine)
+    assert record.failure is None, record.failure
+
+
+async def test_an_endpoints_reason_is_passed_on(
+    engine: EmbeddedEngine, journal: Journal, tmp_path: Path
+) -> None:
+    """An engine at the endpoint of an episode whose model is embedded."""
+
+    async def workflow(example: Any, episode: Any) -> int:
+        address = {"base_url": episode.endpoint.base_url, "api_key": episode.endpoint.api_key}
+        remote = OpenAiEngine(OpenAiLlmConfig(model_name="policy", provider="etude", **address))
+
+        async def ask(inner: Any, outer: Any) -> int:
+            client = outer.openai()
+            for fields, param, code in (
+                ({"messages": ASK * 99}, "messages", "context_length_exceeded"),
+                ({"logit_bias": {"100000": 1}}, "logit_bias", None),
+                ({"extra_body": {"guided_regex": "(a"}}, "guided_regex", None),
+            ):
+                with pytest.raises(openai.BadRequestError) as refused:
+                    await client.chat.completions.create(**{"model": "m", "messages": ASK, **fields})
+                assert (refused.value.param, refused.value.code) == (param, code)
+            await outer.chat(ASK * 99)
+            return 0
+
+        try:
+            record = await collect_one(ask, journal, engine=remote)
+        finally:
+            await remote.close()
+        assert record.failure is not None
+        assert (record.failure.kind, record.failure.origin) == ("call_failed", "agent")
+        return 0
+
+    with Journal(tmp_path / "inner.db") as inner:
+        record = await collect_one(workflow, inner, engine=engine)
+    assert record.failure is None, record.failure
+
+
+class OfAnotherEngine(ImpossibleCall):
+    """As a user's own engine may have it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "origin"),
+    [
+        (PromptTooLong("the prompt has 9 tokens, and the context ends at 8"), "agent"),
+        (OfAnotherEngine("no such language"), "agent"),
+        (EngineError("overloaded"), "model"),
+    ],
+)
+@pytest.mark.parametrize("client", [False, True])
+async def test_a_kind_of_impossible_call_is_the_agents_failure_too(
+    journal: Journal, error: EngineError, origin: str, client: bool
+) -> None:
+    async def play(example: Any, episode: Any) -> None:
+        if client:
+            await episode.openai().chat.completions.create(model="m", messages=ASK)
+        else:
+            await episode.chat(ASK)
+
+    record = await collect_one(play, journal, engine=ScriptedEngine([error]))
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.origin) == ("call_failed", origin)
