@@ -161,10 +161,7 @@ class Recorder:
             top_logprobs=top_logprobs,
             prompt_logprobs=prompt_logprobs,
         )
-        digest = _digest(model, request)
-        count = self._asked.get(digest, 0)
-        self._asked[digest] = count + 1
-        name = f"{digest}/{count}"
+        name = self._name(model, request)
         key = fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed
         request = replace(request, key=key)
         index = len(self._calls)
@@ -179,6 +176,13 @@ class Recorder:
             self._calls[index] = call
             self.names[index] = name
         return name, call
+
+    def _name(self, model: str, request: ChatRequest) -> str:
+        """The name of a call that is being made."""
+        digest = _digest(model, request)
+        count = self._asked.get(digest, 0)
+        self._asked[digest] = count + 1
+        return f"{digest}/{count}"
 
     async def _admit(self) -> None:
         if self._closed:
