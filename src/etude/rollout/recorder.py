@@ -145,10 +145,7 @@ class Recorder:
         """
         await self._admit()
         model = self.models.choose(model)
-        default = self.models.sampling.get(model) or Sampling()
-        chosen = change_sampling(change_sampling(default, sampling), self._override)
-        if choice and chosen.seed is not None:
-            chosen = replace(chosen, seed=fold(chosen.seed, "choice", choice))
+        chosen = self._sampling(model, sampling, choice)
         request = ChatRequest(
             messages,
             tools,
@@ -161,7 +158,10 @@ class Recorder:
             top_logprobs=top_logprobs,
             prompt_logprobs=prompt_logprobs,
         )
-        name = self._name(model, request)
+        digest = _digest(model, request)
+        count = self._asked.get(digest, 0)
+        self._asked[digest] = count + 1
+        name = f"{digest}/{count}"
         key = fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed
         request = replace(request, key=key)
         index = len(self._calls)
@@ -177,12 +177,12 @@ class Recorder:
             self.names[index] = name
         return name, call
 
-    def _name(self, model: str, request: ChatRequest) -> str:
-        """The name of a call that is being made."""
-        digest = _digest(model, request)
-        count = self._asked.get(digest, 0)
-        self._asked[digest] = count + 1
-        return f"{digest}/{count}"
+    def _sampling(self, model: str, asked: Mapping[str, Any], choice: int) -> Sampling:
+        default = self.models.sampling.get(model) or Sampling()
+        chosen = change_sampling(change_sampling(default, asked), self._override)
+        if choice and chosen.seed is not None:
+            return replace(chosen, seed=fold(chosen.seed, "choice", choice))
+        return chosen
 
     async def _admit(self) -> None:
         if self._closed:
