@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import math
 import random
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -19,10 +22,12 @@ from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
+from etude.core.tools import ToolSet
 from etude.rollout.program import ProgramResult, Workplace, last_line
 from etude.rollout.readers import EpisodeReaders
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
+from etude.rollout.tools import EpisodeTools, SyncTools, Tools
 from etude.rollout.workflow import FunctionScope, current_function
 from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.bodies import as_message, plain_messages
@@ -49,6 +54,7 @@ class Episode:
         *,
         seed: int,
         server: EndpointServer,
+        tools: EpisodeTools,
     ) -> None:
         self.example = example
         """The dataset row that this run is about."""
@@ -60,6 +66,7 @@ class Episode:
         """The event loop that the episode lives on."""
         self._recorder = recorder
         self._server = server
+        self._tools = tools
         self._events: list[Event] = []
         self._endpoint: Endpoint | None = None
         self._workplace = Workplace()
@@ -179,6 +186,20 @@ class Episode:
             raise EpisodeError(f"{result.describe(name)}; {last_line(result)}")
         return result
 
+    def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> AbstractAsyncContextManager[Tools]:
+        """`async with episode.tools("search") as tools:` opens tools; every call of them is recorded.
+
+        They are those of entries of the config's `tools`, by default of all, and of Python functions.
+        `tools.schemas` tells a model of them, `await tools.call_all(reply.tool_calls)` makes the calls that
+        it asks for and gives the messages with their results.
+
+        Raises RequestError for a set that there is not, ToolError for one that cannot be opened.
+        """
+        return self._tools.open(sets, self._record)
+
+    def _record(self, event: Event) -> None:
+        self._events.append(replace(event, after_call=self._recorder.last_index))
+
     def function(self, name: str) -> FunctionScope:
         """`with episode.function("search"):` — calls made inside belong to that function."""
         return FunctionScope(name)
@@ -221,7 +242,7 @@ class Episode:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Step rewards, scores and notes so far."""
+        """Step rewards, scores, notes, calls of tools and their logs so far."""
         return tuple(self._events)
 
     async def answer(self, body: ChatBody, default_model: str | None = None) -> RecordedCompletion:
@@ -314,6 +335,17 @@ class SyncEpisode:
         episode.require_model(model)
         return blocking_recording_client(lambda body: episode.answer(body, model), self.wait, episode.said)
 
+    @contextlib.contextmanager
+    def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> Iterator[SyncTools]:
+        """`with episode.tools("search") as tools:` opens tools, whose calls wait for their results."""
+        opened = self._episode.tools(*sets)
+        tools = self.wait(_entered(opened))
+        try:
+            yield SyncTools(tools, self.wait)
+        finally:
+            if not self._over:  # Or the episode has closed them.
+                self.wait(_left(opened))
+
     @property
     def endpoint(self) -> Endpoint:
         """Base URL and key under which code in another process reaches the recorded models."""
@@ -346,3 +378,11 @@ class SyncEpisode:
             raise over from error
         finally:
             self._waiting.discard(waiting)
+
+
+async def _entered(context: AbstractAsyncContextManager[T]) -> T:
+    return await context.__aenter__()
+
+
+async def _left(context: AbstractAsyncContextManager[Any]) -> None:
+    await context.__aexit__(None, None, None)
