@@ -87,6 +87,10 @@ class PromptTooLong(ImpossibleCall):
         super().__init__(message, param=param)
 
 
+class ToolError(EtudeError):
+    """A tool has no answer: its server cannot be started, died, hung, or broke the protocol."""
+
+
 class EpisodeError(EtudeError):
     """An episode failed: its workflow raised, timed out or returned nothing usable."""
 
