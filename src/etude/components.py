@@ -13,6 +13,7 @@ import etude.backends.lm_server
 import etude.backends.local
 import etude.backends.openai_adapter
 import etude.graders.evaluator
+import etude.groups.opponents
 import etude.inference.local
 import etude.inference.openai_compatible
 import etude.loop.arguments

@@ -41,16 +41,12 @@ class GameConfig(WorkflowConfig, name="game"):
 
 @pytest.fixture(autouse=True)
 def game() -> Iterator[None]:
-    registry.load_entry_points()
-    before = dict(registry._registrations)
-
     @register_workflow(config_type=GameConfig)
     async def build(config: Any, builder: Any) -> Any:
         yield config
 
     yield
-    registry._registrations.clear()
-    registry._registrations.update(before)
+    del registry._registrations["workflow", "game"]
 
 
 LLMS = {name: {"_type": "openai", "model_name": "m", "base_url": "http://x/v1"} for name in ("alice", "bob")}

@@ -88,6 +88,7 @@ def named_ids(tokens: Any) -> tuple[int, ...] | None:
 
 
 def texts_of(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The text of each token; none where the endpoint tells none."""
     texts = tuple([str(token.get("token", "")) for token in tokens])
     return texts if any(texts) else ()
 
