@@ -1,7 +1,7 @@
 """The calculator as an MCP server over its standard streams: `python server.py`.
 
-A server for one's own tools is shorter with `mcp.server.MCPServer`; this one describes its tool word for word as
-`agent.py` does, because that is what the base model knows.
+A server for one's own tools is shorter with `mcp.server.MCPServer`. This one describes its tool word for word
+as `agent.py` does, because that is what the base model knows.
 """
 
 import asyncio

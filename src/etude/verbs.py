@@ -153,8 +153,8 @@ async def resume_async(
     """Go on with a run that was stopped, without repeating anything that it has done.
 
     A run that began with Python objects of a program, which its config cannot name, is given the same ones
-    again: `agent`, `reward`, `examples`, `validation`, `tools`. `retry` tries again what failed without the agent's
-    fault. Settings may change how it goes on: `epochs=20` trains a finished run for longer. Raises
+    again: `agent`, `reward`, `examples`, `validation`, `tools`. `retry` tries again what failed without the
+    agent's fault. Settings may change how it goes on: `epochs=20` trains a finished run for longer. Raises
     RequestError for those that would make another run of it.
     """
     path = run.folder if isinstance(run, Run) else find_run(str(run), Path(output_dir))

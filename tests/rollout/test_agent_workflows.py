@@ -14,6 +14,7 @@ from etude.core.call import ChatRequest
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import ConfigError, RequestError
 from etude.core.example import Example
+from etude.loop.arguments import tools_configs, with_live
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.store.journal import Journal
 from tests.support import ScriptedEngine
@@ -209,3 +210,21 @@ async def test_the_model_of_the_user_is_not_trained() -> None:
     async with Builder(config) as builder:
         with pytest.raises(RequestError, match=r"workflow.user.model: 'user' is trained"):
             await builder.get_workflow()
+
+
+def test_tools_of_a_program_are_named_by_their_path_or_kept_as_they_are() -> None:
+    def local(word: str) -> str:
+        return word
+
+    sets = tools_configs(
+        {"sums": [add], "words": local, "remote": {"_type": "mcp", "url": "http://there/mcp"}}
+    )
+    assert sets["sums"] == {"_type": "functions", "functions": [f"{__name__}:add"]}
+    assert sets["words"].type_name == "live" and sets["words"].value == [local]
+    assert sets["remote"] == {"_type": "mcp", "url": "http://there/mcp"}
+    assert list(tools_configs([add])) == ["tools"]
+    config = parse_config({"tools": sets})
+    again = with_live(config, tools={"sums": [add], "words": local})
+    assert again.tools["sums"] is config.tools["sums"]
+    with pytest.raises(RequestError, match="tools: the run has another one in its config"):
+        with_live(config, tools={"sums": [local]})

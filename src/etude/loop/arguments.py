@@ -211,7 +211,7 @@ class LiveToolsConfig(ToolsConfig, name="live"):
     """Python functions that a program gave as tools."""
 
     name: str
-    """Their names."""
+    """A word for them."""
     value: Any = _VALUE
 
 
@@ -306,10 +306,8 @@ def _live_evaluator(reward: Any) -> LiveEvaluatorConfig:
 
 def tools_configs(tools: Any) -> dict[str, Any]:
     """The tool sets of a config: those of a mapping by their names, or functions as the set `tools`."""
-    is_named = isinstance(tools, Mapping) and "_type" not in tools
-    return {
-        str(name): _tools_config(each) for name, each in (tools if is_named else {"tools": tools}).items()
-    }
+    sets = tools if isinstance(tools, Mapping) and "_type" not in tools else {"tools": tools}
+    return {str(name): _tools_config(each) for name, each in sets.items()}
 
 
 def _tools_config(tools: Any) -> ToolsConfig | dict[str, Any]:
@@ -319,8 +317,7 @@ def _tools_config(tools: Any) -> ToolsConfig | dict[str, Any]:
     paths = [_import_path(function) for function in functions]
     if all(paths):
         return {"_type": "functions", "functions": paths}
-    names = [tool["function"]["name"] for tool in FunctionTools(functions).tools]
-    return LiveToolsConfig(name=", ".join(names), value=functions)
+    return LiveToolsConfig(name=f"{len(functions)} functions", value=functions)
 
 
 def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
