@@ -118,6 +118,8 @@ _unread_group: str | None = ENTRY_POINT_GROUP
 def isolated(entry_points: str | None = None) -> Iterator[None]:
     """An empty registry, with the entry points of that group, for the duration; for tests."""
     global _registrations, _unread_group
+    # A module is imported once: those that are first imported meanwhile would be missing afterwards.
+    load_entry_points()
     before = _registrations, _unread_group
     _registrations, _unread_group = {}, entry_points
     try:
