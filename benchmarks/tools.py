@@ -1,7 +1,7 @@
 """The cost of a tool call through an episode, against the bare `mcp` client: `python benchmarks/tools.py`.
 
-Both call the same tool of the same kind of server, in turns, so that a busy machine is busy for both. Prints JSON:
-milliseconds per call (medians) and their difference, `overhead_ms_per_turn`.
+Both call the same tool of the same kind of server, in turns, so that a busy machine is busy for both. Prints
+JSON: milliseconds per call (medians) and their difference, `overhead_ms_per_turn`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from mcp import Client, StdioServerParameters, stdio_client
+
 from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion
@@ -25,7 +27,6 @@ from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.reply import ToolCall
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
-from mcp import Client, StdioServerParameters, stdio_client
 
 SERVER = Path(__file__).parents[1] / "examples" / "calculator" / "server.py"
 ROUNDS, CALLS = 20, 20
@@ -83,7 +84,11 @@ async def measure() -> dict[str, Any]:
             async with Builder(config) as builder:
                 tools = {"calculator": await builder.get_tools("calculator")}
                 collector = Collector(
-                    as_workflow(workflow), {"none": NoModel()}, journal, tools=tools, limits=Limits(timeout=None)
+                    as_workflow(workflow),
+                    {"none": NoModel()},
+                    journal,
+                    tools=tools,
+                    limits=Limits(timeout=None),
                 )
                 record = await collector.run(EpisodeJob("bench/0/0", Example("0", {})))
     if record.failure is not None:
