@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure, of a test or of its inputs.
+settings.register_profile("etude", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("etude")
+
 # The width of the terminal that tests are started from is that of none of the programs under test.
 os.environ.pop("COLUMNS", None)
 

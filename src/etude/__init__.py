@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from etude.config.registry import register_trajectory_builder as register_trajectory_builder
     from etude.config.registry import register_workflow as register_workflow
     from etude.config.schema import Config as Config
+    from etude.config.supplies import Need as Need
+    from etude.config.supplies import Supplies as Supplies
     from etude.core.call import ChatRequest as ChatRequest
     from etude.core.call import Completion as Completion
     from etude.core.errors import ConfigError as ConfigError

@@ -13,6 +13,7 @@ import etude.backends.lm_server
 import etude.backends.local
 import etude.backends.openai_adapter
 import etude.graders.evaluator
+import etude.groups.opponents
 import etude.inference.local
 import etude.inference.openai_compatible
 import etude.loop.arguments
@@ -20,7 +21,9 @@ import etude.loop.trainer
 import etude.protocols.registry
 import etude.rewards.evaluator
 import etude.rewards.judge
+import etude.rewards.measured
 import etude.rollout.datasets
+import etude.rollout.seeds
 import etude.rollout.workflow
 import etude.scenarios.datasets
 import etude.scenarios.measures

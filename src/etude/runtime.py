@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.config.builder import Builder
+from etude.config.component import LlmConfig
 from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
 from etude.core.call import Sampling
@@ -15,6 +16,7 @@ from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
+from etude.inference.opponents_config import OpponentsConfig
 from etude.rewards.evaluation import Evaluation
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector, Limits
@@ -80,7 +82,7 @@ async def open_runtime(
             limits=Limits(general.max_concurrency, general.timeout, general.max_calls),
             sampling=_sampling(config),
             template_options={
-                name: getattr(llm, "chat_template_kwargs", {}) for name, llm in config.llms.items()
+                name: getattr(llm, "chat_template_kwargs", {}) for name, llm in _played(config).items()
             },
             # Where several are trained there is none that is meant before the others.
             default_model=None if config.finetuning.targets else target,
@@ -119,7 +121,15 @@ def _target_model(config: Config, models: Mapping[str, Engine]) -> str:
     raise RequestError("the config has no models; add one: `llms: {policy: {_type: local, …}}`")
 
 
+def _played(config: Config) -> dict[str, LlmConfig]:
+    """The entry that says how each model samples: of opponents, that of the model that they play."""
+    return {
+        name: config.llms[llm.of] if isinstance(llm, OpponentsConfig) else llm
+        for name, llm in config.llms.items()
+    }
+
+
 def _sampling(config: Config) -> dict[str, Sampling]:
     """How each model samples where a call does not say, as its config has it."""
-    sampling = {name: getattr(llm, "sampling", None) for name, llm in config.llms.items()}
+    sampling = {name: getattr(llm, "sampling", None) for name, llm in _played(config).items()}
     return {name: each for name, each in sampling.items() if isinstance(each, Sampling)}

@@ -78,7 +78,7 @@ async def test_an_answer_that_was_asked_for_again_is_not_trained_on(tmp_path):
 def test_other_episodes_stay_as_they_are():
     record = episode(conversation("a", "b"))
     assert without_retries(record) is record
-    with pytest.raises(RequestError, match=r"episode 'train/1/e/0': .*not an episode tree"):
+    with pytest.raises(RequestError, match=r"episode 'train/1/e/0': .*what each agent earned, and none did"):
         by_agent([scored(record)])
 
 

@@ -46,7 +46,7 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
             "finetuning:\n  num_epoch: 3",
             "config.yml:11:3: key 'finetuning.num_epoch' is not known; did you mean 'num_epochs'? Allowed: "
             "enabled, trainer, trajectory_builder, trainer_adapter, reward_function, target_functions, "
-            "target_model, targets, curriculum_learning, fine_tune_from_scratch, collect_ahead, "
+            "target_model, targets, curriculum_learning, warm_up, fine_tune_from_scratch, collect_ahead, "
             "max_staleness, num_epochs, output_dir, "
             "seed, deterministic, error_budget, run_configuration",
             id="misspelt key",

@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
@@ -69,7 +69,6 @@ def calls(draw: st.DrawFn, *, after: Call | None = None) -> Call:
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow])  # A busy machine is no failure.
 def test_a_call_comes_back_exactly(data: st.DataObject) -> None:
     parent = data.draw(st.none() | calls())
     call = data.draw(calls(after=parent))

@@ -177,7 +177,7 @@ async def test_a_model_that_tells_none_fails_the_call_by_name(
     assert record.failure is None, record.failure
 
 
-@pytest.mark.parametrize("name", ["logprobs", "top_logprobs", "return_token_ids"])
+@pytest.mark.parametrize("name", ["logprobs", "top_logprobs"])
 async def test_so_does_an_endpoint_that_lacks_what_the_config_asks_for(journal: Journal, name: str) -> None:
     async def workflow(example: Any, episode: Any) -> int:
         settings = {"provider": "other", "logprobs": False, name: 2 if name == "top_logprobs" else True}

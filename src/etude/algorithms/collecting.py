@@ -79,8 +79,8 @@ class Collecting(TrajectoryBuilderConfig):
     discount: float = Field(default=1.0, ge=0, le=1)
     """Discount of later rewards, for agents that give step rewards."""
     credit: Literal["episode", "agent"] = "episode"
-    """`agent`: in a protocol, each agent of the model is compared with itself in the other episodes, by what
-    it earned. `episode`: all have the reward of the episode."""
+    """`agent`: each agent of the model is compared with itself in the other episodes, by what it earned: in a
+    protocol, or by its own measured score "reward". `episode`: all have the reward of the episode."""
 
     cut_off: CutOff = "train"
     """Answers that the limit of tokens cut off. `train`: on them as on others. `mask`: they are left out of
@@ -121,16 +121,16 @@ class Collecting(TrajectoryBuilderConfig):
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
         """The samples of a whole collection, of which `episodes` has the scored episodes by example."""
-        parts = [part for group in episodes for part in self.parts(group)]
+        parts = [part for group in episodes for part in self.parts(group, collected.tally)]
         return [UnitGroup(self.samples(part, collected.tally), rewards_of(part)) for part in parts]
 
     async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
         """The samples with what others must be asked for, such as a teacher among the runtime's engines."""
         return groups
 
-    def parts(self, group: Group) -> list[Group]:
+    def parts(self, group: Group, tally: Tally) -> list[Group]:
         """The group itself or, where `credit` says so, a group for each agent."""
-        return [group] if self.credit == "episode" else [*by_agent(group)]
+        return [group] if self.credit == "episode" else [*by_agent(group, tally)]
 
     def samples(self, group: Group, tally: Tally) -> Sequence[SampleOrPair]:
         """The samples, or pairs, of a group of episodes: here every branch of every episode.

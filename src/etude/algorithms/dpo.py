@@ -140,13 +140,13 @@ class Dpo(Preferences, name="dpo"):
         """A group of pairs for each example, judged by the rewards of its episodes, or of its answers."""
         if self.compare == "episodes":
             return super().groups(episodes, collected)
-        parts = [part for group in episodes for part in self.parts(group)]
+        parts = [part for group in episodes for part in self.parts(group, collected.tally)]
         return [UnitGroup.of_pairs(self.turn_pairs(part, collected.tally)) for part in parts]
 
-    def parts(self, group: Group) -> list[Group]:
+    def parts(self, group: Group, tally: Tally) -> list[Group]:
         """Answers in a play are worth what their agent earned; hence a group for each agent."""
         plays = [scored for scored in group if is_play(scored.episode)]
-        return [*by_agent(plays)] if self.compare == "turns" and plays else super().parts(group)
+        return [*by_agent(plays)] if self.compare == "turns" and plays else super().parts(group, tally)
 
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
         """The pairs of a group, by falling difference of their rewards; of answers, by turn."""

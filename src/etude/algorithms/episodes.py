@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 from etude.algorithms.cut_off import count_cut_off
 from etude.algorithms.samples import (
@@ -19,11 +19,16 @@ from etude.algorithms.samples import (
     with_turns,
 )
 from etude.core.call import Call
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import EpisodeRecord, measured
 from etude.core.errors import RequestError
 from etude.core.message import message_key
 from etude.core.sample import Pair, Sample, SampleOrPair
 from etude.protocols.tree import EpisodeTree, choices
+
+REWARD = "reward"
+"""The measured score of an agent that `credit` goes by."""
+
+UNMEASURED = "agent without a measured reward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,22 +152,54 @@ def agents_of(tree: EpisodeTree, calls: Sequence[Call]) -> list[str]:
     return [agent for agent in tree.agents if agent in answering]
 
 
-def by_agent(group: Group) -> list[list[ScoredEpisode]]:
+def by_agent(group: Group, tally: Tally | None = None) -> list[list[ScoredEpisode]]:
     """A group for each agent: its own part of each episode, with what it earned itself for the reward.
 
-    Raises RequestError for an episode in which no protocol was played.
+    In a play these are its payoffs. Elsewhere an agent's calls are those of the function with its name, and
+    it earned the score "reward" that the episode measured of it; where that is missing, the agent is left
+    out and counted. Raises RequestError when the episodes are neither.
     """
     groups: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for scored in group:
-        tree = tree_of(scored.episode)
-        calls = sorted(scored.calls, key=lambda call: call.index)
-        for agent in agents_of(tree, calls):
-            own = {node.call for node in tree.nodes if node.agent == agent}
-            branches = tuple(branches_in([call for call in calls if call.index in own]))
+        parts = _played_parts if is_play(scored.episode) else _measured_parts
+        if parts is _measured_parts and not any(_has_own_rewards(each.episode) for each in group):
+            raise RequestError(
+                f"episode {scored.episode.id!r}: `credit` goes by what each agent earned, and none did. Play "
+                f"a protocol, or record it: `episode.score('{REWARD}', value, agent='name')`"
+            )
+        for agent, branches, reward in parts(scored):
             part = replace(scored, branches=branches, agent=agent)
             price = scored.penalty * count_cut_off(part.calls)
-            groups[agent].append(replace(part, reward=tree.value(None, agent) - price))
+            if reward is not None:
+                groups[agent].append(replace(part, reward=reward - price))
+            elif tally is not None:
+                tally.leave_out(UNMEASURED, 1)
     return list(groups.values())
+
+
+_Part: TypeAlias = tuple[str, tuple[Branch, ...], float | None]
+"""An agent, its branches in an episode, and what it earned there."""
+
+
+def _played_parts(scored: ScoredEpisode) -> Iterator[_Part]:
+    tree = tree_of(scored.episode)
+    calls = sorted(scored.calls, key=lambda call: call.index)
+    for agent in agents_of(tree, calls):
+        own = {node.call for node in tree.nodes if node.agent == agent}
+        branches = tuple(branches_in([call for call in calls if call.index in own]))
+        yield agent, branches, tree.value(None, agent)
+
+
+def _measured_parts(scored: ScoredEpisode) -> Iterator[_Part]:
+    calls = sorted(scored.calls, key=lambda call: call.index)
+    for agent in dict.fromkeys(call.function for call in calls):
+        event = measured(scored.episode, REWARD, agent)
+        branches = tuple(branches_in([call for call in calls if call.function == agent]))
+        yield agent, branches, None if event is None else event.value
+
+
+def _has_own_rewards(episode: EpisodeRecord) -> bool:
+    return any(event.kind == "score" and event.agent is not None for event in episode.events)
 
 
 def turn_returns(
@@ -239,11 +276,14 @@ def choices_of(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[Cho
 
 
 def answer_groups(group: Group, discount: float) -> list[list[Sample]]:
-    """One agent's answers in the plays of a group, each with what was earned from it on.
+    """One agent's answers in the episodes of a group, each with what was earned from it on.
 
-    Where a play branches, the answers to one prompt are a group. The others make one group, in which
-    an answer is compared with those of the same turn in the sibling plays.
+    Outside of plays that is what step rewards say. Where a play branches, the answers to one prompt are a
+    group. The others make one group, in which an answer is compared with those of the same turn in the
+    sibling plays.
     """
+    if not any(is_play(scored.episode) for scored in group):
+        return [[sample for scored in group for sample in scored.samples(discount)]]
     groups = [
         [choice.sample(candidate, alone=True) for candidate in choice.candidates]
         for scored in group

@@ -102,7 +102,7 @@ class ExpertIteration(Supervised, SelectionConfig, name="expert_iteration"):
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
         """The samples of the selected episodes."""
-        parts = [part for group in episodes for part in self.parts(group)]
+        parts = [part for group in episodes for part in self.parts(group, collected.tally)]
         return imitations(parts, self, self.discount, collected)
 
 

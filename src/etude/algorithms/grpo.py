@@ -56,9 +56,10 @@ class Grpo(Algorithm, name="grpo"):
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "importance")
 
     credit: Literal["episode", "agent", "turn"] = "episode"  # type: ignore[assignment]
-    """`agent`: in a protocol, each agent of the model is compared with itself in the other episodes, by what
-    it earned. `turn`: and each of its answers by what it earned from there on; where a play branches, with
-    the other answers to its prompt. `episode`: all have the episode's reward."""
+    """`agent`: each agent of the model is compared with itself in the other episodes, by what it earned: in a
+    protocol, or by its own measured score "reward". `turn`: and each of its answers by what it earned from
+    there on; where a play branches, with the other answers to its prompt. `episode`: all have the episode's
+    reward."""
     drop_flat_groups: bool = True
     """Leave out groups with no advantage."""
     variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = "dapo"
@@ -128,7 +129,7 @@ class Grpo(Algorithm, name="grpo"):
         """A group for each example, or for each of its agents, or with `credit: turn` for each prompt."""
         if self.credit != "turn":
             return super().groups(episodes, collected)
-        parts = (part for group in episodes for part in self.parts(group))
+        parts = (part for group in episodes for part in self.parts(group, collected.tally))
         made = (answers for part in parts for answers in answer_groups(part, self.discount))
         return [UnitGroup(answers) for answers in made if self._teaches(answers, collected.tally)]
 

@@ -172,7 +172,9 @@ def sample_of(
         tools=tuple(branch.calls[-1].request.tools),
         notes={"drifted": branch.drifted, **notes},
     )
-    return with_turns(made, "value", step_returns(branch.calls, episode.events, reward, discount))
+    functions = {None, *(call.function for call in branch.calls)}
+    events = [event for event in episode.events if event.agent in functions]
+    return with_turns(made, "value", step_returns(branch.calls, events, reward, discount))
 
 
 def drawn_by(call: Call) -> Sampling:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
 from etude.core.trajectory import Method
 from etude.inference.openai_config import OpenAiLlmConfig
+from etude.inference.opponents_config import OpponentsConfig
 
 EVERY_KIND: frozenset[Method] = frozenset({"samples", "pairs", "imitation"})
 """Stands for all algorithms, by the kind of data that they learn from."""
@@ -31,6 +32,10 @@ class JobHyperparameters:
     """Rank of the LoRA weights; 0 trains all weights."""
     lora_alpha: float | None = None
     """Scale of the LoRA weights."""
+    learning_rate: float | None = None
+    """The learning rate of whatever jobs learn from, the same for all their steps."""
+    batch_size: int | None = None
+    """Rows of an optimiser step."""
 
     def given(self) -> dict[str, Any]:
         """Those that say something, by name."""
@@ -47,11 +52,18 @@ class JobHyperparameters:
 
     def for_api(self, method: Method) -> dict[str, Any]:
         """As the fine-tuning API names them, for a job of the method."""
-        named = {"n_epochs": self.num_epochs, "lora_rank": self.lora_rank, "lora_alpha": self.lora_alpha}
+        named: dict[str, Any] = {
+            "n_epochs": self.num_epochs,
+            "batch_size": self.batch_size,
+            "lora_rank": self.lora_rank,
+            "lora_alpha": self.lora_alpha,
+        }
         if kind_of(method) != "imitation":
             named["learning_rate"] = self.rl_learning_rate
         if kind_of(method) == "pairs":
             named["beta"] = self.dpo_beta
+        if self.learning_rate is not None:
+            named["learning_rate"] = self.learning_rate
         return {name: value for name, value in named.items() if value is not None}
 
 
@@ -77,6 +89,10 @@ class Capabilities:
     counts versions upwards."""
     samples_while_training: bool = True
     """The engine goes on sampling from the weights as they were while a job trains."""
+    old_versions: bool = True
+    """Earlier versions can be sampled from beside the last one: `_type: opponents`."""
+    transcripts: bool = True
+    """Imitates conversations that are given as text: `finetuning.warm_up`."""
 
 
 def check_from_base(backend: str, capabilities: Capabilities) -> None:
@@ -85,6 +101,30 @@ def check_from_base(backend: str, capabilities: Capabilities) -> None:
         raise CapabilityError(
             f"'fine_tune_from_scratch' asks for jobs that start from the base model, and the trainer adapter "
             f"{backend} always goes on from the last version. Remove the key, or choose another adapter."
+        )
+
+
+def check_opponents(
+    backend: str, capabilities: Capabilities, llms: Mapping[str, LlmConfig], model: str
+) -> None:
+    """Raise CapabilityError unless the backend keeps the versions of `model` that entries of `llms` play."""
+    players = [name for name, llm in llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
+    if players and not (capabilities.versions and capabilities.old_versions):
+        raise CapabilityError(
+            f"llms.{players[0]} plays earlier versions of '{model}', and the trainer adapter {backend} "
+            "does not keep any that could be sampled from. Remove the entry, or choose another adapter: "
+            "`local`, `lm_server` and `openai` do"
+        )
+
+
+def check_warm_up(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
+    """Raise CapabilityError unless the backend can imitate the transcripts that `block` names, if any."""
+    if block.warm_ups and not (
+        capabilities.transcripts and {"supervised", "imitation"} & capabilities.methods
+    ):
+        raise CapabilityError(
+            f"'finetuning.warm_up' imitates transcripts, which the trainer adapter {backend} cannot do. "
+            "Remove the key, or choose another adapter: `local`, `lm_server` and `openai` can"
         )
 
 

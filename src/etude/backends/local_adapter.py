@@ -78,6 +78,8 @@ class LocalAdapter(TrainerAdapter):
         """The highest version that is known: a job makes one after it, wherever it starts."""
         self._optimiser_of = 0
         """The version that the optimiser's state belongs to; engines adopt versions on their own."""
+        self._begins_from = 0
+        """The version whose optimiser has taken no step: the base, or what a warm-up made."""
         self._jobs: dict[str, _Job] = {}
         self._learner: Learner | None = None
         self._hyperparameters = JobHyperparameters()
@@ -183,6 +185,10 @@ class LocalAdapter(TrainerAdapter):
     async def count_from(self, number: int) -> None:
         self._newest = max(self._newest, number)
 
+    async def begin_from(self, version: ModelVersion) -> None:
+        """Start the optimiser and the schedule anew at `version`, which is the reference model too."""
+        await asyncio.to_thread(self._begin_from, self._here(version))
+
     async def prune(self, keep: Collection[ModelVersion]) -> None:
         """Delete the folders of other versions; that of the weights in memory stays, to be gone back to."""
         self._versions.prune({version.number for version in keep} | {self._policy.version})
@@ -204,6 +210,13 @@ class LocalAdapter(TrainerAdapter):
             location = str(self._versions.folder(number)) if number else self._policy.source
             return ModelVersion(number=number, location=location, digest=self._policy.digest())
 
+    def _begin_from(self, version: ModelVersion) -> None:
+        with self._policy.lock:
+            self._policy.begin_from(version)
+            self._begins_from = version.number
+            if self._optimiser_of == version.number:
+                self._take_optimiser_of(version.number)
+
     def _restore(self, version: ModelVersion) -> None:
         with self._policy.lock:
             self._newest = max(self._newest, self._policy.version, version.number)
@@ -221,7 +234,7 @@ class LocalAdapter(TrainerAdapter):
                 self._take_optimiser_of(start)
             number = max(self._newest, start, self._versions.newest()) + 1
             before = policy.copy_tensors()
-            learner.options = replace(learner.options, learning_rate=job.config.learning_rate)
+            learner.options = learner_options(job.config, self.run_config)
             try:
                 units, facts = job.algorithm.units(groups, learner.divergences)
                 data = JobData(
@@ -269,7 +282,7 @@ class LocalAdapter(TrainerAdapter):
 
     def _take_optimiser_of(self, number: int) -> None:
         """Put the optimiser to where it was when a version was made."""
-        if number:
+        if number > self._begins_from:
             self._require_learner().restore(self._versions.folder(number))
         else:
             self._require_learner().reset()

@@ -75,4 +75,8 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
             changes["passes"] = given.num_epochs
         if given.rl_learning_rate is not None and kind != "imitation":
             changes["learning_rate"] = given.rl_learning_rate
+        if given.learning_rate is not None:
+            changes |= {"learning_rate": given.learning_rate, "lr_schedule": "constant", "warmup_steps": 0}
+        if given.batch_size is not None:
+            changes["batch_size"] = given.batch_size
         return self.model_copy(update=changes)

@@ -97,8 +97,8 @@ class OpenAiJobs(TrainerAdapter):
             await self.client.fine_tuning.jobs.list(limit=1)
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """Give these to the jobs from now on: epochs, and the beta of DPO."""
-        hyperparameters.refuse_all_but(("num_epochs", "dpo_beta"), self.backend)
+        """Give these to the jobs from now on: epochs, rows of a step, and the beta of DPO."""
+        hyperparameters.refuse_all_but(("num_epochs", "batch_size", "dpo_beta"), self.backend)
         self._hyperparameters = hyperparameters
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:

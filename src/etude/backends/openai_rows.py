@@ -7,15 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etude.algorithms.algorithm import kind_of
-from etude.core.edge import sample_of
+from etude.core.edge import message_of, sample_of
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.example import Example
 from etude.core.message import Message, OpenAIMessage, Tool
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
-
-_ROLES = {EpisodeItemRole.ENVIRONMENT: "user", EpisodeItemRole.OTHER: "user"}
-_KEPT = ("reasoning_content", "tool_calls", "tool_call_id", "name", "refusal")
 
 
 def jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -57,7 +54,7 @@ def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> d
             "OpenAI's reinforcement fine-tuning answers a user's message once, and an episode has "
             f"{len(sampled)} answers; train agents with tools or several turns with another adapter"
         )
-    row: dict[str, Any] = {"messages": [_message(item) for item in items[: sampled[0]]]}
+    row: dict[str, Any] = {"messages": [message_of(item) for item in items[: sampled[0]]]}
     if example is not None:
         row |= {"expected": example.expected, "inputs": dict(example.inputs)}
     return row
@@ -79,7 +76,7 @@ def texts_of(value: Any) -> Iterator[str]:
 def supervised_row(trajectory: Trajectory) -> dict[str, Any]:
     """`{"messages": […]}`; what the agent wrote for the assistant itself has the weight 0."""
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
-    row: dict[str, Any] = {"messages": [_message(item) for item in items]}
+    row: dict[str, Any] = {"messages": [message_of(item) for item in items]}
     return row | {"tools": trajectory.tools} if trajectory.tools else row
 
 
@@ -109,15 +106,3 @@ def dpo_row(item: Any, tools: Sequence[Tool] | None = None) -> dict[str, Any]:
 
 def _reply(message: OpenAIMessage | None, text: str) -> Message:
     return {"role": "assistant", "content": text} if message is None else message.to_wire()
-
-
-def _message(item: EpisodeItem) -> Message:
-    facts = item.metadata or {}
-    extras = {key: facts[key] for key in _KEPT if facts.get(key) is not None}
-    content = facts.get("content", item.content)
-    message: Message = {"role": _ROLES.get(item.role, str(item.role)), "content": content, **extras}
-    if extras.get("tool_calls") and not content:
-        message["content"] = None
-    if item.given:
-        message["weight"] = 0
-    return message

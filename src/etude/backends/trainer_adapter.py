@@ -174,6 +174,13 @@ class TrainerAdapter(ABC):
         Called before each job. A backend whose own numbers only ever rise needs nothing here.
         """
 
+    async def begin_from(self, version: ModelVersion) -> None:  # noqa: B027  # a hook with a sound default
+        """Take `version`, which a warm-up made, for what training begins with, in place of the base model.
+
+        Called once the warm-up is over, and when such a run is resumed. A backend that keeps an optimiser, a
+        learning rate schedule or a reference model from job to job starts these anew there.
+        """
+
     async def prune(self, keep: Collection[ModelVersion]) -> None:  # noqa: B027  # a hook with a sound default
         """Delete the stored weights of this run's versions that are not in `keep`, never the base model.
 

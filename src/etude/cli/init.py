@@ -15,15 +15,19 @@ def init(
     model: Annotated[
         str | None, option("The model to start from: a folder, or a name on the Hugging Face hub.")
     ] = None,
+    env: Annotated[
+        str | None,
+        option("An environment in place of an agent: TYPE or TYPE:TASK, such as reasoning_gym:gcd."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a small project that runs: an agent, examples, a config."""
-    from etude.preflight.starter import MODEL, write_starter
+    """Write a small project that runs: an agent, examples, a config; or the config of an environment."""
+    from etude.preflight.starter import MODEL, write_environment, write_starter
 
     chosen = MODEL if model is None else model
     if Path(chosen).is_dir():
         chosen = str(Path(chosen).absolute())
-    written = write_starter(folder, chosen)
+    written = write_starter(folder, chosen) if env is None else write_environment(folder, env, chosen)
     if as_json:
         emit({"folder": str(folder.absolute()), "files": [path.name for path in written], "model": chosen})
         return

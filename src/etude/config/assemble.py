@@ -14,15 +14,25 @@ from typing import Any, TypeAlias, cast
 from pydantic import ValidationError
 
 from etude.config import registry
-from etude.config.component import ComponentConfig, DatasetConfig
-from etude.config.document import Document, KeyPath, dig, replace_at
+from etude.config.component import ComponentConfig, DatasetConfig, WorkflowConfig
+from etude.config.document import Document, KeyPath, dig, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.nearest import alternatives, nearest
 from etude.config.problems import Problems
-from etude.config.registry import BASES, DATASET, NOUNS, OTHER_DATASETS, Kind, components_in
+from etude.config.registry import (
+    BASES,
+    DATASET,
+    NAMED,
+    NOUNS,
+    OTHER_DATASETS,
+    VALIDATION,
+    Kind,
+    components_in,
+)
 from etude.config.schema import Config
 from etude.config.slots import Slot, shown, unknown_keys
-from etude.core.errors import RequestError
+from etude.config.supplies import Supplies, Written
+from etude.core.errors import EtudeError, RequestError
 
 Spelled: TypeAlias = dict[str, Any] | ComponentConfig | None
 
@@ -55,7 +65,52 @@ def build_components(
         if component is not None:
             valid[path] = component
         replace_at(data, path, component or BASES[kind]())
+    return valid | _supplied(data, valid.get(("workflow",)), assembly, problems)
+
+
+def _supplied(
+    data: dict[str, Any], workflow: ComponentConfig | None, assembly: _Assembly, problems: Problems
+) -> dict[KeyPath, ComponentConfig]:
+    """Put what the workflow supplies into `data` where that names nothing; the components of it, by path."""
+    if not isinstance(workflow, WorkflowConfig):
+        return {}
+    try:
+        supplies = workflow.supplies()
+    except EtudeError as error:
+        problems.add(("workflow",), str(error))
+        return {}
+    written: dict[KeyPath, tuple[Kind, Written]] = {}
+    if supplies.dataset and dig(data, DATASET) is None and dig(data, OTHER_DATASETS[0]) is None:
+        written[DATASET] = "datasets", supplies.dataset
+    if supplies.validation and dig(data, VALIDATION) is None:
+        written[VALIDATION] = "datasets", supplies.validation
+    if supplies.evaluators and not dig(data, NAMED["evaluators"]):
+        written |= {
+            (*NAMED["evaluators"], name): ("evaluators", it) for name, it in supplies.evaluators.items()
+        }
+        _choose_rewards(data, supplies)
+    valid: dict[KeyPath, ComponentConfig] = {}
+    for path, (kind, spelled) in written.items():
+        component = assembly.validate(path, kind, dict(spelled))
+        if component is not None and set_at(data, path, component):
+            valid[path] = component
     return valid
+
+
+def _choose_rewards(data: dict[str, Any], supplies: Supplies) -> None:
+    """Name the supplied reward of each model that is trained, where the config does not."""
+    block = data.get("finetuning")
+    if not isinstance(block, dict) or block.get("reward_function") is not None:
+        return
+    if not isinstance(targets := block.get("targets"), dict):
+        reward = supplies.reward_of_model.get(str(block.get("target_model")), supplies.reward)
+        block |= {"reward_function": {"name": reward}} if reward else {}
+        return
+    for name, target in targets.items():
+        target = {} if target is None else target
+        if isinstance(target, dict) and target.get("reward_function") is None:
+            reward = supplies.reward_of_model.get(str(target.get("model") or name), supplies.reward)
+            targets[name] = target | ({"reward_function": {"name": reward}} if reward else {})
 
 
 def parse_dataset(source: str, config: Config) -> DatasetConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from etude.config.supplies import Need, Starter, Supplies
 from etude.core.data_model import DataModel
 
 CHANGEABLE = "changeable"
@@ -48,6 +49,25 @@ class WorkflowConfig(ComponentConfig):
         A call of an agent is one of the function with its name. None where that is not known before the
         workflow runs; then names of agents in the config are not checked. Raises EtudeError when the
         workflow cannot be made.
+        """
+        return None
+
+    def supplies(self) -> Supplies:
+        """The dataset and the evaluators that follow from this block, for a config that names none.
+
+        Raises EtudeError when they cannot be told.
+        """
+        return Supplies()
+
+    def needs(self) -> list[Need]:
+        """Packages, programs and services without which it cannot run; `etude check` looks for them."""
+        return []
+
+    @classmethod
+    def starter(cls, task: str | None) -> Starter | None:
+        """The project that `etude init --env TYPE` or `--env TYPE:TASK` writes; None where there is none.
+
+        Raises EtudeError for a task that there is not.
         """
         return None
 

@@ -85,6 +85,18 @@ def replace_at(data: Any, path: KeyPath, value: Any) -> None:
     dig(data, path[:-1])[path[-1]] = value
 
 
+def set_at(data: dict[str, Any], path: KeyPath, value: Any) -> bool:
+    """Put `value` at a path, making mappings on the way; False where something else stands on it."""
+    for key in path[:-1]:
+        if data.get(str(key)) is None:
+            data[str(key)] = {}
+        data = data[str(key)]
+        if not isinstance(data, dict):
+            return False
+    data[str(path[-1])] = value
+    return True
+
+
 def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Every string within `data`, with its path."""
     if isinstance(data, str):

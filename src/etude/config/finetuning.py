@@ -5,12 +5,14 @@ Names and defaults are those of the NeMo Agent Toolkit harness, with every bound
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from etude.config.component import CHANGEABLE, ComponentConfig, DatasetConfig
+from etude.config.warm_up import WarmUpConfig
 from etude.core.data_model import DataModel
 
 
@@ -95,6 +97,8 @@ class TargetConfig(DataModel, revalidate_instances="always", use_attribute_docst
     """Functions of the agent whose model calls are trained on; all by default."""
     curriculum_learning: CurriculumLearningConfig | None = None
     """Easy groups first."""
+    warm_up: WarmUpConfig | list[WarmUpConfig] | None = None
+    """Transcripts that this model imitates before it is trained."""
     fine_tune_from_scratch: bool | None = None
     """Start each job from the base model, and not from the last version."""
     every: int = Field(default=1, ge=1)
@@ -142,6 +146,8 @@ class FinetuneConfig(DataModel, revalidate_instances="always", use_attribute_doc
     """Several models to train in one run, by a name of their own, in place of `target_model`."""
     curriculum_learning: CurriculumLearningConfig = Field(default_factory=CurriculumLearningConfig)
     """Easy groups first."""
+    warm_up: WarmUpConfig | list[WarmUpConfig] | None = None
+    """Transcripts that the model imitates before it is measured and trained; a list: one after another."""
     fine_tune_from_scratch: bool = False
     """Start each job from the base model, and not from the last version."""
     collect_ahead: bool = False
@@ -183,6 +189,12 @@ class FinetuneConfig(DataModel, revalidate_instances="always", use_attribute_doc
                 "set max_staleness: 1, or leave it out"
             )
         return self
+
+    @property
+    def warm_ups(self) -> Sequence[WarmUpConfig]:
+        """The stages of the warm-up."""
+        stages = self.warm_up or []
+        return [stages] if isinstance(stages, WarmUpConfig) else stages
 
     def named(self, key: str) -> str | None:
         """The component that the block itself names under `key`; None where it leaves that out."""

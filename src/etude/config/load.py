@@ -28,14 +28,14 @@ from etude.config.document import (
     strings,
 )
 from etude.config.finetuning import SHIPPED
-from etude.config.import_path import make_importable
+from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.nearest import nearest
 from etude.config.problems import Problems
 from etude.config.references import SECTION_OF, complete_names
 from etude.config.registry import components_in
 from etude.config.schema import Config
 from etude.config.slots import Slot, walk
-from etude.core.errors import ConfigError
+from etude.core.errors import ConfigError, RequestError
 
 MASK = "**********"
 """Written for a secret by `resolved_yaml`."""
@@ -134,11 +134,40 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     components = build_components(data, problems, folders)
     config = _validate_rest(data, problems)
     complete_names(config, components, problems, in_training)
+    _find_transcripts(config, folders, in_training)
     problems.raise_if_any()
     config.finetuning.run_configuration.config_file = Path(config_file) if config_file else None
     config._as_written.update(problems.references)
     config._untrainable = in_training.error()
     return config
+
+
+def _find_transcripts(config: Config, folders: Iterable[Path], problems: Problems) -> None:
+    """Make the paths of transcripts absolute; note the functions and files that are not there."""
+    block = config.finetuning
+    holders: dict[KeyPath, Any] = {("finetuning",): block}
+    holders |= {("finetuning", "targets", name): target for name, target in block.targets.items()}
+    for path, holder in holders.items():
+        is_list = isinstance(holder.warm_up, list)
+        for number, stage in enumerate(holder.warm_up if is_list else [holder.warm_up]):
+            where: KeyPath = (*path, "warm_up", *([number] if is_list else []), "transcripts")
+            if stage is None:
+                continue
+            try:
+                if is_import_path(stage.transcripts):
+                    import_object(stage.transcripts)
+                    continue
+            except RequestError as error:
+                problems.add(where, str(error))
+                continue
+            files = [folder / Path(stage.transcripts).expanduser() for folder in folders]
+            found = next((file for file in files if file.is_file()), None)
+            if found is None:
+                problems.add(
+                    where, f"there is no file '{stage.transcripts}'. A function is written module:name"
+                )
+            else:
+                stage.transcripts = str(found.absolute())
 
 
 def _read_environment(data: dict[str, Any], problems: Problems, source: Path | None) -> None:

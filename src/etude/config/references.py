@@ -134,9 +134,9 @@ class _Names:
         if given is not None:
             self.check(path, kind, given)
             return given
-        candidates = list(entries)
-        if kind == "llms" and len(entries) > 1:
-            candidates = [name for name, entry in entries.items() if entry.type_name == "local"]
+        candidates = [name for name, entry in entries.items() if entry.type_name != "opponents"]
+        if kind == "llms" and len(candidates) > 1:
+            candidates = [name for name in candidates if entries[name].type_name == "local"]
         if len(candidates) == 1:
             return candidates[0]
         if self._finetuning.enabled and entries and not self._problems.within(NAMED[kind]):

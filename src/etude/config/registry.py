@@ -54,10 +54,8 @@ NAMED: dict[Kind, KeyPath] = {
 """Sections that hold components by name."""
 
 DATASET: KeyPath = ("eval", "general", "dataset")
-OTHER_DATASETS: tuple[KeyPath, ...] = (
-    ("finetuning", "run_configuration", "dataset"),
-    ("finetuning", "run_configuration", "validation_dataset"),
-)
+VALIDATION: KeyPath = ("finetuning", "run_configuration", "validation_dataset")
+OTHER_DATASETS: tuple[KeyPath, ...] = (("finetuning", "run_configuration", "dataset"), VALIDATION)
 
 SINGLE: dict[KeyPath, Kind] = {
     ("workflow",): "workflow",
@@ -103,6 +101,8 @@ _unread_group: str | None = ENTRY_POINT_GROUP
 def isolated(entry_points: str | None = None) -> Iterator[None]:
     """An empty registry, with the entry points of that group, for the duration; for tests."""
     global _registrations, _unread_group
+    # A module is imported once: those that are first imported meanwhile would be missing afterwards.
+    load_entry_points()
     before = _registrations, _unread_group
     _registrations, _unread_group = {}, entry_points
     try:

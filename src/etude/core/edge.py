@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from etude.core.errors import TrainingError
-from etude.core.message import Message, OpenAIMessage, message_key, text_of
+from etude.core.message import Message, OpenAIMessage, Tool, message_key, text_of
 from etude.core.sample import PER_TOKEN, Answer, Kind, Pair, Sample, SampleOrPair, Turn, shared_length
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 
@@ -21,6 +21,8 @@ Ids = tuple[int, ...]
 
 _KEPT = ("reasoning_content", "tool_calls", "tool_call_id", "name", "function_call", "refusal")
 _ROLES = {role.value: role for role in EpisodeItemRole} | {"developer": EpisodeItemRole.SYSTEM}
+
+_WRITTEN = {EpisodeItemRole.ENVIRONMENT: "user", EpisodeItemRole.OTHER: "user"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Encoder:
     prompt: Callable[[list[OpenAIMessage] | str], Ids]
     answer: Callable[[str], Ids]
     """End of turn included."""
+    transcript: Callable[[Sequence[Message], Sequence[Tool]], tuple[Ids, tuple[bool, ...]]] | None = None
+    """Of a finished conversation, with which of them the assistant would have sampled."""
 
 
 def trajectory_of(unit: SampleOrPair, group_rewards: Sequence[float] | None = None) -> Trajectory:
@@ -81,6 +85,11 @@ def sample_of(
             raise TrainingError("this algorithm trains on episodes, and found a preference (DPOItem)")
         if item.is_sampled:
             items.append(item)
+    write = None if encoder is None else encoder.transcript
+    if write is not None and items and all(item.replaced and item.context_ids is None for item in items):
+        messages = [message_of(item) for item in trajectory.episode if isinstance(item, EpisodeItem)]
+        ids, sampled = write(messages, trajectory.tools or ())
+        return Sample(ids, sampled, example=trajectory.example_id)
     returns: Sequence[float | None] = trajectory.shaped_rewards or [None] * len(items)
     try:
         if len(returns) != len(items):
@@ -97,6 +106,31 @@ def sample_of(
         )
     except ValueError as error:
         raise TrainingError(f"episode {trajectory.episode_id or '?'} has {error}") from None
+
+
+def transcript_of(messages: Sequence[Message], tools: Sequence[Tool], name: str) -> Trajectory:
+    """A conversation that nobody sampled, to be imitated: a backend makes its tokens.
+
+    An assistant's message with the `weight` 0 is context.
+    """
+    items = [_given(message) for message in messages]
+    for item, message in zip(items, messages, strict=True):
+        item.given = item.given and message.get("weight") == 0
+        item.replaced = item.is_sampled
+    return Trajectory(episode=items, reward=0.0, example_id=name, tools=list(tools) or None)
+
+
+def message_of(item: EpisodeItem) -> Message:
+    """The message of an item; one that is context and not trained on has the `weight` 0."""
+    facts = item.metadata or {}
+    extras = {key: facts[key] for key in _KEPT if facts.get(key) is not None and key != "function_call"}
+    content = facts.get("content", item.content)
+    message: Message = {"role": _WRITTEN.get(item.role, str(item.role)), "content": content, **extras}
+    if extras.get("tool_calls") and not content:
+        message["content"] = None
+    if item.given:
+        message["weight"] = 0
+    return message
 
 
 def _answer_of(

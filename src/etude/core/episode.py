@@ -21,11 +21,16 @@ WORKFLOW = "<workflow>"
 class Event:
     """Something that happened between calls."""
 
-    kind: Literal["step_reward", "note"]
+    kind: Literal["step_reward", "note", "score"]
     after_call: int
     """Index of the last call before the event; -1 when there was none."""
     value: float | None = None
     text: str = ""
+    """A note, or the reason for a number."""
+    name: str = ""
+    """The name of a score."""
+    agent: str | None = None
+    """Whose score or step reward it is; None: the whole episode's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,12 @@ class EpisodeRecord:
     failure: Failure | None = None
     seconds: float = 0.0
     """Wall time of the episode."""
+
+
+def measured(record: EpisodeRecord, name: str, agent: str | None = None) -> Event | None:
+    """The score of that name that was measured in the episode, the last one; None where there is none."""
+    scores = (event for event in reversed(record.events) if event.kind == "score")
+    return next((event for event in scores if (event.name, event.agent) == (name, agent)), None)
 
 
 def cut_off_share(calls: Mapping[str, int]) -> float | None:

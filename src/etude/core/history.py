@@ -41,12 +41,49 @@ class ValidationEntry(BaseModel, frozen=True):
     version: ModelVersion | None = None
 
 
+class WarmUpJob(BaseModel, frozen=True):
+    """One job of a warm-up, and what was measured after it."""
+
+    stage: int
+    """Index of its stage."""
+    steps: int
+    """Optimiser steps."""
+    status: TrainingJobStatus
+    """How the job ended."""
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    """`loss`, and where the reward was measured the metrics of that."""
+    version: ModelVersion | None = None
+    """The weights after it, where the backend says."""
+    is_over: bool
+    """Whether the stage is over with it."""
+
+
+class WarmUpEntry(BaseModel, frozen=True):
+    """A finished warm-up: what the model imitated before it was first measured and trained."""
+
+    timestamp: str
+    steps: int
+    jobs: int
+    seconds: float
+    """Of the process that finished it."""
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    """Those of its last job."""
+    version: ModelVersion | None = None
+    """The weights that training begins with."""
+
+
 class History(BaseModel, frozen=True):
     """All that a run has done so far, in order."""
 
     run_id: str
+    warm_up: WarmUpEntry | None = None
     epochs: tuple[EpochEntry, ...] = ()
     validations: tuple[ValidationEntry, ...] = ()
+
+    @property
+    def start(self) -> ModelVersion | None:
+        """The weights that training began with, where a warm-up made them."""
+        return None if self.warm_up is None else self.warm_up.version
 
     @property
     def trained(self) -> list[EpochEntry]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 _SEED_BITS = 63
@@ -27,6 +29,14 @@ def fold(seed: int, *parts: str | int) -> int:
 def generator(seed: int, *parts: str | int) -> random.Random:
     """A private `random.Random` for one choice, or one stream of choices."""
     return random.Random(fold(seed, *parts))
+
+
+def shuffled_forever(size: int, seed: int, *parts: str | int) -> Iterator[int]:
+    """All numbers below `size` in one order, then in another, and so on without end."""
+    for number in count():
+        order = list(range(size))
+        generator(seed, *parts, number).shuffle(order)
+        yield from order
 
 
 def content_hash(value: Any) -> str:

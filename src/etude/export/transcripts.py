@@ -149,7 +149,10 @@ def _turns(record: EpisodeRecord, raw: bool) -> list[dict[str, Any]]:
 def _event(event: Event) -> dict[str, Any]:
     if event.kind == "note":
         return {"note": event.text}
-    return {"step_reward": event.value, **({"reason": event.text} if event.text else {})}
+    named = {"score": event.name} if event.kind == "score" else {}
+    whose = {} if event.agent is None else {"agent": event.agent}
+    value = {"value" if named else "step_reward": event.value}
+    return named | whose | value | ({"reason": event.text} if event.text else {})
 
 
 def _call(call: Call, before: Sequence[Call], raw: bool) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.registry import register_llm
 from etude.core.call import Sampling
-from etude.core.errors import MissingExtraError
+from etude.core.errors import MissingExtraError, RequestError
+from etude.inference.tiny import TinyConfig, base_folder, make_base
 from etude.models.source import locate
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 class LocalLlmConfig(LlmConfig, name="local"):
     """A model that runs, and can be trained, in this process."""
 
-    model: str | Path
+    model: str | Path | None = None
     """A model folder, or a name on the Hugging Face hub."""
+    tiny: TinyConfig | None = None
+    """In place of `model`: a tiny model, made from scratch in the run folder; nothing is downloaded."""
     device: Annotated[str, CHANGEABLE] = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -44,6 +47,12 @@ class LocalLlmConfig(LlmConfig, name="local"):
     max_batch: Annotated[int, CHANGEABLE] = Field(default=256, ge=1)
     """Most requests that are sampled at once."""
 
+    @model_validator(mode="after")
+    def _has_one_base(self) -> LocalLlmConfig:
+        if (self.model is None) == (self.tiny is None):
+            raise ValueError("set `model` or `tiny`, and not both: the weights to begin with")
+        return self
+
     @property
     def loading(self) -> dict[str, Any]:
         """The keyword arguments of `Policy.load`."""
@@ -59,13 +68,14 @@ class LocalLlmConfig(LlmConfig, name="local"):
 async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[EmbeddedEngine]:
     """Load the model and start its engine. Raises MissingExtraError without torch."""
     require_local_extra()
-    locate(config.model)  # Before torch is loaded: a slip of the pen need not wait for it.
+    source = await base_of(config, builder)
+    locate(source)  # Before torch is loaded: a slip of the pen need not wait for it.
     from etude.inference.embedded import EmbeddedEngine
     from etude.models.policy import Policy
 
     other = await _of_same_base(config, builder)
     engine = EmbeddedEngine(
-        other.beside() if other is not None else Policy.load(config.model, **config.loading),
+        other.beside() if other is not None else Policy.load(source, **config.loading),
         max_batch=config.max_batch,
         max_tokens=config.max_tokens,
         deterministic=builder.config.finetuning.deterministic,
@@ -81,6 +91,8 @@ async def _of_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | No
     from etude.inference.embedded import EmbeddedEngine
 
     base = config.model, config.loading
+    if config.model is None:
+        return None  # Each is made for itself.
     for name, other in builder.config.llms.items():
         if other is config:
             break
@@ -89,6 +101,22 @@ async def _of_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | No
             if isinstance(engine, EmbeddedEngine) and not engine.policy.weights_id:
                 return engine.policy
     return None
+
+
+async def base_of(config: LocalLlmConfig, builder: Builder) -> str | Path:
+    """The folder or name of a model's first weights; those of a tiny one are made here, once in a run.
+
+    Raises RequestError for a tiny one outside of a run, DatasetError for its texts.
+    """
+    if config.tiny is None:
+        return str(config.model)
+    if builder.run is None:
+        raise RequestError("a model with `tiny` is made in a run folder, and there is no run")
+    name = next(name for name, llm in builder.config.llms.items() if llm is config)
+    folder = base_folder(builder.run.path, name)
+    if not folder.exists():
+        await make_base(config.tiny, name, builder, folder)
+    return folder
 
 
 def require_local_extra() -> None:

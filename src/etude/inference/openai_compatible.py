@@ -92,9 +92,9 @@ class OpenAiEngine(Engine):
     def _require_asked(self, completion: Completion, request: ChatRequest, top: int) -> None:
         """Raise ImpossibleCall where config or request asked for what the answer does not have."""
         config, prompt = self._config, request.prompt_logprobs is not None
-        logprobs, token_ids = bool(config.logprobs), bool(config.return_token_ids)
+        logprobs = bool(config.logprobs)
         try:
-            require_asked(completion, logprobs=logprobs, token_ids=token_ids, top=top, prompt=prompt)
+            require_asked(completion, logprobs=logprobs, top=top, prompt=prompt)
         except ImpossibleCall as error:
             raise ImpossibleCall(self._told(str(error)), param=error.param) from None
 

@@ -211,7 +211,8 @@ def units_of_collection(
         chat = [OpenAIMessage(role="user", content=messages)] if isinstance(messages, str) else messages
         return template.prompt(ChatRequest(tuple(message.to_wire() for message in chat))).ids
 
-    return groups_of(collection, algorithm, Encoder(prompt, template.completion_ids))
+    encoder = Encoder(prompt, template.completion_ids, template.transcript)
+    return groups_of(collection, algorithm, encoder)
 
 
 def units_of_rows(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import islice
 
 from etude.core.errors import TrainingError
-from etude.core.keys import generator
+from etude.core.keys import shuffled_forever
 from etude.core.message import Message, Tool
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
@@ -91,7 +91,7 @@ async def warm_up(
 async def _run(policy: Policy, stage: Stage, seed: int, on_check: OnCheck) -> StageReport:
     start = time.monotonic()
     learner = Learner(policy, stage.options)
-    order = _shuffled_forever(len(stage.transcripts), seed)
+    order = shuffled_forever(len(stage.transcripts), seed, "warm-up")
     made: dict[int, Sample] = {}
     while learner.step < stage.max_steps:
         numbers = [*islice(order, stage.check_interval * stage.batch_size)]
@@ -136,11 +136,3 @@ def _samples(
     for number, (ids, spoken) in zip(new, rendered, strict=True):
         made[number] = Sample(ids, tuple(map(bool, spoken)))
     return [made[number] for number in numbers]
-
-
-def _shuffled_forever(size: int, seed: int) -> Iterator[int]:
-    """All numbers below `size` in one order, then in another, and so on."""
-    for number in count():
-        order = list(range(size))
-        generator(seed, "warm-up", number).shuffle(order)
-        yield from order

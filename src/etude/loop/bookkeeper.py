@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +16,11 @@ from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord, cut_off_share
 from etude.core.errors import TrainingError
 from etude.core.evaluation import EvalOutputItem
-from etude.core.history import EpochEntry, History
+from etude.core.history import EpochEntry, History, WarmUpEntry
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
+from etude.groups.opponents import Game, OpponentPool, games_of
 from etude.jobs.content import JobNameTakenError
 from etude.loop.checks import Provenance, TargetWatch
 from etude.loop.metrics import collection_metrics, selection_metrics
@@ -74,6 +76,13 @@ class Bookkeeper:
         self._targeted = TargetWatch(config.target_functions, runtime.target_model, runtime.progress)
         self._curriculum_state = curriculum_state
         self._facts = facts
+        self.opponents = [
+            engine
+            for engine in runtime.engines.values()
+            if isinstance(engine, OpponentPool) and engine.config.of == runtime.target_model
+        ]
+        self._games: defaultdict[tuple[int, str], list[Game]] = defaultdict(list)
+        """By epoch and entry of `llms`: whom the trained model has met."""
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
         self._jobs: dict[int, int] = {}
         self._entered: int | None = None
@@ -105,6 +114,8 @@ class Bookkeeper:
             kind = self.adapter.adapter_config.type_name or type(self.adapter).__name__
             raise TrainingError(f"the training backend '{kind}' is not healthy; nothing was sampled yet")
         await self.line.take_up(last_version(self.record.history))
+        if (start := self.record.history.start) is not None:
+            await self.adapter.begin_from(start)
         await self.record.log.retry_last_failure()
 
     def describe(self) -> dict[str, Any]:
@@ -217,7 +228,13 @@ class Bookkeeper:
         if items and "rewards" not in facts:
             counted["rewards"] = await rewards_of(self.builder, items, {"epoch": epoch, "run_id": run_id})
         metrics = collection_metrics(collection, {**counted, **facts, "scores": output.scores()})
-        return self.record.with_name({**metrics, **self._facts()})
+        met = {pool.name: self._met(epoch, pool) for pool in self.opponents}
+        return self.record.with_name({**metrics, **({"opponents": met} if met else {}), **self._facts()})
+
+    def _met(self, epoch: int, pool: OpponentPool) -> dict[str, Any]:
+        reward = self.config.reward_function
+        past = self.record.history.until(epoch)
+        return pool.figures(self._games[epoch, pool.name], None if reward is None else reward.name, past)
 
     def submission_of(self, name: str) -> Submission | None:
         """The record of a job, by its name; None without one."""
@@ -278,7 +295,16 @@ class Bookkeeper:
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> None:
         await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
         self.collections.forget(epoch)
+        for pool in self.opponents:
+            self._games.pop((epoch, pool.name), None)
         self._built.pop(epoch, None)
+
+    async def warmed_up(self, entry: WarmUpEntry) -> None:
+        """Record that the warm-up is over: its weights are what training begins with."""
+        if entry.version is not None:
+            await self.line.log.add_base(entry.version)
+            await self.adapter.begin_from(entry.version)
+        await self.record.add_warm_up(entry)
 
     async def validated(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Record a validation of the weights as they are, after `epoch` epochs, unless there is one."""
@@ -298,6 +324,8 @@ class Bookkeeper:
         self._progress.finished(summary)
 
     def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
+        for pool in self.opponents:
+            self._games[epoch, pool.name] += games_of(episode, self.runtime.target_model, pool.name)
         self._provenance.saw(episode)
         self._targeted.saw(episode)
 

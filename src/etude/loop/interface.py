@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.backends.capabilities import check_ages, check_method, check_options, check_tokens
+from etude.backends.capabilities import (
+    check_ages,
+    check_method,
+    check_opponents,
+    check_options,
+    check_tokens,
+    check_warm_up,
+)
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.component import ComponentConfig
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
@@ -24,6 +31,7 @@ from etude.loop.bookkeeper import Bookkeeper, rewards_of
 from etude.loop.curriculum import apply, initial_state, with_sets
 from etude.loop.follower import Follower
 from etude.loop.metrics import reward_metrics, validation_metrics
+from etude.loop.warm_up import warm_up
 from etude.rewards.collections import within
 from etude.runtime import Runtime
 
@@ -149,6 +157,7 @@ class TrainerSeam(ABC):
             return await proceed(num_epochs)
         self.__num_epochs = num_epochs
         self.runtime.progress.run_started(self.runtime.run.name, num_epochs, follower.describe())
+        await warm_up(follower)
         statuses = await proceed(num_epochs)
         await follower.settled()
         follower.finish()
@@ -196,11 +205,13 @@ def _check_capabilities(
         check_method(backend, capabilities, method, _type_of(builder, builder.trajectory_builder_config))
     check_options(backend, capabilities, builder.trajectory_builder_config)
     check_ages(backend, capabilities, run_config)
+    check_warm_up(backend, capabilities, run_config)
     needing = {*builder.methods, *map(kind_of, builder.methods)} & capabilities.token_ids_for
     builder.token_ids_required = bool(needing)
     if runtime is not None and runtime.target_model in runtime.config.llms:
         target = runtime.target_model
         check_tokens(backend, capabilities, builder.methods, runtime.config.llms[target], target)
+        check_opponents(backend, capabilities, runtime.config.llms, target)
 
 
 def _type_of(component: object, config: ComponentConfig) -> str:

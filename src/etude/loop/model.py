@@ -9,6 +9,7 @@ from etude.backends.local_config import LocalAdapterConfig
 from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig, require_local_extra
+from etude.inference.tiny import base_folder
 from etude.models.source import folder_of
 from etude.store.stored_config import model_config
 from etude.store.versions import RunVersion, stored_at
@@ -30,7 +31,8 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
     require_local_extra()
     from etude.models.policy import LoraOptions, Policy
 
-    policy = Policy.load(llm.model, **llm.loading | ({} if quantized else {"quantization": None}))
+    base = base_folder(wanted.run, str(config.finetuning.target_model)) if llm.tiny else str(llm.model)
+    policy = Policy.load(base, **llm.loading | ({} if quantized else {"quantization": None}))
     adapter = next(iter(config.trainer_adapters.values()), None)
     if wanted.version is None:
         return policy
@@ -78,7 +80,9 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         base = model_config(wanted.run, wanted.target)
         trained = base.llms.get(base.finetuning.target_model or "")
         if isinstance(trained, LocalLlmConfig) and isinstance(llm, LocalLlmConfig):
-            return [_override(target, "model", str(trained.model))]
+            name = str(base.finetuning.target_model)
+            source = base_folder(wanted.run, name).absolute() if trained.tiny else trained.model
+            return [_override(target, "model", str(source)), *_without_tiny(target, llm)]
         if trained is not None and trained.type_name == llm.type_name:
             return []
         raise RequestError(
@@ -87,7 +91,8 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         )
     if isinstance(llm, LocalLlmConfig):
         folder = folder_of(text)
-        return [_override(target, "model", text if folder is None else str(folder.absolute()))]
+        source = text if folder is None else str(folder.absolute())
+        return [_override(target, "model", source), *_without_tiny(target, llm)]
     if "model_name" in type(llm).model_fields:
         return [_override(target, "model_name", text)]
     raise RequestError(f"--model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
@@ -99,6 +104,10 @@ def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:
     if wanted is not None and wanted.target in targets:
         return targets[wanted.target].model
     return config.finetuning.target_model
+
+
+def _without_tiny(target: str, llm: LocalLlmConfig) -> list[tuple[str, str]]:
+    return [] if llm.tiny is None else [(f"llms.{target}.tiny", "null")]
 
 
 def _override(target: str, key: str, value: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.data_model import finite
-from etude.core.history import EpochEntry, History, ValidationEntry
+from etude.core.history import EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.runtime import Runtime
 from etude.store.log import EpochLog
@@ -78,6 +78,11 @@ class Record:
             if entry.epoch in self._unwritten:
                 await self.log.add_epoch(entry)
                 self._unwritten.discard(entry.epoch)
+
+    async def add_warm_up(self, entry: WarmUpEntry) -> None:
+        """Record the warm-up."""
+        await self.log.add_warm_up(entry)
+        self.history = self.history.model_copy(update={"warm_up": entry})
 
     async def add_validation(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> ValidationEntry:
         """Record a validation; `outcome` is the other fields of its entry."""

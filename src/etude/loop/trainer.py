@@ -23,6 +23,7 @@ from etude.loop.checks import without_stale
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
+from etude.loop.warm_up import warm_up
 from etude.store.figures import versions_made, versions_to_keep
 from etude.store.summary import summary_of
 
@@ -40,6 +41,8 @@ async def run_loop(
     are done. The loop ends early when every member has a reason to stop. Of a validation or an epoch the
     first member that is due runs the episodes; the others have them from the journal, scored.
     """
+    for member in members:
+        await warm_up(member.bookkeeper)
     for member in members:
         await member.validate(0)
     for epoch in range(num_epochs):
@@ -247,10 +250,14 @@ class EpochTrainer(Trainer):
             await self.bookkeeper.validated(epoch, metrics)
 
     async def prune(self) -> None:
-        """Delete versions that are not worth keeping."""
+        """Delete versions that are not worth keeping, and that no opponent plays any more."""
         keep = self.config.keep_checkpoints
         if keep != "all":
-            await self.bookkeeper.line.adapter.prune(versions_to_keep(self.history, keep))
+            kept = versions_to_keep(self.history, keep)
+            kept += [version for pool in self.bookkeeper.opponents for version in pool.members()]
+            await self.bookkeeper.line.adapter.prune(kept)
+        for pool in self.bookkeeper.opponents:
+            await pool.let_go(pool.members())
 
     def is_done(self, epoch: int) -> bool:
         """Whether the epoch is recorded."""

@@ -64,6 +64,8 @@ class Policy:
         self.max_context = self.speech.max_context
         """Tokens that prompt and completion may have together."""
         self._base: dict[str, torch.Tensor] | None = None
+        self._reference: dict[str, torch.Tensor] | None = None
+        """The trainable tensors that training began with, where these are not those of version 0."""
         self._lent: set[int] = set()
         """The ids of parameters whose numbers are those of another policy too."""
         self._digests: dict[int, str] = {}
@@ -193,10 +195,14 @@ class Policy:
             self._base = self.copy_tensors()
 
     def base_tensors(self) -> Mapping[str, torch.Tensor]:
-        """The trainable tensors as they were at version 0; `keep_base` must have been called."""
+        """The trainable tensors that training began with; `keep_base` must have been called."""
         if self._base is None:
             raise RuntimeError("keep_base() was not called before training")
-        return self._base
+        return self._base if self._reference is None else self._reference
+
+    def begin_from(self, version: ModelVersion) -> None:
+        """Take a version for what training begins with, in place of version 0. Raises StoreError."""
+        self._reference = load_tensors(Path(version.location) / WEIGHTS_FILE)
 
     def digest(self) -> str:
         """Hash of the tensors that training changes, as they are now."""
@@ -214,7 +220,7 @@ class Policy:
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
-        """Within the block the weights in memory are those of version 0: the reference model."""
+        """Within the block the weights in memory are those that training began with: the reference model."""
         with self.lock:
             now = self.copy_tensors()
             self.load_tensors(self.base_tensors())

@@ -16,8 +16,10 @@ from etude.backends.capabilities import (
     check_ages,
     check_from_base,
     check_method,
+    check_opponents,
     check_options,
     check_tokens,
+    check_warm_up,
 )
 from etude.backends.local_config import LOCAL_CAPABILITIES, LocalAdapterConfig
 from etude.backends.openai_adapter import OpenAiAdapterConfig
@@ -34,6 +36,7 @@ from etude.core.stats import estimate
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
+from etude.inference.tiny import make_base
 from etude.preflight.estimate import Estimate, blocks_of, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.machine import ModelSize, together
@@ -101,11 +104,12 @@ async def check_config(config: Config) -> CheckReport:
         RunFolder.create(Path(folder), "check") as run,
     ):
         async with _DryBuilder(config, run) as builder:
-            await _check_workflow(builder, findings)
+            if _check_needs(config, findings):
+                await _check_workflow(builder, findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
-            size = await _check_models(config, examples, findings)
+            size = await _check_models(builder, examples, findings)
             for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
@@ -118,6 +122,17 @@ async def check_config(config: Config) -> CheckReport:
     if report.is_ready:
         report.estimate = await asyncio.to_thread(estimate_run, config, examples, held_out, size)
     return report
+
+
+def _check_needs(config: Config, findings: Findings) -> bool:
+    """Whether all is there that the workflow cannot be built, or run, without."""
+    needs = [] if config.workflow is None else config.workflow.needs()
+    for need in needs:
+        if need.is_met:
+            findings.ok("needs", need.what)
+        else:
+            findings.fail("needs", f"{need.what} is not there; {need.remedy}")
+    return all(need.is_met for need in needs)
 
 
 async def _check_workflow(builder: Builder, findings: Findings) -> None:
@@ -184,9 +199,12 @@ async def _check_evaluators(builder: Builder, findings: Findings) -> None:
             findings.ok(f"evaluator {name}", f"_type: {settings.type_name}{is_reward}")
 
 
-async def _check_models(config: Config, examples: Sequence[Example], findings: Findings) -> ModelSize | None:
+async def _check_models(
+    builder: Builder, examples: Sequence[Example], findings: Findings
+) -> ModelSize | None:
     """Look at all models; the size of those that are trained here, taken together."""
     sizes: dict[str, ModelSize] = {}
+    config = builder.config
     blocks = blocks_of(config.finetuning).values()
     if not config.llms:
         findings.fail("models", "there are none; add one: `llms: {policy: {_type: local, model: …}}`")
@@ -202,7 +220,13 @@ async def _check_models(config: Config, examples: Sequence[Example], findings: F
             own = [block for block in blocks if block.enabled and block.target_model == name]
             adapters = [_adapter_of(config, block) for block in own]
             adapter = next((each for each in adapters if isinstance(each, LocalAdapterConfig)), None)
-            sizes[name] = await asyncio.to_thread(check_local_model, what, llm, adapter, examples, findings)
+            with tempfile.TemporaryDirectory() as scratch:
+                base = llm.model
+                if llm.tiny is not None:
+                    await make_base(llm.tiny, name, builder, base := Path(scratch) / "tiny")
+                sizes[name] = await asyncio.to_thread(
+                    check_local_model, what, llm, str(base), adapter, examples, findings
+                )
     trained = [block.target_model for block in blocks]
     return together([size for name, size in sizes.items() if name in trained])
 
@@ -235,9 +259,11 @@ async def _check_training(builder: Builder, what: str, block: FinetuneConfig, fi
         check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
         check_options(backend, capabilities, settings)
         check_ages(backend, capabilities, block)
+        check_warm_up(backend, capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(backend, capabilities)
         check_tokens(backend, capabilities, trajectories.methods, builder.config.llms[target], target)
+        check_opponents(backend, capabilities, builder.config.llms, target)
         _check_shape(what, target, builder.config.llms[target], trajectories.methods, findings)
         # A copy: whatever it writes there, the config stays as it was loaded.
         await trajectories.initialize(block.model_copy(deep=True))

@@ -30,12 +30,14 @@ _LARGE_FOR_CPU = 1_000_000_000
 def check_local_model(
     what: str,
     llm: LocalLlmConfig,
+    base: str,
     adapter: LocalAdapterConfig | None,
     examples: Sequence[Example],
     findings: Findings,
 ) -> ModelSize:
     """The size of a model, after a look at its chat template, LoRA setting, memory and context.
 
+    `base` is the folder or name of its weights.
     `adapter` is what is to train it. Raises RequestError when it cannot be used.
     """
     limit_threads()
@@ -47,7 +49,7 @@ def check_local_model(
             raise RequestError(
                 "`quantization: 4bit` trains LoRA weights only: set 'lora' in the trainer adapter"
             )
-    policy = _outline(llm)
+    policy = _outline(base)
     parameters = sum(value.numel() for value in policy.model.parameters())
     if adapter is not None and adapter.lora is not None:
         lora = adapter.lora
@@ -68,7 +70,7 @@ def check_local_model(
     trained = f", {trainable / 1e6:.3g} M trained" if trainable and trainable != parameters else ""
     findings.ok(
         what,
-        f"{llm.model}: {parameters / 1e6:.3g} M parameters{trained}, {device.type}, "
+        f"{llm.model or 'tiny'}: {parameters / 1e6:.3g} M parameters{trained}, {device.type}, "
         f"{str(dtype).removeprefix('torch.')}, context {policy.max_context}",
     )
     _check_template(what, policy, llm.chat_template_kwargs, findings)
@@ -76,11 +78,11 @@ def check_local_model(
     return size
 
 
-def _outline(llm: LocalLlmConfig) -> Policy:
+def _outline(source: str) -> Policy:
     """The model without its weights. Raises RequestError when there is none, or it cannot chat."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    source, location = str(llm.model), locate(llm.model)
+    location = locate(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         config = AutoConfig.from_pretrained(location)

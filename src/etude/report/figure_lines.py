@@ -9,12 +9,16 @@ from typing import Any
 from etude.core.stats import shown_mean
 from etude.store.figures import shown_reward
 
+_RATED = 5
+"""Versions whose ratings are shown, the best."""
 VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
 
 
 def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Labels and texts of one model's summary (`etude.store.summary.summary_of`): its rewards, the other
     evaluators, and its best and last version."""
+    if (warm_up := summary.get("warm_up")) is not None:
+        yield "warm-up", _warm_up(warm_up)
     validated = summary["measured_on"] == "validation"
     keys = ("before", "after") if validated else ("first_epoch", "last_epoch")
     figures = [summary[key] for key in keys if summary[key] is not None]
@@ -22,6 +26,8 @@ def figure_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"reward{when if validated else ''}", f"{shown_figure(figure)}  ({figure['measured']})"
     for name in evaluators_in(figures):
         yield name, " → ".join(shown_score(figure["evaluators"].get(name)) for figure in figures)
+    for name, figures in (summary.get("opponents") or {}).items():
+        yield f"ratings, {name}", _ratings(figures)
     yield from _versions(summary, validated)
 
 
@@ -50,6 +56,22 @@ def shown_score(score: Mapping[str, Any] | None) -> str:
 def shown_bounds(low: float | None, high: float | None) -> str | None:
     """An interval as text; None where it is not known."""
     return None if low is None or high is None else f"{low:.3f} … {high:.3f}"
+
+
+def _ratings(figures: Mapping[str, Any]) -> str:
+    """The best and the last of the versions that played, by Elo."""
+    ratings = sorted(figures["ratings"].items(), key=lambda pair: -pair[1])
+    shown = ", ".join(f"v{number} {rating:+.0f}" for number, rating in ratings[:_RATED])
+    more = f", … {len(ratings) - _RATED} more" if len(ratings) > _RATED else ""
+    return f"{shown}{more}  (Elo; {figures['games']} games)"
+
+
+def _warm_up(warm_up: Mapping[str, Any]) -> str:
+    version = "" if warm_up["version"] is None else f": v{warm_up['version']}"
+    value = "" if warm_up["loss"] is None else f", loss {warm_up['loss']:.3f}"
+    if warm_up["avg_reward"] is not None:
+        value = f", reward {shown_reward(warm_up)} n={warm_up['n']} (training examples)"
+    return f"{warm_up['steps']} steps of imitation{value}{version}"
 
 
 def _versions(summary: Mapping[str, Any], validated: bool) -> Iterator[tuple[str, str]]:

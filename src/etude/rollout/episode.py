@@ -148,15 +148,32 @@ class Episode:
         """`with episode.function("search"):` — calls made inside belong to that function."""
         return FunctionScope(name)
 
-    def step_reward(self, value: float, reason: str = "") -> None:
-        """Give a reward for what was done since the call before. Raises ValueError when it is not finite."""
+    def step_reward(self, value: float, reason: str = "", *, agent: str | None = None) -> None:
+        """Give a reward for what was done since the call before, by all or by one `agent`.
+
+        Raises ValueError when it is not finite.
+        """
+        reward = self._finite("a step reward", value)
+        self._events.append(Event("step_reward", self._recorder.last_index, reward, reason, agent=agent))
+
+    def score(self, name: str, value: float, reason: str | None = None, agent: str | None = None) -> None:
+        """Record a score that is measured inside the run, such as an environment's reward.
+
+        Evaluators of `_type: measured` read it by its name. `agent` says whose it is, where each has its
+        own: the name of the function whose calls the agent's are. The same score again takes the place of
+        the one before. Raises ValueError when it is not finite.
+        """
+        score = self._finite(f"the score '{name}'", value)
+        self._events.append(Event("score", self._recorder.last_index, score, reason or "", name, agent))
+
+    def _finite(self, what: str, value: Any) -> float:
         try:
-            reward = number(value)
+            result = number(value)
         except ValueError:
-            reward = math.nan
-        if not math.isfinite(reward):
-            raise ValueError(f"a step reward must be a finite number, found {value!r} (episode {self.id})")
-        self._events.append(Event("step_reward", self._recorder.last_index, reward, reason))
+            result = math.nan
+        if not math.isfinite(result):
+            raise ValueError(f"{what} must be a finite number, found {value!r} (episode {self.id})")
+        return result
 
     def note(self, text: str) -> None:
         """Write something into the episode's record, for whoever reads it later."""
@@ -169,7 +186,7 @@ class Episode:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Step rewards and notes so far."""
+        """Step rewards, scores and notes so far."""
         return tuple(self._events)
 
     async def answer(self, body: ChatBody, default_model: str | None = None) -> RecordedCompletion:
@@ -235,6 +252,7 @@ class SyncEpisode:
         self.random: random.Random = episode.random
         self.function = episode.function
         self.step_reward = episode.step_reward
+        self.score = episode.score
         self.note = episode.note
         self._episode = episode
         self._waiting: set[concurrent.futures.Future[Any]] = set()

@@ -145,10 +145,7 @@ class Recorder:
         """
         await self._admit()
         model = self.models.choose(model)
-        default = self.models.sampling.get(model) or Sampling()
-        chosen = change_sampling(change_sampling(default, sampling), self._override)
-        if choice and chosen.seed is not None:
-            chosen = replace(chosen, seed=fold(chosen.seed, "choice", choice))
+        chosen = self._sampling(model, sampling, choice)
         request = ChatRequest(
             messages,
             tools,
@@ -179,6 +176,13 @@ class Recorder:
             self._calls[index] = call
             self.names[index] = name
         return name, call
+
+    def _sampling(self, model: str, asked: Mapping[str, Any], choice: int) -> Sampling:
+        default = self.models.sampling.get(model) or Sampling()
+        chosen = change_sampling(change_sampling(default, asked), self._override)
+        if choice and chosen.seed is not None:
+            return replace(chosen, seed=fold(chosen.seed, "choice", choice))
+        return chosen
 
     async def _admit(self) -> None:
         if self._closed:

@@ -202,11 +202,17 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
         "generation": record.generation,
         "example": _encode_example(record.example),
         "calls": [names.get(call.index) or encode_call(call, None) for call in record.calls],
-        "events": [[event.kind, event.after_call, event.value, event.text] for event in record.events],
+        "events": [_encode_event(event) for event in record.events],
         "output": record.output,
         "failure": None if failure is None else [failure.kind, failure.reason, failure.origin],
         "seconds": record.seconds,
     }
+
+
+def _encode_event(event: Event) -> list[Any]:
+    """The fields of an event, without the last two where they are empty."""
+    fields = [event.kind, event.after_call, event.value, event.text]
+    return [*fields, event.name, event.agent] if event.name or event.agent is not None else fields
 
 
 def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -> EpisodeRecord:

@@ -56,7 +56,9 @@ def short_name(entry: Entry) -> str:
 
 
 def _when(entry: ValidationEntry) -> str:
-    return "before training" if entry.epoch == 0 else f"after epoch {entry.epoch}"
+    if entry.epoch:
+        return f"after epoch {entry.epoch}"
+    return "after the warm-up, before training" if version_of(entry) else "before training"
 
 
 def version_of(entry: Entry) -> int | None:
@@ -112,8 +114,9 @@ def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
 
 
 def last_version(history: History) -> ModelVersion | None:
-    """The weights after the last epoch."""
-    return next((entry.version for entry in reversed(history.epochs) if entry.version is not None), None)
+    """The weights after the last epoch; before the first those of the warm-up, if there was one."""
+    versions = (entry.version for entry in reversed(history.epochs) if entry.version is not None)
+    return next(versions, history.start)
 
 
 def best_version(history: History) -> ModelVersion | None:
@@ -122,20 +125,23 @@ def best_version(history: History) -> ModelVersion | None:
     None where no version was measured after it was trained: nobody knows which is best then.
     """
     measured = measured_versions(history) if history.validations else []
-    if all(version.number == 0 for version, _ in measured):
+    start = 0 if history.start is None else history.start.number
+    if all(version.number <= start for version, _ in measured):
         return None
     return max(measured, key=lambda pair: (pair[1], pair[0].number))[0]
 
 
 def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
-    """The `count` best versions and the last one, from which a run is resumed; oldest first."""
+    """The `count` best versions, the last one, from which a run is resumed, and that of the warm-up, which
+    training began with; oldest first."""
     ranked = sorted(measured_versions(history), key=lambda pair: (-pair[1], -pair[0].number))
     best = list({version.number: version for version, _ in ranked}.values())[:count]
     last = last_version(history)
-    kept = best if last is None else [*best, last]
+    kept = [*best, *(version for version in (last, history.start) if version is not None)]
     return sorted({version.number: version for version in kept}.values(), key=lambda each: each.number)
 
 
 def versions_made(history: History) -> list[int]:
-    """The numbers of the versions that the epochs made, oldest first."""
-    return [entry.version.number for entry in history.trained if entry.version is not None]
+    """The numbers of the versions that the warm-up and the epochs made, oldest first."""
+    start = [] if history.start is None else [history.start.number]
+    return start + [entry.version.number for entry in history.trained if entry.version is not None]

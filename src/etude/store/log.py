@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from etude.core.history import EpochEntry, History, ValidationEntry
+from etude.core.history import EpochEntry, History, ValidationEntry, WarmUpEntry, WarmUpJob
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.store.journal import Journal
 from etude.store.lock import locked_by
@@ -48,7 +48,30 @@ class EpochLog:
             [value for _, value in self._journal.scan(f"{self._prefix}{kind}/")]
             for kind in ("epoch", "validation")
         )
-        return History.model_validate({"run_id": run_id, "epochs": epochs, "validations": validations})
+        warm_up = self._journal.get(f"{self._prefix}warm-up")
+        content = {"run_id": run_id, "epochs": epochs, "validations": validations, "warm_up": warm_up}
+        return History.model_validate(content)
+
+    def warm_up_jobs(self) -> list[WarmUpJob]:
+        """The jobs of the warm-up so far, in order."""
+        prefix = f"{self._prefix}warm-up-jobs/"
+        return [WarmUpJob.model_validate(value) for _, value in self._journal.scan(prefix)]
+
+    async def add_warm_up_job(self, number: int, job: WarmUpJob) -> None:
+        """Record a job of the warm-up, by its number from 1."""
+        await self._put(self._key("warm-up-jobs", number), job)
+
+    async def add_warm_up(self, entry: WarmUpEntry) -> None:
+        """Record that the warm-up is over."""
+        await self._put(f"{self._prefix}warm-up", entry)
+
+    def warm_up_attempts(self) -> int:
+        """How many jobs of the warm-up have failed: part of the next one's idempotency key."""
+        return int(self._journal.get(f"{self._prefix}warm-up-attempts", 0))
+
+    async def warm_up_failed(self) -> None:
+        """The job failed: a resumed run makes it again, as another one."""
+        await self._journal.put(f"{self._prefix}warm-up-attempts", self.warm_up_attempts() + 1)
 
     async def add_epoch(self, entry: EpochEntry) -> None:
         """Record a finished epoch."""
@@ -137,7 +160,7 @@ class JobFacts(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     epoch: int
-    """From 0."""
+    """From 1; 0 is the warm-up."""
     name: str
     backend: str
     status: str
@@ -166,6 +189,8 @@ def jobs_of(run: Path) -> list[JobFacts]:
 
 def _jobs(log: EpochLog, history: History, target: str | None, waiting: str) -> Iterator[JobFacts]:
     """The jobs of a log; `waiting` is the status of those that have not ended."""
+    for each in log.warm_up_jobs():
+        yield _ended(0, each.status, {}, target)
     trained = {entry.status.run_id: entry for entry in history.trained if entry.status}
     for epoch, _, submission in log.submissions():
         ref, entry = submission.ref, trained.pop(submission.ref.run_id, None)

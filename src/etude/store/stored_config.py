@@ -79,7 +79,7 @@ def trained_parts(data: Mapping[str, Any], target_name: str | None = None) -> di
     return {
         "method": _entry(data, "trajectory_builders", names["trajectory_builder"]).get("_type"),
         "backend": _entry(data, "trainer_adapters", names["trainer_adapter"]).get("_type"),
-        "base": model.get("model") or model.get("model_name"),
+        "base": model.get("model") or model.get("model_name") or ("tiny" if model.get("tiny") else None),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from etude.core.episode import cut_off_share
 from etude.core.evaluation import without_numbers
-from etude.core.history import History, ValidationEntry
+from etude.core.history import History, ValidationEntry, WarmUpEntry
 from etude.store.figures import (
     TRAINING,
     VALIDATION,
@@ -39,12 +39,13 @@ SHOWN_CAUSES = 3
 def summary_of(history: History) -> dict[str, Any]:
     """The run in numbers, as JSON.
 
-    `before` and `after` are the validations before training and after it, on the same examples; None
-    where there was none. `first_epoch` and `last_epoch` are what the episodes of training got, which are
-    sampled before the epoch's update; `last_epoch` is None where there is one epoch. Each is as
-    `etude.store.figures.figure_of` makes it and says on what it was measured, with which version.
-    `is_measured` says whether the last weights were measured after they were trained; `best_version` is
-    the best of those that were, None where none was. `warnings` are sentences.
+    `warm_up` is what the model imitated first, None where it did not. `before` and `after` are the
+    validations before training and after it, on the same examples; None where there was none. `first_epoch`
+    and `last_epoch` are what the episodes of training got, which are sampled before the epoch's update;
+    `last_epoch` is None where there is one epoch. Each is as `etude.store.figures.figure_of` makes it and
+    says on what it was measured, with which version. `is_measured` says whether the last weights were
+    measured after they were trained; `best_version` is the best of those that were, None where none was.
+    `warnings` are sentences.
     """
     best, last = best_version(history), last_version(history)
     before = [figure_of(entry) for entry in history.validations if entry.epoch == 0]
@@ -56,6 +57,8 @@ def summary_of(history: History) -> dict[str, Any]:
         "epochs_skipped": len(history.skipped),
         "skip_reasons": sorted({entry.skipped for entry in history.skipped if entry.skipped is not None}),
         "measured_on": VALIDATION if history.validations else TRAINING,
+        "warm_up": None if history.warm_up is None else warm_up_of(history.warm_up),
+        "opponents": opponents_of(history),
         "before": before[0] if before else None,
         "after": after[-1] if after else None,
         "first_epoch": epochs[0] if epochs else None,
@@ -64,6 +67,30 @@ def summary_of(history: History) -> dict[str, Any]:
         "best_version": None if best is None else best.model_dump(mode="json"),
         "last_version": None if last is None else last.model_dump(mode="json"),
         "warnings": warnings_of(history),
+    }
+
+
+def opponents_of(history: History) -> dict[str, Any] | None:
+    """By entry of `llms`: the ratings of all versions that played, after the last epoch, and how many games
+    they rest on. None where no earlier version was met."""
+    by_entry: dict[str, Any] = {}
+    for entry in history.epochs:
+        for name, figures in (entry.metrics.get("opponents") or {}).items():
+            games = by_entry.get(name, {}).get("games", 0) + sum(row[2] for row in figures["games"])
+            by_entry[name] = {"ratings": figures["ratings"], "games": games}
+    return by_entry or None
+
+
+def warm_up_of(entry: WarmUpEntry) -> dict[str, Any]:
+    """A warm-up in numbers, as JSON; its reward, where that was measured, is of training examples."""
+    rewards = {key: entry.metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high")}
+    return {
+        "steps": entry.steps,
+        "seconds": entry.seconds,
+        "version": None if entry.version is None else entry.version.number,
+        "loss": entry.metrics.get("loss"),
+        "n": entry.metrics.get("num_scored"),
+        **rewards,
     }
 
 

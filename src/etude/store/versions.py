@@ -1,4 +1,5 @@
-"""Which version of a run's model is meant: `RUN`, `RUN:v3`, `RUN:best`, `RUN:last`, `RUN:base`.
+"""Which version of a run's model is meant: `RUN`, `RUN:v3`, `RUN:best`, `RUN:last`, `RUN:base`, and of a run
+with a warm-up `RUN:warm-up`.
 
 Of a run that trains several models also which of those: `RUN:verifier`, `RUN:verifier:v3`.
 """
@@ -17,7 +18,7 @@ from etude.core.job import ModelVersion
 from etude.store.facts import facts_of, find_run, histories_of, is_run
 from etude.store.figures import best_version, last_version
 
-BEST, LAST, BASE = "best", "last", "base"
+BEST, LAST, BASE, WARM_UP = "best", "last", "base", "warm-up"
 
 _NUMBER = re.compile(r"v?\d+")
 
@@ -72,7 +73,10 @@ def choose_version(run: Path, wish: str = "") -> RunVersion:
     if wish in (BEST, LAST, ""):
         version, choice = _best_or_last(wish, history, run, target)
         return RunVersion(run, version, target, choice)
-    known = {entry.version.number: entry.version for entry in history.epochs if entry.version is not None}
+    if wish == WARM_UP and history.start is not None:
+        wish = f"v{history.start.number}"
+    versions = (history.start, *(entry.version for entry in history.epochs))
+    known = {version.number: version for version in versions if version is not None}
     numbers = _listed(number for number in known if number)
     if _NUMBER.fullmatch(wish) is None:
         raise RequestError(f"'{wish}' is no version; write {BEST}, {LAST}, {BASE}, or a number: {numbers}")

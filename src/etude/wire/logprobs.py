@@ -21,7 +21,6 @@ def require_asked(
     completion: Completion,
     *,
     logprobs: bool = False,
-    token_ids: bool = False,
     top: int = 0,
     prompt: bool = False,
 ) -> None:
@@ -30,8 +29,6 @@ def require_asked(
         missing = "prompt_logprobs"
     elif completion.usage.completion_tokens == 0:
         return
-    elif token_ids and completion.completion_ids is None:
-        missing = "return_token_ids"
     elif top and not completion.top_logprobs:
         missing = "top_logprobs"
     elif logprobs and completion.logprobs is None:
@@ -88,6 +85,7 @@ def named_ids(tokens: Any) -> tuple[int, ...] | None:
 
 
 def texts_of(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The text of each token; none where the endpoint tells none."""
     texts = tuple([str(token.get("token", "")) for token in tokens])
     return texts if any(texts) else ()
 

@@ -35,6 +35,8 @@ CAPABILITIES = Capabilities(
     options=frozenset(),
     versions=True,
     samples_while_training=False,
+    transcripts=False,
+    old_versions=False,
 )
 
 

@@ -1,0 +1,192 @@
+"""The warm-up of a run: supervised jobs on transcripts, until the run's own reward says that it is enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from etude.backends.capabilities import JobHyperparameters
+from etude.config.warm_up import Transcript, WarmUpConfig, read_transcripts
+from etude.core.around import entered
+from etude.core.data_model import finite
+from etude.core.edge import transcript_of
+from etude.core.errors import EtudeError, JobStillRunning, TrainingError
+from etude.core.history import WarmUpEntry, WarmUpJob
+from etude.core.job import Skipped, TrainingJobStatus
+from etude.core.keys import shuffled_forever
+from etude.core.trajectory import TrajectoryCollection
+from etude.loop.bookkeeper import Bookkeeper
+from etude.loop.metrics import validation_metrics
+from etude.store.figures import shown_reward
+
+_FEW = 64
+"""Examples that show whether it is worth measuring on all."""
+_JOB_TIMEOUT, _POLL = 86400.0, 5.0
+
+
+async def warm_up(books: Bookkeeper) -> None:
+    """Imitate the transcripts of the config's stages, once in a run; a resumed run goes on where it was.
+
+    The weights that come out are a version like every other, and what training begins with. Raises
+    TrainingError when a stage does not get where it should, DatasetError for transcripts that cannot be read.
+    """
+    if books.config.warm_ups and books.record.history.warm_up is None:
+        await WarmUp(books).run()
+
+
+class WarmUp:
+    """Takes a run's model through the stages of its warm-up.
+
+    Each stretch of steps from one measurement to the next is a job of the run's backend, on transcripts that
+    follow from the seed and the number of steps before. It is submitted, followed and adopted as the jobs of
+    epochs are, and its outcome is journalled.
+    """
+
+    def __init__(self, books: Bookkeeper) -> None:
+        self._books = books
+        self._line, self._log, self._runtime = books.line, books.record.log, books.runtime
+        self._jobs = self._log.warm_up_jobs()
+
+    async def run(self) -> None:
+        """Go through what is left of the stages."""
+        line, rules, started = self._line, self._line.rules, time.monotonic()
+        self._runtime.progress.phase("warming up")
+        line.rules = replace(rules, frozen=False, from_scratch=False)
+        try:
+            if self._jobs and (version := self._jobs[-1].version) is not None:
+                await line.adapter.restore(version)
+                await line.sample_from(version)
+            for number, stage in enumerate(self._books.config.warm_ups):
+                await self._imitate(number, stage)
+        finally:
+            line.rules = rules
+            line.use_hyperparameters(JobHyperparameters())
+        last = self._jobs[-1]
+        entry = WarmUpEntry(
+            timestamp=_now(),
+            steps=sum(job.steps for job in self._jobs),
+            jobs=len(self._jobs),
+            seconds=time.monotonic() - started,
+            metrics=last.metrics,
+            version=last.version,
+        )
+        await self._books.warmed_up(entry)
+
+    async def _imitate(self, number: int, stage: WarmUpConfig) -> None:
+        own = [job for job in self._jobs if job.stage == number]
+        if own and own[-1].is_over:
+            return
+        books = self._books
+        transcripts = read_transcripts(stage.transcripts, self._runtime.examples, books.config.seed)
+        self._line.use_hyperparameters(
+            JobHyperparameters(num_epochs=1, learning_rate=stage.learning_rate, batch_size=stage.batch_size)
+        )
+        done = sum(job.steps for job in own)
+        while steps := stage.next_steps(done):
+            job = await self._job(number, stage, transcripts, done, steps)
+            done += steps
+            self._jobs.append(job)
+            await self._log.add_warm_up_job(len(self._jobs), job)
+            if job.version is not None:
+                await self._line.adapter.prune([job.version])
+            if job.is_over:
+                what = f"{stage.until}: " if stage.until else ""
+                self._say(
+                    f"warm-up: imitated {stage.transcripts} for {done} steps; {what}{shown(job.metrics)}"
+                )
+                return
+        raise TrainingError(
+            f"the warm-up on {stage.transcripts} did not get where it should: after {done} steps the "
+            f"{shown(self._jobs[-1].metrics)}, and 'warm_up.until' asks for a {stage.until}; ask for less, "
+            "take a larger model, or raise max_steps"
+        )
+
+    async def _job(
+        self, number: int, stage: WarmUpConfig, transcripts: Sequence[Transcript], done: int, steps: int
+    ) -> WarmUpJob:
+        """Take the next steps, and measure."""
+        order = shuffled_forever(len(transcripts), self._books.config.seed, "warm-up", number)
+        drawn = islice(order, done * stage.batch_size, (done + steps) * stage.batch_size)
+        groups = [
+            [transcript_of(transcripts[index].messages, transcripts[index].tools, str(index))]
+            for index in drawn
+        ]
+        status = await self._train(groups)
+        metrics: dict[str, Any] = dict((status.metadata or {}).get("metrics") or {})
+        measured: dict[str, Any] = {"loss": metrics.get("nll", metrics.get("train_loss"))}
+        if stage.until is not None and stage.until.reward is not None:
+            measured |= await self._reward(stage, stage.until.reward)
+        value = measured["avg_reward" if stage.until and stage.until.reward is not None else "loss"]
+        if stage.until is not None and value is None:
+            raise TrainingError(
+                f"the warm-up is to go on until a {stage.until}, and there is none to be measured: "
+                + (
+                    "no episode was scored"
+                    if stage.until.loss is None
+                    else "the backend does not tell a loss"
+                )
+            )
+        is_over = stage.until is None or stage.until.is_reached(value)
+        return WarmUpJob(
+            stage=number,
+            steps=steps,
+            status=status,
+            metrics=finite(measured),
+            version=self._line.version,
+            is_over=is_over,
+        )
+
+    async def _train(self, groups: list[Any]) -> TrainingJobStatus:
+        """One job, adopted. One that fails is made again under another name when the run is resumed."""
+        line, record = self._line, self._books.record
+        whose = "" if record.target is None else f".{record.target}"
+        attempt = self._log.warm_up_attempts()
+        retry = f"-retry-{attempt}" if attempt else ""
+        name = f"{record.history.run_id}-warm-up-{len(self._jobs) + 1}{whose}{retry}"
+        collection = TrajectoryCollection(trajectories=groups, run_id=name, method="supervised")
+        with entered(line.adapter, "submit"):
+            ref = await line.submit(collection)
+        if isinstance(ref, Skipped):
+            raise TrainingError(f"the warm-up cannot begin: {ref.reason}")
+        try:
+            status = await line.wait(ref, _JOB_TIMEOUT, _POLL)
+            await line.adopt(ref, status)
+        except JobStillRunning:
+            raise
+        except TrainingError:
+            await self._log.warm_up_failed()
+            raise
+        return status
+
+    async def _reward(self, stage: WarmUpConfig, wanted: float) -> dict[str, Any]:
+        """The reward on training examples; on the first few only where these show that it is out of reach."""
+        reward = self._books.config.reward_function
+        if reward is None:
+            raise EtudeError("no reward function: name an evaluator under 'finetuning.reward_function.name'")
+        whose = "" if self._books.record.target is None else f"{self._books.record.target}-"
+        examples, phase = self._runtime.examples[: stage.examples], f"warm-up/{whose}{len(self._jobs) + 1}"
+        for count in sorted({min(_FEW, len(examples)), len(examples)}):
+            output = await self._runtime.evaluation.run(examples[:count], phase=phase, keep_episodes=False)
+            metrics = validation_metrics(output, reward.name)
+            if metrics["reward_high"] is None or metrics["reward_high"] < wanted:
+                break
+        return metrics
+
+    def _say(self, text: str) -> None:
+        self._runtime.progress.message(text)
+
+
+def shown(metrics: dict[str, Any]) -> str:
+    """The measurement of a warm-up job as text."""
+    if "avg_reward" in metrics:
+        return f"reward is {shown_reward(metrics)} on {metrics['num_scored']} training examples"
+    loss = metrics.get("loss")
+    return "loss is not known" if loss is None else f"loss is {loss:.3f}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

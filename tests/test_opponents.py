@@ -1,0 +1,180 @@
+"""Runs in which a seat is played by earlier versions of the trained model."""
+
+import importlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from etude.backends.capabilities import check_opponents
+from etude.config.load import load_config, parse_config
+from etude.core.errors import CapabilityError, ConfigError
+from etude.core.example import Example
+from etude.core.ratings import bradley_terry
+from etude.inference.opponents_config import OpponentsConfig
+from etude.rollout.collector import EpisodeJob
+from etude.run import Run as StoredRun
+from etude.store.episodes import iter_episodes
+from etude.store.journal import Journal
+from etude.store.run_folder import RunFolder
+from tests.crashing_opponents import AgainstPool
+from tests.forked import Forked
+from tests.rollout.running import collect
+from tests.support import ScriptedEngine
+from tests.test_trainer_crash import without_times
+from tests.training import Capabilities, FakeAdapter, examples
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "nim"
+KILLS = [
+    ("request", 9),
+    ("guess", 20),
+    ("submit", 1),
+    ("guess", 30),
+    ("adopt", 2),
+    ("prune", 1),
+    ("guess", 3),
+]
+
+
+def train(folder, *kill):
+    folder.mkdir(exist_ok=True)
+    command = ["-m", "tests.crashing_opponents", str(folder), *map(str, kill)]
+    process = Forked(command, ROOT, dict(os.environ), program="python")
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def outcome(folder):
+    """The run's figures, but for times."""
+    lines = (folder / "run" / "training_metrics.jsonl").read_text().splitlines()
+    return [without_times(json.loads(line)) for line in lines], StoredRun(folder / "run").summary
+
+
+def seats(folder):
+    """By episode: the versions of the trained model and of its opponent."""
+    with RunFolder.read(folder / "run") as run:
+        return {
+            episode.id: [call.completion.model_version for call in episode.calls]
+            for episode in iter_episodes(run.journal)
+        }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(folder) == 0
+    return folder
+
+
+def test_killed_anywhere_it_draws_the_same_opponents(whole, tmp_path):
+    killed = tmp_path / "killed"
+    for kill in KILLS:
+        assert train(killed, *kill) == -signal.SIGKILL, kill
+    assert train(killed) == 0
+    assert seats(killed) == seats(whole)
+    assert outcome(killed) == outcome(whole)
+
+
+def test_a_pool_has_the_base_and_the_newest_versions_and_validations_the_base(whole):
+    drawn = {}
+    for episode, (_, opponent) in seats(whole).items():
+        drawn.setdefault("/".join(episode.split("/")[:2]), set()).add(opponent)
+    assert drawn["train/1"] == {0}
+    assert drawn["train/2"] == {0, 1}
+    assert drawn["train/4"] == {0, 2, 3}
+    assert drawn["validation/4"] == {0}
+
+
+def test_ratings_are_those_of_all_recorded_games(whole):
+    metrics = [
+        json.loads(line) for line in (whole / "run" / "training_metrics.jsonl").read_text().splitlines()
+    ]
+    games = {}
+    with RunFolder.read(whole / "run") as run:
+        for episode in iter_episodes(run.journal, "train/"):
+            pair = tuple(call.completion.model_version for call in episode.calls)
+            score = {"won": 1.0, "draw": 0.5, "lost": 0.0}[episode.output]
+            count, points = games.get(pair, (0, 0.0))
+            games[pair] = (count + 1, points + score)
+    wanted = {str(number): round(rating, 1) for number, rating in bradley_terry(games, anchor=0).items()}
+    assert metrics[-1]["opponents"]["opponent"]["ratings"] == pytest.approx(wanted, abs=0.11)
+    summary = StoredRun(whole / "run").summary["opponents"]["opponent"]
+    assert summary["games"] == sum(count for count, _ in games.values())
+    assert summary["ratings"]["3"] > summary["ratings"]["0"] == 0.0
+
+
+async def test_what_an_opponent_said_is_never_trained_on(tmp_path, monkeypatch):
+    run = AgainstPool(tmp_path / "run", OpponentsConfig(of="policy", draw="latest"))
+    run.examples = examples(4)
+    submitted = []
+    submit = FakeAdapter.submit
+
+    async def keeping(self, trajectories):
+        submitted.append(trajectories)
+        return await submit(self, trajectories)
+
+    monkeypatch.setattr(FakeAdapter, "submit", keeping)
+    await run.start(num_epochs=2)
+    versions = {
+        item.model_version
+        for trajectory in (each for group in submitted[1].trajectories for each in group)
+        for item in trajectory.episode
+        if item.is_sampled
+    }
+    answers = [
+        sum(item.is_sampled for item in trajectory.episode)
+        for collection in submitted
+        for group in collection.trajectories
+        for trajectory in group
+    ]
+    assert versions == {1}
+    assert set(answers) == {1}
+    assert run.made == [0, 1]
+
+
+async def test_a_backend_without_old_versions_is_refused_before_anything_is_sampled(tmp_path):
+    run = AgainstPool(tmp_path / "run", OpponentsConfig(of="policy"))
+    run.adapter = FakeAdapter(
+        tmp_path / "backend", capabilities=Capabilities(versions=True, old_versions=False)
+    )
+
+    with pytest.raises(CapabilityError, match=r"llms\.opponent plays earlier versions of 'policy'.*'art'"):
+        check_opponents("'art'", run.adapter.capabilities(), {"opponent": run.config}, "policy")
+
+
+def test_a_config_names_a_model_that_is_there_and_finds_the_trained_one():
+    llms = {"policy": {"_type": "local", "model": "m"}, "rival": {"_type": "opponents", "of": "policy"}}
+    assert parse_config({"llms": llms}).finetuning.target_model == "policy"
+    llms["rival"]["of"] = "polcy"
+    with pytest.raises(ConfigError, match="did you mean 'policy'"):
+        parse_config({"llms": llms})
+    with pytest.raises(ConfigError, match="must be more than `loss`"):
+        parse_config({"llms": {**llms, "rival": {"_type": "opponents", "of": "policy", "win": 0}}})
+
+
+def test_the_example_is_a_config_of_25_lines_with_nothing_else_to_make():
+    text = (EXAMPLE / "config.yml").read_text()
+    config = load_config(EXAMPLE / "config.yml")
+    assert len(text.splitlines()) <= 25
+    assert config.finetuning.target_model == config.llms["opponent"].of == "policy"
+
+
+@pytest.mark.parametrize(
+    ("answers", "scores"), [(("2", "1"), {0.0, 1.0}), (("9", "1"), {0.0}), (("1", "none"), {1.0})]
+)
+async def test_who_takes_the_last_stone_wins_and_an_illegal_move_loses(tmp_path, answers, scores):
+    load_config(EXAMPLE / "config.yml")  # Makes the agent's module importable.
+    agent = importlib.import_module("agent")
+    seats = {name: ScriptedEngine([text]) for name, text in zip(("policy", "opponent"), answers, strict=True)}
+    work = [EpisodeJob(f"train/1/{seed}/0", Example(str(seed), {"seed": seed})) for seed in range(12)]
+    with Journal(tmp_path / "games.db") as journal:
+        games = await collect(agent.play, journal, models=seats, work=work)
+    assert {game.output for game in games} == scores
+
+
+def test_scores_are_points_between_loss_and_win():
+    config = OpponentsConfig(of="policy", win=1.0, loss=-1.0)
+    assert [config.points(score) for score in (-1, 0, 1, 1.5, None)] == [0, 0.5, 1, None, None]

@@ -1,0 +1,107 @@
+"""A run with a warm-up: it imitates first, is measured after that, and survives kill -9 anywhere."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from etude.core.errors import TrainingError
+from etude.loop.lifecycle import new_run
+from etude.loop.model import load_version
+from etude.run import Run as StoredRun
+from etude.store.versions import choose_version
+from etude.verbs import train_in
+from tests.crashing_warm_up import config
+from tests.forked import Forked
+from tests.test_trainer_crash import without_times
+
+ROOT = Path(__file__).parent.parent
+
+KILLS = [
+    ("submit", 1),
+    ("adopt", 1),
+    ("job", 1),
+    ("prune", 1),
+    ("request", 3),
+    ("adopt", 2),
+    ("over", 1),
+    ("request", 5),
+    ("adopt", 1),
+]
+
+
+def train(folder, *kill):
+    folder.mkdir(exist_ok=True)
+    command = ["-m", "tests.crashing_warm_up", str(folder), *map(str, kill)]
+    process = Forked(command, ROOT, dict(os.environ), program="python")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode in (0, -signal.SIGKILL), errors
+    return process.returncode
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(folder) == 0
+    return folder / "run"
+
+
+def outcome(run):
+    summary = json.loads((run / "summary.json").read_text())
+    summary["warm_up"].pop("seconds")
+    versions = {key: summary.pop(key) for key in ("best_version", "last_version")}
+    metrics = [json.loads(line) for line in (run / "training_metrics.jsonl").read_text().splitlines()]
+    for each in metrics:
+        (each.get("training") or {}).pop("tokens_per_s", None)
+    return summary, [each["digest"] for each in versions.values()], without_times(metrics)
+
+
+def test_killed_anywhere_it_ends_with_the_same_weights_and_figures(whole, tmp_path):
+    killed = tmp_path / "killed"
+    for kill in KILLS:
+        assert train(killed, *kill) == -signal.SIGKILL, kill
+    assert train(killed) == 0
+    assert outcome(killed / "run") == outcome(whole)
+
+
+def test_the_base_is_untouched_and_what_imitated_is_a_version(whole):
+    run = StoredRun(whole)
+    warm_up, before = run.summary["warm_up"], run.summary["before"]
+    assert warm_up["version"] == before["version"] == choose_version(whole, "warm-up").number >= 2
+    assert (
+        before["measured"]
+        == f"validation examples, after the warm-up, before training (v{warm_up['version']})"
+    )
+    assert warm_up["avg_reward"] >= 0.1
+    base, warm = (load_version(choose_version(whole, wish)) for wish in ("base", "warm-up"))
+    assert base.digest() != warm.digest()
+    jobs = [job for job in run.jobs if job.epoch == 0]
+    assert [job.version for job in jobs] == [*range(1, warm_up["version"] + 1)]
+    assert {job.status for job in jobs} == {"completed"}
+
+
+def test_its_optimiser_and_schedule_begin_anew_with_training(whole):
+    state = json.loads(
+        (
+            whole / "checkpoints" / f"v{StoredRun(whole).summary['last_version']['number']}" / "learner.json"
+        ).read_text()
+    )
+    trained = StoredRun(whole).summary["epochs_trained"]
+    assert state == {"step": trained, "trained": trained}
+
+
+def test_what_is_out_of_reach_ends_the_run_with_what_was_reached(tmp_path):
+
+    settings = config(tmp_path)
+    stages = settings.finetuning.warm_up
+    settings.finetuning.warm_up = stages[0].model_copy(
+        update={"max_steps": 8, "until": stages[0].until.model_copy(update={"loss": 0.01})}
+    )
+    with (
+        new_run(settings, "run") as run,
+        pytest.raises(TrainingError, match=r"after 8 steps the loss is \d.*loss 0.01"),
+    ):
+        asyncio.run(train_in(settings, run))
