@@ -63,7 +63,7 @@ async def test_an_output_that_is_not_text_is_json() -> None:
         (SIMILAR | {"evaluation_metric": "cosine"}, "embeds texts"),
         (SIMILAR | {"input": "{{ output }}"}, "no variable"),
         ({"type": "score_model", "model": "jugde", "input": [{"role": "user", "content": "?"}]}, "'judge'"),
-        ({"type": "label_model"}, "reward.grader: expected"),
+        ({"type": "endpoint"}, "reward.grader: expected"),
     ],
 )
 def test_a_grader_that_cannot_work_is_refused_with_the_config(grader: dict[str, Any], complaint: str) -> None:

@@ -17,6 +17,8 @@ from etude.graders.grader import Grade, Grader, sample_of
 from etude.graders.similarity import METRICS, common_subsequence
 from etude.graders.spec import GraderSpec
 from etude.graders.template import GraderError, rendered
+from etude.inference.embedded import EmbeddedEngine
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 
 SPEC: TypeAdapter[Any] = TypeAdapter(GraderSpec)
 ITEM = {"answer": "Four", "parts": [{"n": 2}, {"n": 3}]}
@@ -138,11 +140,64 @@ async def test_a_model_grades_and_is_asked_again_when_its_answer_cannot_be_used(
     )
     assert (first.sampling.temperature, first.sampling.max_tokens, first.sampling.seed) == (0.5, 50, 3)
     assert first.template_options == {"reasoning_effort": "low"}
+    schema = json.loads(first.sampling.constraint.text)
+    assert schema["properties"]["score"] == {"type": "number", "minimum": 0, "maximum": 10}
     assert "not a number from 0 to 10" in judge.requests[2].messages[-1]["content"]
     for answers, problem in [(["no"] * 3, "model_grader_parse_error"), ([], "model_grader_server_error")]:
         with pytest.raises(GraderError) as caught:
             await grade(JUDGE, judges={"strict": _Judge(*answers).complete})
         assert caught.value.problem == problem
+
+
+LABELS = {
+    "type": "label_model",
+    "name": "kind",
+    "model": "strict",
+    "input": [{"role": "user", "content": "{{ sample.output_text }}"}],
+    "labels": ["right", "wrong", "rude"],
+    "passing_labels": ["right"],
+}
+
+
+async def test_a_model_gives_a_label_which_passes_or_does_not() -> None:
+    judge = _Judge(
+        *(f'{{"reasoning": "", "label": "{label}"}}' for label in ("right", "rude", "odd", "wrong"))
+    )
+    assert [(await grade(LABELS, judges={"strict": judge.complete})).score for _ in range(3)] == [
+        1.0,
+        0.0,
+        0.0,
+    ]
+    assert "'odd', and not one of right, wrong, rude" in judge.requests[3].messages[-1]["content"]
+    schema = json.loads(judge.requests[0].sampling.constraint.text)
+    assert schema["properties"]["label"] == {"enum": ["right", "wrong", "rude"]}
+    with pytest.raises(ValidationError, match="'good' is not among labels: right, wrong, rude"):
+        SPEC.validate_python(LABELS | {"passing_labels": ["good"]})
+
+
+@pytest.mark.parametrize("spec", [JUDGE | {"sampling_params": {}}, LABELS], ids=["score", "label"])
+async def test_a_judge_that_knows_nothing_answers_in_form(spec: dict[str, Any]) -> None:
+    tokenizer = build_tokenizer(["yes"], vocab_size=300)
+    engine = EmbeddedEngine(build_policy(tokenizer, 1, TinyShape(max_context=4096)))
+    asked = list[ChatRequest]()
+
+    async def complete(request: ChatRequest) -> Completion:
+        asked.append(request)
+        return await engine.complete(request)
+
+    try:
+        result = await grade(spec, judges={"strict": complete})
+    finally:
+        await engine.close()
+    low, high = spec.get("range", [0, 1])
+    assert low <= result.score <= high and len(asked) == 1
+
+
+def test_graders_that_are_not_there_are_refused_by_name() -> None:
+    with pytest.raises(
+        ValidationError, match=r"'endpoint' found using 'type' does not match .*'label_model'"
+    ):
+        SPEC.validate_python({"type": "endpoint", "name": "mine", "url": "http://127.0.0.1"})
 
 
 async def test_several_graders_are_one_by_a_formula() -> None:

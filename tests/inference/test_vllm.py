@@ -21,10 +21,11 @@ import pytest_asyncio
 import torch
 
 from etude.core.call import Constraint, Sampling
-from etude.core.errors import EngineAway, EngineError
+from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.inference.engine import SampledToken, TokenRequest
 from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmOptions, VllmProcess
+from etude.models.distribution import shaped
 from etude.models.policy import LoraOptions, Policy
 from etude.models.speech import Speech
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
@@ -46,6 +47,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # vLLM takes no heads smaller than 32.
     shape = TinyShape(hidden_size=128, heads=4, intermediate_size=96, max_context=128)
     build_policy(tokenizer, 1, shape).export(folder)
+    # As Llama 3 has it: turns end in tokens of which the tokenizer names one alone.
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
     return folder
 
 
@@ -83,7 +86,7 @@ async def served(
 
 
 def engine_of(process: VllmProcess, name: str, source: Path) -> VllmEngine:
-    return VllmEngine(process, name, Speech.load(source), max_tokens=16, wait=120)
+    return VllmEngine(process, name, Speech.load(source), max_tokens=16, wait=600)
 
 
 def logprobs_of(policy: Policy, prompt: tuple[int, ...], ids: tuple[int, ...]) -> torch.Tensor:
@@ -174,13 +177,13 @@ EVERYTHING = Sampling(
     repetition_penalty=1.1,
     logit_bias=((4, -5.0), (6, 2.5)),
 )
-CONSTRAINTS = {
-    Constraint("json_object"): {"json_object": True},
-    Constraint("json_schema", '{"type": "object"}'): {"json": {"type": "object"}},
-    Constraint("choice", '["a", "b"]'): {"choice": ["a", "b"]},
-    Constraint("regex", "a+"): {"regex": "a+"},
-    Constraint("grammar", 'start: "a"'): {"grammar": 'start: "a"'},
-}
+CONSTRAINTS = (
+    Constraint("json_object"),
+    Constraint("json_schema", '{"type": "array", "items": {"enum": [1, "b", null]}, "maxItems": 3}'),
+    Constraint("choice", '["yes", "no"]'),
+    Constraint("regex", "[a-f]{3,}!"),
+    Constraint("grammar", 'start: "a" | "b" start'),
+)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -202,9 +205,12 @@ async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, s
         # Or vLLM would take them from the model's generation config.
         assert [plain[name] for name in ("top_k", "min_p", "repetition_penalty")] == [0, 0.0, 1.0]
         assert not {"logit_bias", "structured_outputs"} & plain.keys()
-        for constraint, words in CONSTRAINTS.items():
+        for constraint in CONSTRAINTS:
             await engine.sample(TokenRequest(PROMPT, Sampling(max_tokens=1, constraint=constraint)))
-            assert (await client.get("/asked")).json()["structured_outputs"] == words
+            text = engine.speech.grammars.text(constraint, PROMPT)
+            assert (await client.get("/asked")).json()["structured_outputs"] == {"grammar": text}
+        with pytest.raises(ImpossibleCall, match="held to its regex"):
+            await engine.sample(TokenRequest(PROMPT, Sampling(constraint=Constraint("regex", "("))))
     await engine.close()
 
 
@@ -234,8 +240,25 @@ async def test_the_real_vllm_takes_every_parameter(served, source):
     engine = engine_of(served, str(source), source)
     sampled = await engine.sample(TokenRequest(PROMPT, EVERYTHING, key=3))
     assert len(sampled.ids) >= 2 and 4 not in sampled.ids
-    only = Sampling(max_tokens=8, constraint=Constraint("choice", '["yes", "no"]'))
-    assert (await engine.sample(TokenRequest(PROMPT, only))).text in ("yes", "no")
+    await engine.close()
+
+
+@pytest.mark.vllm
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("served", ["real"], indirect=True, scope="module")
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.kind)
+async def test_the_real_vllm_samples_under_the_learners_grammars(served, source, constraint):
+    engine, policy = engine_of(served, str(source), source), Policy.load(source)
+    sampling = Sampling(temperature=0.8, top_k=9, max_tokens=24, constraint=constraint)
+    for key in range(4):
+        sampled = await engine.sample(TokenRequest(PROMPT, sampling, key=key))
+        shapes = policy.speech.grammars.replayed(sampling, PROMPT, sampled.ids)
+        assert shapes is not None, "it has the form as the learner reads that"
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([[*PROMPT, *sampled.ids]])).logits[0, len(PROMPT) - 1 : -1]
+        ids = torch.tensor(sampled.ids)
+        expected = shaped(logits, shapes, ids).log_softmax(-1)[torch.arange(len(ids)), ids]
+        assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
     await engine.close()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, masking_utils
 
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, RequestError, StoreError
@@ -261,3 +263,23 @@ def test_a_twin_has_only_the_trained_tensors_once_more():
         if one is not two
     }
     assert apart == of.trainable().keys() == other.trainable().keys()
+
+
+def test_a_model_runs_where_another_package_changed_the_masks_for_another_release(monkeypatch, tmp_path):
+    """As openpipe-art does when it is imported."""
+    module = types.ModuleType("art_patches")
+    own = module._preprocess_mask_arguments = masking_utils._preprocess_mask_arguments
+
+    def patched(
+        config, input_embeds, attention_mask, cache_position, past_key_values, position_ids, layer_idx
+    ):
+        raise AssertionError("for a release that is not here")
+
+    patched.__module__ = "art_patches"
+    monkeypatch.setitem(sys.modules, "art_patches", module)
+    monkeypatch.setattr(masking_utils, "_preprocess_mask_arguments", patched)
+    of = chatml_policy()
+    of.export(tmp_path / "model")
+    loaded = Policy.load(tmp_path / "model", device="cpu")
+    assert torch.equal(logits(loaded.model), logits(of.model))
+    assert masking_utils._preprocess_mask_arguments is own

@@ -14,18 +14,19 @@ from etude.core.errors import EngineError, EtudeError
 from etude.core.keys import fold
 from etude.core.message import Message
 from etude.graders.formula import Formula
+from etude.graders.judgement import judgement_of
 from etude.graders.similarity import METRICS
 from etude.graders.spec import (
     GraderSpec,
+    JudgeGrader,
     MultiGrader,
     PythonGrader,
-    ScoreModelGrader,
     StringCheckGrader,
     TextSimilarityGrader,
     parts_of,
 )
 from etude.graders.template import GraderError, rendered
-from etude.rewards.judge import MATERIAL, Complete, MalformedAnswer, ask_until_usable
+from etude.rewards.judge import MATERIAL, Complete, ask_until_usable
 from etude.scenarios.sandbox.limits import Limits
 from etude.scenarios.sandbox.run import call_function
 
@@ -108,13 +109,16 @@ class Grader:
         return _finite(result.returned[0].value, f"grader '{spec.name}'")
 
     async def _judge(
-        self, spec: ScoreModelGrader, values: Mapping[str, Any], key: int, tokens: dict[str, int]
+        self, spec: JudgeGrader, values: Mapping[str, Any], key: int, tokens: dict[str, int]
     ) -> float:
-        low, high = spec.range
-        params = spec.sampling_params
+        params, judgement = spec.sampling_params, judgement_of(spec)
         effort = params.reasoning_effort
         options = {} if effort is None else {"reasoning_effort": effort}
-        sampling = Sampling(params.temperature, params.top_p, params.max_completions_tokens, seed=params.seed)
+        sampling = Sampling(
+            *(params.temperature, params.top_p, params.max_completions_tokens),
+            seed=params.seed,
+            constraint=judgement.constraint,
+        )
 
         async def complete(request: ChatRequest) -> Completion:
             completion = await self._judges[spec.model](replace(request, template_options=options))
@@ -123,15 +127,9 @@ class Grader:
             tokens[spec.model] = tokens.get(spec.model, 0) + used
             return completion
 
-        def parse(answer: dict[str, Any]) -> float:
-            score = answer.get("score")
-            if isinstance(score, bool) or not isinstance(score, int | float) or not low <= score <= high:
-                raise MalformedAnswer(f"its score is {score!r}, not a number from {low:g} to {high:g}")
-            return float(score)
-
         try:
-            question = _question(spec, values)
-            return await ask_until_usable(complete, question, sampling, _ATTEMPTS, parse, key)
+            question = _question(spec, values, judgement.words)
+            return await ask_until_usable(complete, question, sampling, _ATTEMPTS, judgement.score, key)
         except EngineError as error:
             raise GraderError("model_grader_server_error", f"judge '{spec.model}': {error}") from error
         except GraderError:
@@ -140,13 +138,9 @@ class Grader:
             raise GraderError("model_grader_parse_error", f"judge '{spec.model}': {error}") from error
 
 
-def _question(spec: ScoreModelGrader, values: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The messages of the grader with what kind of answer is wanted, in a system message."""
-    low, high = spec.range
-    wanted = (
-        f"{MATERIAL}\nAnswer with one JSON object and nothing else: "
-        f'{{"reasoning": "one or two sentences", "score": number from {low:g} to {high:g}}}'
-    )
+def _question(spec: JudgeGrader, values: Mapping[str, Any], words: str) -> tuple[Message, ...]:
+    """The messages of the grader with the form of the answer that is wanted, in a system message."""
+    wanted = f"{MATERIAL}\nAnswer with one JSON object and nothing else: {words}"
     messages: list[Message] = [
         {"role": "system" if message.role == "developer" else message.role, "content": text}
         for message in spec.input

@@ -115,17 +115,23 @@ class JudgeSampling(BaseModel):
     """Handed to the chat template of the judge."""
 
 
-class ScoreModelGrader(_Spec):
-    """The score that a model gives, asked for JSON until it gives it."""
+class JudgeGrader(_Spec):
+    """Keys of the graders that ask a model."""
 
-    type: Literal["score_model"]
     model: LlmRef
-    """The judge: in a config an entry of `llms`, at the server one of its models."""
+    """The judge: in a config an entry of `llms`, at the server one of its models. Its answer is held to a
+    JSON schema."""
     input: tuple[JudgeMessage, ...] = Field(min_length=1)
     """The messages that it is asked with."""
+    sampling_params: JudgeSampling = JudgeSampling()
+
+
+class ScoreModelGrader(JudgeGrader):
+    """The score that a model gives."""
+
+    type: Literal["score_model"]
     range: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
     """The lowest and the highest score."""
-    sampling_params: JudgeSampling = JudgeSampling()
 
     @field_validator("range")
     @classmethod
@@ -135,8 +141,27 @@ class ScoreModelGrader(_Spec):
         return limits
 
 
+class LabelModelGrader(JudgeGrader):
+    """1 where a model gives the answer one of the passing labels, and 0 elsewhere."""
+
+    type: Literal["label_model"]
+    labels: tuple[str, ...] = Field(min_length=1)
+    """Those that it may give."""
+    passing_labels: tuple[str, ...] = Field(min_length=1)
+    """Those of a good answer."""
+
+    @model_validator(mode="after")
+    def _can_be_given(self) -> LabelModelGrader:
+        if unknown := [label for label in self.passing_labels if label not in self.labels]:
+            raise ValueError(
+                f"the passing label {unknown[0]!r} is not among labels: {', '.join(self.labels)}"
+            )
+        return self
+
+
 SingleGrader: TypeAlias = Annotated[
-    StringCheckGrader | TextSimilarityGrader | PythonGrader | ScoreModelGrader, Field(discriminator="type")
+    StringCheckGrader | TextSimilarityGrader | PythonGrader | ScoreModelGrader | LabelModelGrader,
+    Field(discriminator="type"),
 ]
 
 
@@ -168,7 +193,12 @@ class MultiGrader(_Spec):
 
 
 GraderSpec: TypeAlias = Annotated[
-    StringCheckGrader | TextSimilarityGrader | PythonGrader | ScoreModelGrader | MultiGrader,
+    StringCheckGrader
+    | TextSimilarityGrader
+    | PythonGrader
+    | ScoreModelGrader
+    | LabelModelGrader
+    | MultiGrader,
     Field(discriminator="type"),
 ]
 """Any grader."""
@@ -181,4 +211,4 @@ def parts_of(spec: Any) -> dict[str, Any]:
 
 def judges_of(spec: Any) -> set[str]:
     """The models that a grader asks."""
-    return {part.model for part in parts_of(spec).values() if isinstance(part, ScoreModelGrader)}
+    return {part.model for part in parts_of(spec).values() if isinstance(part, JudgeGrader)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -60,6 +62,7 @@ class VllmEngine:
 
         The logprobs are those of the distribution that was sampled from: temperature and top_p included.
         """
+        form = await self._form(request)
         await self._process.ready(self._wait)
         tokens: list[SampledToken] = []
         finish_reason = ""
@@ -67,7 +70,7 @@ class VllmEngine:
         # A stream costs vLLM and this process several times as much, so only who listens gets one; and it has
         # no logprobs of the prompt.
         streams = on_token is not None and request.prompt_logprobs is None
-        async for choice in self._choices(self._body(request) | {"stream": streams}):
+        async for choice in self._choices(self._body(request) | form | {"stream": streams}):
             new, scores = self._read(choice, request)
             for token in new:
                 tokens.append(token)
@@ -97,6 +100,15 @@ class VllmEngine:
         """Close connections; vLLM then gives up their requests."""
         await self._lanes.close()
 
+    async def _form(self, request: TokenRequest) -> dict[str, Any]:
+        """The constraint as the grammar by which the learner forms the same distribution."""
+        constraint = request.sampling.constraint
+        if constraint is None:
+            return {}
+        # To compile a grammar, which shows whether there is one, may take as long as many tokens.
+        text = await asyncio.to_thread(self.speech.grammars.text, constraint, request.prompt_ids)
+        return {"structured_outputs": {"grammar": text}}
+
     def _body(self, request: TokenRequest) -> dict[str, Any]:
         sampling, room = request.sampling, self.speech.max_context - len(request.prompt_ids)
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
@@ -108,7 +120,7 @@ class VllmEngine:
             "top_p": sampling.top_p,
             "seed": request.seed % 2**_SEED_BITS,
             "stop": list(sampling.stop),
-            **sampling_fields(sampling),
+            **sampling_fields(replace(sampling, constraint=None)),
             "stop_token_ids": sorted({*self.speech.stop_ids, *sampling.stop_token_ids}),
             "logprobs": request.top,
             "prompt_logprobs": request.prompt_logprobs,

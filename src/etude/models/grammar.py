@@ -26,6 +26,7 @@ _LONGEST_ERROR = 500
 _ONE_BY_ONE = 1 << 14
 """Tokens of a vocabulary up to which the masks of a step are made one after the other: to share them out
 among threads takes more CPU time than it saves (two thirds more for 64 rows and 512 or 8192 tokens)."""
+_SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
 FORM = "response_format"
 """The field of a request that asks for a form, whichever of them it is."""
 
@@ -50,8 +51,18 @@ class Grammars:
             return None
         if sampling.constraint is None:
             return Shaper(sampling, prompt, self.stop_ids)
-        first, allowed = self._compiled(sampling.constraint, self._is_thinking(prompt))
+        first, allowed = self._compiled(self._text(sampling.constraint, prompt), sampling.constraint.kind)
         return Shaper(sampling, prompt, self.stop_ids, first.deep_copy(), allowed)
+
+    def text(self, constraint: Constraint, prompt: Sequence[int]) -> str:
+        """The Lark grammar of all answers to a prompt, thoughts before and the end after included.
+
+        Another engine that reads it by llguidance, as vLLM does, draws from the distributions of `shaper`.
+        Raises ImpossibleCall as that does.
+        """
+        text = self._text(constraint, prompt)
+        self._compiled(text, constraint.kind)
+        return text
 
     def _require_known(self, sampling: Sampling) -> None:
         """Raise ImpossibleCall for tokens that the model does not have."""
@@ -96,22 +107,38 @@ class Grammars:
         begin, end = self._think_ids or (-1, -1)
         return next((token == begin for token in reversed(prompt) if token in (begin, end)), False)
 
+    def _text(self, constraint: Constraint, prompt: Sequence[int]) -> str:
+        form, before, after, rules = lark_of(constraint), "", "", []
+        if self._think_ids is not None:
+            begin, end = self._think_ids
+            before = "thought " if self._is_thinking(prompt) else f"(<[{begin}]> thought)? "
+            rules = [f"thought: THOUGHT <[{end}]> /\\s*/", f"THOUGHT: {without(_THINK[1])}"]
+        # Other engines know of one token that ends an answer, which is the tokenizer's own.
+        if ends := sorted({*self.stop_ids} - {self.tokenizer.eos_token_id}):
+            after = f" ({' | '.join(f'<[{token}]>' for token in ends)})?"
+        if not before and not after:
+            return form
+        return "\n".join([f"start: {before}answer{after}", *rules, f"answer: %lark {{\n{form}\n}}"])
+
     @cached_property
     def _compiled(self) -> Any:
         return lru_cache(maxsize=_KEPT_GRAMMARS)(self._compile)
 
-    def _compile(self, constraint: Constraint, is_thinking: bool) -> tuple[Any, Bits]:
+    def _compile(self, text: str, kind: str) -> tuple[Any, Bits]:
         """A matcher at the start of an answer, and the bits of the tokens that it can begin with."""
         from llguidance import LLMatcher, LLParserLimits
 
-        body, refused = [body_of(constraint)], f"the answer cannot be held to its {constraint.kind}"
-        if self._think_ids is not None:
-            body = _after_thoughts(body[0], self._think_ids, is_thinking)
+        refused = f"the answer cannot be held to its {kind}"
         limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(self._ll_tokenizer, json.dumps({"grammars": body}), log_level=0, limits=limits)
+        grammar = LLMatcher.grammar_from_lark(text)
+        matcher = LLMatcher(self._ll_tokenizer, grammar, log_level=0, limits=limits)
         allowed = _bits(matcher, self.vocabulary) if not matcher.is_error() else np.empty(0)
         if matcher.is_error():
-            raise ImpossibleCall(f"{refused}: {matcher.get_error().strip()[:_LONGEST_ERROR]}", param=FORM)
+            error = matcher.get_error().strip()
+            of_schema = _SCHEMA_ERROR.search(error)
+            raise ImpossibleCall(
+                f"{refused}: {(of_schema[1] if of_schema else error)[:_LONGEST_ERROR]}", param=FORM
+            )
         if not allowed.any():
             raise ImpossibleCall(f"{refused}: there is no answer of that form", param=FORM)
         return matcher, allowed
@@ -186,22 +213,19 @@ def _next_bits(bound: Sequence[tuple[Any, int]], vocabulary: int) -> tuple[Bits,
     return bits, any(matcher.is_error() for matcher, _ in bound)
 
 
-def body_of(constraint: Constraint) -> dict[str, Any]:
-    """A constraint as a grammar of llguidance. Raises ImpossibleCall for a text that is not of its kind."""
-    from llguidance import LLMatcher
-
+def lark_of(constraint: Constraint) -> str:
+    """A constraint as a Lark grammar of llguidance's. Raises ImpossibleCall for a text not of its kind."""
     text = constraint.text
     match constraint.kind:
         case "json_object":
-            return {"json_schema": json_form({"type": "object"})}
+            return f"start: {json_rule({'type': 'object'})}"
         case "json_schema":
             schema = _parsed(constraint)
             if not isinstance(schema, dict | bool):
                 raise ImpossibleCall(f"a JSON schema is an object, found {text[:80]}", param=FORM)
-            return {"json_schema": json_form(schema)}
+            return f"start: {json_rule(schema)}"
         case "regex":
-            body: dict[str, Any] = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]
-            return {"lark_grammar": body["lark_grammar"]}
+            return f"start: {_regex(text)}"
         case "choice":
             choices = _parsed(constraint)
             if (
@@ -212,9 +236,9 @@ def body_of(constraint: Constraint) -> dict[str, Any]:
                 raise ImpossibleCall(
                     f"choices are a JSON list of at least one text, found {text[:80]}", param=FORM
                 )
-            return {"lark_grammar": f"start: {' | '.join(map(quoted, choices))}"}
+            return f"start: {' | '.join(map(quoted, choices))}"
         case "grammar":
-            return {"lark_grammar": text}
+            return text
 
 
 def _parsed(constraint: Constraint) -> Any:
@@ -224,10 +248,11 @@ def _parsed(constraint: Constraint) -> Any:
         raise ImpossibleCall(f"the {constraint.kind} is not JSON: {error}", param=FORM) from None
 
 
-def json_form(schema: dict[str, Any] | bool, *, lenient: bool = False) -> dict[str, Any]:
-    """A schema with how JSON is to be written; `lenient` leaves out what llguidance does not know of it."""
+def json_rule(schema: dict[str, Any] | bool, *, lenient: bool = False) -> str:
+    """JSON of a schema, in a Lark grammar; `lenient` leaves out what llguidance does not know of it."""
     fields = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
-    return {**fields, "x-guidance": {"whitespace_pattern": _WHITESPACE, "lenient": lenient}}
+    form = {**fields, "x-guidance": {"whitespace_pattern": _WHITESPACE, "lenient": lenient}}
+    return f"%json {json.dumps(form)}"
 
 
 def quoted(text: str) -> str:
@@ -237,15 +262,15 @@ def quoted(text: str) -> str:
 
 def without(text: str) -> str:
     """A terminal of a Lark grammar: any text in which `text` does not appear."""
-    escaped = re.escape(text).replace("/", r"\/").replace("\n", r"\n")
-    return f"/(?s:.*)/ & ~/(?s:.*){escaped}(?s:.*)/"
+    return f"/(?s:.*)/ & ~{_regex(f'(?s:.*){re.escape(text)}(?s:.*)')}"
 
 
-def _after_thoughts(body: dict[str, Any], signs: tuple[int, int], is_thinking: bool) -> list[dict[str, Any]]:
-    """The grammar of an answer before which the model may think, or has begun to."""
-    start = "thought" if is_thinking else f"(<[{signs[0]}]> thought)?"
-    lark = f"start: {start} @answer\nthought: THOUGHT <[{signs[1]}]> /\\s*/\nTHOUGHT: {without(_THINK[1])}"
-    return [{"lark_grammar": lark}, {"name": "answer", **body}]
+def _regex(pattern: str) -> str:
+    """A regular expression as a terminal of a Lark grammar."""
+    from llguidance import LLMatcher
+
+    body = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]
+    return str(body["lark_grammar"]).removeprefix("start: ")
 
 
 @cache

@@ -24,6 +24,7 @@ from etude.models.architecture import (
     without_lora,
 )
 from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.masking import mend_masks
 from etude.models.quantized import four_bits, is_quantized, prepared, require_four_bits
 from etude.models.source import locate, not_loaded
 from etude.models.speech import Speech
@@ -92,6 +93,7 @@ class Policy:
 
         limit_threads()
         _silence_progress_bars()
+        mend_masks()
         chosen = choose_device(device)
         kind, name = choose_dtype(dtype, chosen), locate(source)
         if quantization is not None:

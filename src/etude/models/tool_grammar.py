@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.core.message import Tool
 from etude.models.call_form import CallForm
-from etude.models.grammar import FORM, body_of, json_form, quoted, without
+from etude.models.grammar import FORM, json_rule, lark_of, quoted, without
 from etude.models.template import ChatTemplate
 
 _EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")
@@ -83,7 +81,7 @@ class _Grammar:
         rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
         for number, tool in enumerate(tools):
             name, between = quoted(tool["function"]["name"]), self._literals(form.between)
-            rules.append(f"call_{number}: {name} {between} %json {json.dumps(_schema(tool))}")
+            rules.append(f"call_{number}: {name} {between} {_arguments(tool)}")
         several = (
             form.separator is not None and request.parallel_tool_calls and not choice.startswith("function:")
         )
@@ -98,14 +96,11 @@ class _Grammar:
 
     def _answer(self, own: Constraint) -> str:
         """The right side of a rule for an answer without calls."""
-        body = body_of(own)
-        if "json_schema" in body:
-            return f"%json {json.dumps(body['json_schema'])}"
         if own.kind == "grammar":
             raise ImpossibleCall(
                 "a grammar cannot be kept beside tools; send the request without tools", param=FORM
             )
-        return str(body["lark_grammar"]).removeprefix("start: ")
+        return lark_of(own).removeprefix("start: ")
 
     def _text(self, prefix: str, param: str) -> str:
         """A terminal for text without the sign that calls begin with; `param` is what asks for it."""
@@ -146,7 +141,7 @@ def _chosen(request: ChatRequest) -> Sequence[Tool]:
     return chosen[:1]
 
 
-def _schema(tool: Tool) -> dict[str, Any]:
-    """Of a call's arguments. What llguidance does not know of a schema counts for strict tools only."""
+def _arguments(tool: Tool) -> str:
+    """Those of a call. What llguidance does not know of a tool's schema counts for strict tools only."""
     schema = tool["function"].get("parameters") or {"type": "object"}
-    return json_form({"type": "object", **schema}, lenient=not _is_strict(tool))
+    return json_rule({"type": "object", **schema}, lenient=not _is_strict(tool))
