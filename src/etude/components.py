@@ -24,6 +24,7 @@ import etude.rewards.judge
 import etude.rewards.measured
 import etude.rollout.datasets
 import etude.rollout.seeds
+import etude.rollout.tool_functions
 import etude.rollout.workflow
 import etude.scenarios.datasets
 import etude.scenarios.measures
