@@ -45,9 +45,9 @@ class Failure:
 
     kind: Literal["raised", "timeout", "no_output", "call_failed", "tool_failed"]
     reason: str
-    origin: Literal["agent", "model", "tool"] = "agent"
-    """Whose failure it is: the agent's own, or that of a model or a tool that did not answer, or not in time.
-    Of the latter the same episode may go well another time."""
+    origin: Literal["agent", "model", "tool", "environment"] = "agent"
+    """Whose failure it is: the agent's own, that of a model or a tool that did not answer, or not in time, or
+    that of what the episode needs besides. But for the first, the same episode may go well another time."""
 
 
 @dataclass(frozen=True, slots=True)

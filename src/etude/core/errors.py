@@ -95,6 +95,13 @@ class EpisodeError(EtudeError):
     """An episode failed: its workflow raised, timed out or returned nothing usable."""
 
 
+class EnvironmentAway(EpisodeError):
+    """A thing that an episode needs besides its models was not there: a sandbox, a tool server, a network.
+
+    It is nobody's failure, and another try may do better.
+    """
+
+
 class ErrorBudgetExceeded(EtudeError):
     """More episodes or scores failed than the run allows."""
 

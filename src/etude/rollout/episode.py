@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from etude.core.call import Delta
@@ -22,6 +23,7 @@ from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.core.tools import ToolSet
+from etude.rollout.program import ProgramResult, Workplace, last_line
 from etude.rollout.readers import EpisodeReaders
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
@@ -67,6 +69,7 @@ class Episode:
         self._tools = tools
         self._events: list[Event] = []
         self._endpoint: Endpoint | None = None
+        self._workplace = Workplace()
         self.said = AnswerMemory()
         """The answers that clients were given, to be known again in whatever form they come back."""
 
@@ -150,6 +153,38 @@ class Episode:
                 self._recorder.fatal = error
                 raise
         return self._endpoint
+
+    @property
+    def folder(self) -> Path:
+        """An empty folder for this episode's files, removed when the episode is over."""
+        return self._workplace.folder
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str = "",
+        timeout: float | None = None,  # noqa: ASYNC109  as subprocess.run has it
+        check: bool = True,
+    ) -> ProgramResult:
+        """Run another program to its end, such as a coding agent, whose model is this episode's.
+
+        It works in `cwd`, or in `folder`, with an empty home, and gets of the environment only what programs
+        need to run, the variables of `endpoint.environment`, and `env`. After `timeout` seconds it is
+        stopped. With it end all processes that it has started. How it ended and what it printed is noted.
+
+        Raises EpisodeError when it cannot be started, and with `check` when it fails or is stopped.
+        """
+        environment = {**self.endpoint.environment, **(env or {})}
+        where = self.folder if cwd is None else Path(cwd)
+        result = await self._workplace.run(command, where, environment, input, timeout)
+        name = Path(command[0]).name
+        self.note(result.note(name))
+        if check and result.returncode != 0:
+            raise EpisodeError(f"{result.describe(name)}; {last_line(result)}")
+        return result
 
     def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> AbstractAsyncContextManager[Tools]:
         """`async with episode.tools("search") as tools:` opens tools; every call of them is recorded.
@@ -244,11 +279,12 @@ class Episode:
         return RecordedCompletion(head.id, head.model, completion=call.completion)
 
     def close(self) -> None:
-        """End the episode: no more calls, and its endpoint key is void."""
+        """End the episode: no more calls, its endpoint key is void, and its folder is removed."""
         self._recorder.close()
         if self._endpoint is not None:
             self._server.revoke(self._endpoint)
             self._endpoint = None
+        self._workplace.remove()
 
 
 def _waiting_for(
@@ -282,6 +318,14 @@ class SyncEpisode:
 
     chat = _waiting_for(Episode.chat)
     """Ask a model to continue the conversation, and wait for its answer."""
+
+    run = _waiting_for(Episode.run)
+    """Run another program to its end."""
+
+    @property
+    def folder(self) -> Path:
+        """An empty folder for this episode's files."""
+        return self._episode.folder
 
     def openai(self, model: str | None = None) -> OpenAI:
         """A real `OpenAI` client whose chat completions are recorded into this episode."""
