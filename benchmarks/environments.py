@@ -38,6 +38,7 @@ ENTRIES = {
     "gcd": "gcd.yml",
     "letter_counting": "letter_counting.yml",
     "spell_backward": "spell_backward.yml",
+    "nim_pool": "../nim/config.yml",
 }
 """The configs, by the names of their rows."""
 
