@@ -72,6 +72,9 @@ SLOW_TO_IMPORT = HEAVY | {
 TOOLKIT = "nat"
 """Import name of the NeMo Agent Toolkit, an extra: modules with it at their top are for its plug-in."""
 
+GUESTS = {TOOLKIT, "verifiers"}
+"""Extras that need an environment of their own; their rooms have their import names."""
+
 PRINTING_ROOMS = {"cli", "report"}
 
 
@@ -191,26 +194,27 @@ def test_nothing_needs_torch_before_a_model_is_loaded_here():
     others = sorted(
         name
         for name, tree in modules().items()
-        if room_of(name) not in TORCH_ROOMS | {"__main__"} and not _imports_toolkit(tree)
+        if room_of(name) not in TORCH_ROOMS | {"__main__"} and not _imports_guest(tree)
         if not name.startswith("etude.integrations.art.serving")  # A part of the server.
     )
     assert "etude.components" in others and "etude.cli.app" in others
     assert not _loaded_after(f"import {', '.join(others)}") & HEAVY
 
 
-def test_the_toolkit_is_imported_in_its_room_alone():
+def test_guests_are_imported_in_their_rooms_alone():
     found = [
         f"{module}:{line}"
         for module, tree in modules().items()
         for name, line in imports(tree)
-        if name.partition(".")[0] == TOOLKIT and not module.startswith("etude.integrations.nat.")
+        if (guest := name.partition(".")[0]) in GUESTS
+        if not module.startswith(f"etude.integrations.{guest}.")
     ]
     assert not found, "\n".join(found)
 
 
-def _imports_toolkit(tree: ast.Module) -> bool:
-    """Whether a module can only be imported where the toolkit is installed."""
-    return any(name.partition(".")[0] == TOOLKIT for name, _ in imports(tree, top_level=True))
+def _imports_guest(tree: ast.Module) -> bool:
+    """Whether a module can only be imported where such an extra is installed."""
+    return any(name.partition(".")[0] in GUESTS for name, _ in imports(tree, top_level=True))
 
 
 def _loaded_after(statement: str) -> set[str]:

@@ -13,6 +13,7 @@ from etude.config.load import load_config, parse_config
 from etude.core.errors import CapabilityError, ConfigError
 from etude.core.example import Example
 from etude.core.ratings import bradley_terry
+from etude.groups.opponents import OpponentPool
 from etude.inference.opponents_config import OpponentsConfig
 from etude.rollout.collector import EpisodeJob
 from etude.run import Run as StoredRun
@@ -24,7 +25,7 @@ from tests.forked import Forked
 from tests.rollout.running import collect
 from tests.support import ScriptedEngine
 from tests.test_trainer_crash import without_times
-from tests.training import Capabilities, FakeAdapter, examples
+from tests.training import Capabilities, FakeAdapter, examples, version
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "nim"
@@ -133,6 +134,13 @@ async def test_what_an_opponent_said_is_never_trained_on(tmp_path, monkeypatch):
     assert versions == {1}
     assert set(answers) == {1}
     assert run.made == [0, 1]
+
+
+async def test_outside_of_training_the_version_that_is_named_plays():
+    pool = OpponentPool("opponent", OpponentsConfig(of="policy"), None, 0, None, AgainstPool.make)
+    assert await pool.drawn("eval/e1/0") is None
+    pool.outside = version(3)
+    assert await pool.drawn("eval/e1/0") == version(3)
 
 
 async def test_a_backend_without_old_versions_is_refused_before_anything_is_sampled(tmp_path):

@@ -41,13 +41,14 @@ async def test_what_the_script_asks_is_recorded_with_its_tokens(agent, tmp_path)
 
 async def test_a_script_that_fails_is_a_failed_episode(agent, tmp_path, monkeypatch):
     broken = tmp_path / "broken.py"
-    broken.write_text("raise SystemExit(3)")
+    broken.write_text("raise SystemExit('it is broken')")
     monkeypatch.setattr(agent, "PROGRAM", broken)
     example = Example("e", {"letters": "cab"}, "abc")
     with Journal(tmp_path / "run.db") as journal:
         record = await collect_one(agent.sort, journal, work=[EpisodeJob("train/e/0", example)])
     assert record.failure is not None
-    assert "broken.py ended with status 3" in record.failure.reason
+    assert "ended with status 1" in record.failure.reason
+    assert "it last said: it is broken" in record.failure.reason
 
 
 def test_its_config_is_valid():

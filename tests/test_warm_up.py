@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+import etude
 from etude.core.errors import TrainingError
 from etude.loop.lifecycle import new_run
 from etude.loop.model import load_version
+from etude.loop.trainer import EpochTrainerConfig
 from etude.run import Run as StoredRun
 from etude.store.versions import choose_version
 from etude.verbs import train_in
 from tests.crashing_warm_up import config
 from tests.forked import Forked
 from tests.test_trainer_crash import without_times
+from tests.training import FakeAdapter, Run, examples, learning_engine
 
 ROOT = Path(__file__).parent.parent
 
@@ -91,6 +94,54 @@ def test_its_optimiser_and_schedule_begin_anew_with_training(whole):
     )
     trained = StoredRun(whole).summary["epochs_trained"]
     assert state == {"step": trained, "trained": trained}
+
+
+class Taking(FakeAdapter):
+    """Takes the hyperparameters of a warm-up."""
+
+    def use_hyperparameters(self, hyperparameters):
+        """Nothing depends on them."""
+
+
+def yes(examples):
+    """A transcript for each example."""
+    question = {"role": "user", "content": "yes?"}
+    return [[question, {"role": "assistant", "content": "yes"}] for _ in examples]
+
+
+class Own(etude.Trainer):
+    """A trainer of a user's, with one job."""
+
+    async def run(self, num_epochs):
+        ref = await self.run_epoch(0, "mine")
+        return [await self.trainer_adapter.wait_until_complete(ref)]
+
+    async def run_epoch(self, epoch, run_id):
+        await self.trajectory_builder.start_run(run_id)
+        return await self.trainer_adapter.submit(await self.trajectory_builder.finalize(run_id))
+
+    async def get_metrics(self, run_id):
+        return {}
+
+    def log_progress(self, epoch, metrics, output_dir=None):
+        """The run's files have it."""
+
+    async def cleanup(self):
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize("trainer", [None, Own], ids=["epochs", "own"])
+async def test_any_trainer_has_it_and_it_ends_when_the_reward_is_there(tmp_path, trainer):
+    run = Run(tmp_path / "run")
+    run.adapter = Taking(tmp_path / "backend")
+    run.engine = learning_engine(base=0, step=34)
+    run.examples, run.validation = examples(40), examples(40, "v")
+    run.finetuning.warm_up = {"transcripts": f"{__name__}:yes", "until": {"reward": 0.5}}
+    if trainer is not None:
+        run.make_trainer = lambda: trainer(EpochTrainerConfig())
+    await run.start(num_epochs=1)
+    assert run.adapter.submitted == ["run-warm-up-1", "run-warm-up-2", "run-epoch-1"]
+    assert StoredRun(run.path).summary["warm_up"]["version"] == 2
 
 
 def test_what_is_out_of_reach_ends_the_run_with_what_was_reached(tmp_path):

@@ -1,7 +1,5 @@
 """An agent that is another program, in another process; any language would do."""
 
-import asyncio
-import os
 import sys
 from pathlib import Path
 
@@ -12,21 +10,8 @@ PROGRAM = Path(__file__).with_name("sorter.py")
 
 @etude.workflow
 async def sort(example: etude.Example, episode: etude.Episode) -> str:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        PROGRAM,
-        example.inputs["letters"],
-        env=os.environ | episode.endpoint.environment,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    if process.returncode:
-        raise RuntimeError(f"{PROGRAM.name} ended with status {process.returncode}")
-    return output.decode().strip()
+    result = await episode.run([sys.executable, str(PROGRAM), example.inputs["letters"]])
+    return result.stdout.strip()
 
 
 @etude.evaluator

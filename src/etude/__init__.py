@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from etude.config.component import DatasetConfig as DatasetConfig
     from etude.config.component import EvaluatorConfig as EvaluatorConfig
     from etude.config.component import LlmConfig as LlmConfig
+    from etude.config.component import ToolsConfig as ToolsConfig
     from etude.config.component import WorkflowConfig as WorkflowConfig
     from etude.config.finetuning import FinetuneConfig as FinetuneConfig
     from etude.config.finetuning import TrainerAdapterConfig as TrainerAdapterConfig
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from etude.config.registry import register_dataset as register_dataset
     from etude.config.registry import register_evaluator as register_evaluator
     from etude.config.registry import register_llm as register_llm
+    from etude.config.registry import register_tools as register_tools
     from etude.config.registry import register_trainer as register_trainer
     from etude.config.registry import register_trainer_adapter as register_trainer_adapter
     from etude.config.registry import register_trajectory_builder as register_trajectory_builder
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from etude.core.sample import Pair as Pair
     from etude.core.sample import Sample as Sample
     from etude.core.sample import Turn as Turn
+    from etude.core.tools import ToolResult as ToolResult
     from etude.core.trajectory import DPOItem as DPOItem
     from etude.core.trajectory import EpisodeItem as EpisodeItem
     from etude.core.trajectory import EpisodeItemRole as EpisodeItemRole
@@ -79,6 +82,7 @@ if TYPE_CHECKING:
     from etude.rollout.episode import SyncEpisode as SyncEpisode
     from etude.rollout.reply import Reply as Reply
     from etude.rollout.reply import ToolCall as ToolCall
+    from etude.rollout.simulated_user import SimulatedUser as SimulatedUser
     from etude.rollout.workflow import function as function
     from etude.rollout.workflow import workflow as workflow
     from etude.run import Run as Run

@@ -22,8 +22,11 @@ import etude.protocols.registry
 import etude.rewards.evaluator
 import etude.rewards.judge
 import etude.rewards.measured
+import etude.rollout.agent
+import etude.rollout.conversation
 import etude.rollout.datasets
 import etude.rollout.seeds
+import etude.rollout.tool_functions
 import etude.rollout.workflow
 import etude.scenarios.datasets
 import etude.scenarios.measures

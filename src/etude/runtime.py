@@ -86,6 +86,7 @@ async def open_runtime(
             },
             # Where several are trained there is none that is meant before the others.
             default_model=None if config.finetuning.targets else target,
+            tools={name: await builder.get_tools(name) for name in config.tools},
         )
         evaluation = EvaluationRun(
             collector,

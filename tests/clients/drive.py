@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
@@ -26,10 +26,13 @@ MODULES = (
     "litellm_calls",
     "dspy_programs",
 )
-"""The modules of this folder that drive a client."""
+"""The modules of this folder that drive a client, of Python's and light."""
 
+OPTIONAL = ("inspect_evals", "openai_node", "claude_code", "codex")
+"""Those of clients that are driven where they are installed."""
 
 QUESTION = "What is 1 + 2?"
+CODING_TASK = "Write the sum of 1 and 2 to answer.txt."
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Client:
     package: str
     """The package whose version the table gives."""
     features: dict[str, Feature]
+    registry: Literal["pypi", "npm", "venv"] = "pypi"
+    """Where it comes from; one that is in a virtual environment of its own does not go with the others."""
 
     def feature(self, title: str, *, calls: int = 1, extends: bool = False) -> Callable[[Body], Body]:
         """Add the decorated function."""

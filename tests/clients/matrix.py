@@ -28,8 +28,14 @@ ROOT = Path(__file__).parents[2]
 SIDES = ("endpoint", "server")
 MOST_TOKENS = 256
 NODE = Path(__file__).parent / "node"
-_COMMANDS = {"openai_node": ("node", str(NODE / "run.mjs"))}
-"""Programs for clients that are not Python's."""
+INSPECT = os.environ.get("ETUDE_TEST_INSPECT", "")
+"""The Python of a virtual environment with Inspect AI."""
+_DRIVE = ("-m", "tests.clients.drive")
+_COMMANDS = {
+    "openai_node": ("node", str(NODE / "run.mjs")),
+    "inspect_evals": (INSPECT, *_DRIVE, "inspect_evals"),
+}
+"""Programs for clients that this Python does not have."""
 _AT_ONCE = 2
 _SECONDS = 240.0
 
@@ -56,6 +62,14 @@ class Outcome:
 
 Outcomes = Mapping[tuple[str, str, str], Outcome]
 """By module, feature and side."""
+
+
+def is_installed(module: str) -> bool:
+    """Whether a client that is optional can be driven here."""
+    client = client_of(module)
+    if client.registry == "venv":
+        return bool(INSPECT)
+    return (NODE / "node_modules" / client.package / "package.json").is_file()
 
 
 def features(modules: Sequence[str] = MODULES) -> Iterator[tuple[str, str, Feature]]:
@@ -142,7 +156,7 @@ async def _process(
 ) -> tuple[str, list[dict[str, Any]]]:
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     process = await asyncio.create_subprocess_exec(
-        *_COMMANDS.get(module, (sys.executable, "-m", "tests.clients.drive", module)),
+        *_COMMANDS.get(module, (sys.executable, *_DRIVE, module)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -17,19 +17,31 @@ import torch
 from etude.core.message import Message, Tool
 from etude.models.policy import Policy
 from etude.models.tiny import CHAT_TEMPLATE, TinyShape, build_policy, build_tokenizer, texts_of
-from tests.clients.drive import QUESTION
+from tests.clients.drive import CODING_TASK, QUESTION
 
 _SHOWN_CHARACTERS = 112
+_REMINDER, _ENVIRONMENT = "</system-reminder>\\n\\n", "</environment_context>"
+"""What coding agents tell of the place where they are ends with these."""
+_TOOLS = ("add", "final_answer", "Sum", "final_result", "transfer_to_adder", "Bash", "exec_command")
+"""Coding agents have dozens of others."""
 _STEPS = 150
 _LEARNING_RATE = 6e-3
 _SHARPNESS = 3.0
 """The model's logits are stretched by as much: it says what it has learned, whatever the seed."""
 
-_TEMPLATE = CHAT_TEMPLATE.replace(
-    "{{ message.content }}",
-    "{% if message.role == 'assistant' %}{{ message.content }}"
-    f"{{% else %}}{{{{ message.content[-{_SHOWN_CHARACTERS}:] }}}}{{% endif %}}",
-).replace("for message in messages %}", "for message in messages if message.role != 'system' %}")
+_TEMPLATE = (
+    CHAT_TEMPLATE.replace(
+        "{{ message.content }}",
+        "{% if message.role == 'assistant' %}{{ message.content }}"
+        f"{{% else %}}{{{{ message.content.split('{_REMINDER}')[-1][-{_SHOWN_CHARACTERS}:] }}}}{{% endif %}}",
+    )
+    .replace(
+        "for message in messages %}",
+        "for message in messages if message.role not in ('system', 'developer') "
+        f"and not (message.content or '').endswith('{_ENVIRONMENT}') %}}",
+    )
+    .replace("for tool in tools %}", f"for tool in tools if tool.function.name in {_TOOLS!r} %}}")
+)
 
 _NOT_TRAINED = -100
 
@@ -92,6 +104,16 @@ _PROMPTED = {
 }
 """The last words of what users say, and the answer."""
 
+_COMMAND = "echo 3 > answer.txt"
+_RAN = (
+    "Chunk ID: {}\nWall time: 0.0000 seconds\nProcess exited with code 0\nOriginal token count: 0\nOutput:\n"
+)
+_CODED: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("Bash", {"command": _COMMAND, "description": "Write it"}, ["(Bash completed with no output)"]),
+    ("exec_command", {"cmd": _COMMAND}, [_RAN.format("4e4f4c"), _RAN.format("07a9d1")]),
+]
+"""The tools of Claude Code and of Codex, how each is called, and what it may answer."""
+
 TRANSCRIPTS: list[tuple[str, list[Message]]] = [
     ("", [_ASKS, _SAYS_IT]),
     ("", [_ASKS, _SAYS_IT, _user("Are you sure?"), _says("Yes, I am.")]),
@@ -111,6 +133,11 @@ TRANSCRIPTS: list[tuple[str, list[Message]]] = [
             _user("Observation:\n3"),
             _calls("final_answer", answer="3"),
         ],
+    ),
+    *(
+        (name, [_user(CODING_TASK), _calls(name, **arguments), *later])
+        for name, arguments, results in _CODED
+        for later in ([], *([_result(result), _says("It is done.")] for result in results))
     ),
     *(("", [_user(prompt), _says(answer)]) for prompt, answer in _PROMPTED.items()),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.clients.drive import Client, Target
 
-CLIENT = Client("openai (JavaScript)", "npm", {})
+CLIENT = Client("openai in JavaScript", "openai", {}, registry="npm")
 
 
 def _in_javascript(target: Target) -> None:

@@ -2,29 +2,23 @@
 
     python -m tests.clients.page
 
-writes it anew.
+writes it anew; clients that are not installed keep what is written of them.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from etude.core.call import Call, continues
-from tests.clients.drive import MODULES, Feature, client_of
-from tests.clients.matrix import ROOT, SIDES, Outcome, Outcomes, run_matrix
+from tests.clients.drive import MODULES, OPTIONAL, Client, Feature, client_of
+from tests.clients.matrix import INSPECT, NODE, ROOT, SIDES, Outcome, Outcomes, is_installed, run_matrix
 
 PAGE = ROOT / "docs" / "compatibility.md"
-
-NOT_TESTED = {
-    "Inspect AI": "it wants another `fsspec` than `datasets`, which Etude's tests need; it speaks the "
-    "Responses API through the `openai` package",
-    "`openai` in JavaScript": "its `chat`, `stream`, `parse`, `runTools` and `responses.parse` are driven by "
-    "`npm install --prefix tests/clients/node && pytest -m node`, where there is Node.js",
-}
-"""Clients that are not driven here, and why."""
 
 _HEAD = """\
 # Clients
@@ -44,25 +38,47 @@ An endpoint takes any name of a model for the episode's own. A server wants the 
 agents of the OpenAI Agents SDK name no model, its variable `OPENAI_DEFAULT_MODEL` says it.
 
 *Recorded* means that each call has its token ids and logprobs, *extended* that the later turns went on from
-the tokens of the earlier ones, without drift.
+the tokens of the earlier ones, without drift. Clients of npm are driven where `npm install --prefix
+tests/clients/node` has put them, by `pytest -m node`; Inspect AI, which wants another `fsspec` than
+`datasets`, where `ETUDE_TEST_INSPECT` names the Python of a virtual environment with `inspect-ai` and
+`openai`, by `pytest -m inspect`; all others by every run of the tests.
+[Coding agents](coding-agents.md) says how a model is trained inside Claude Code or Codex.
+
 """
 
 
 def render(outcomes: Outcomes) -> str:
-    """The page."""
+    """The page. Of clients that did not run it has the section that is written."""
+    ran = {module for module, _, _ in outcomes}
+    written = {part.partition(" (")[0]: part for part in PAGE.read_text(encoding="utf-8").split("\n## ")}
     parts = [_HEAD]
-    for module in MODULES:
-        client = client_of(module)
-        parts.append(f"\n## {client.name} ({version(client.package)})\n")
-        parts.append("| what | endpoint | server |\n|---|---|---|")
-        for name, feature in client.features.items():
-            at = {side: outcomes[module, name, side] for side in SIDES}
-            recorded = _recorded(feature, at["endpoint"]) if at["endpoint"].error is None else "no"
-            server = "yes" if at["server"].error is None else "no"
-            parts.append(f"| {feature.title} | {recorded} | {server} |")
-    parts.append("\n## Not in the table\n")
-    parts += [f"- {name}: {reason}." for name, reason in NOT_TESTED.items()]
+    for module in (*MODULES, *OPTIONAL):
+        parts.append(section(module, outcomes) if module in ran else written[client_of(module).name])
+    return "\n## ".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def section(module: str, outcomes: Outcomes) -> str:
+    """The section of a client."""
+    client = client_of(module)
+    parts = [f"{client.name} ({_version(client)})\n", "| what | endpoint | server |\n|---|---|---|"]
+    for name, feature in client.features.items():
+        at = {side: outcomes[module, name, side] for side in SIDES}
+        recorded = _recorded(feature, at["endpoint"]) if at["endpoint"].error is None else "no"
+        server = "yes" if at["server"].error is None else "no"
+        parts.append(f"| {feature.title} | {recorded} | {server} |")
     return "\n".join(parts) + "\n"
+
+
+def _version(client: Client) -> str:
+    if client.registry == "pypi":
+        return version(client.package)
+    if client.registry == "venv":
+        said = f"from importlib.metadata import version; print(version({client.package!r}))"
+        return subprocess.run(
+            [INSPECT, "-c", said], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    described = NODE / "node_modules" / client.package / "package.json"
+    return str(json.loads(described.read_text(encoding="utf-8"))["version"])
 
 
 def _recorded(feature: Feature, outcome: Outcome) -> str:
@@ -105,4 +121,5 @@ def is_prefix(start: Sequence[int], ids: Sequence[int]) -> bool:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
-        PAGE.write_text(render(run_matrix(Path(made))), encoding="utf-8")
+        found = tuple(module for module in OPTIONAL if is_installed(module))
+        PAGE.write_text(render(run_matrix(Path(made), (*MODULES, *found))), encoding="utf-8")

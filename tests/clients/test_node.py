@@ -1,4 +1,4 @@
-"""The `openai` package of npm works unchanged.
+"""Clients of npm work unchanged: the `openai` package, and coding agents' command lines.
 
 npm install --prefix tests/clients/node && pytest -m node
 """
@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.drive import Feature
-from tests.clients.matrix import NODE, SIDES, Outcomes, features, run_matrix
-from tests.clients.page import is_extended, is_recorded
+from tests.clients.drive import OPTIONAL, Feature, client_of
+from tests.clients.matrix import SIDES, Outcomes, features, is_installed, run_matrix
+from tests.clients.page import PAGE, is_extended, is_recorded, section
 
-MODULES = ("openai_node",)
-CASES = [(name, feature) for _, name, feature in features(MODULES)]
+MODULES = tuple(module for module in OPTIONAL if client_of(module).registry == "npm")
+CASES = list(features(MODULES))
 
 pytestmark = [
     pytest.mark.node,
-    pytest.mark.skipif(
-        not (NODE / "node_modules").is_dir(), reason="npm install --prefix tests/clients/node"
-    ),
+    pytest.mark.skipif(not all(map(is_installed, MODULES)), reason="npm install --prefix tests/clients/node"),
 ]
 
 
@@ -28,11 +26,16 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(("name", "feature"), CASES, ids=[name for name, _ in CASES])
-def test_it_works(outcomes: Outcomes, name: str, feature: Feature, side: str) -> None:
-    outcome = outcomes["openai_node", name, side]
+@pytest.mark.parametrize(("module", "name", "feature"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
+def test_it_works(outcomes: Outcomes, module: str, name: str, feature: Feature, side: str) -> None:
+    outcome = outcomes[module, name, side]
     assert outcome.error is None, outcome.error
     if side == "endpoint":
         assert len(outcome.calls) >= feature.calls
         assert all(map(is_recorded, outcome.calls))
         assert is_extended(outcome.calls) or not feature.extends
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_page_is_up_to_date(outcomes: Outcomes, module: str) -> None:
+    assert section(module, outcomes) in PAGE.read_text(encoding="utf-8"), "type: make docs"

@@ -11,6 +11,9 @@ import pytest
 from etude.config import import_path, registry
 from tests.config.parts import register_parts
 
+# A module that is first imported while the registry is isolated would be missing from it afterwards.
+registry.load_entry_points()
+
 AGENT = """\
 def play(example, episode):
     return "42"

@@ -1,12 +1,14 @@
-"""Truncation keeps the tokens that its definition names, few or many."""
+"""The distribution of a token: truncation by its definition, masks of forms at once and alone."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from etude.core.call import Sampling
-from etude.models.distribution import Shape, shaped
+from etude.core.call import Constraint, Sampling
+from etude.models import grammar
+from etude.models.distribution import Shape, masked, shaped
+from tests.models.tiny_models import policy
 
 
 def kept(logits, sampling):
@@ -60,3 +62,50 @@ def test_rows_without_a_shape_stay_as_they_are():
     made = shaped(logits, [None, Shape(Sampling(temperature=0.5, top_k=2)), None])
     assert torch.equal(made[[0, 2]], logits[[0, 2]])
     assert int(made[1].isfinite().sum()) == 2
+
+
+def constrained(model, count: int, **changes):
+    sampling = Sampling(constraint=Constraint("json_object"), **changes)
+    return [model.speech.grammars.shaper(sampling, (8, 9)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("one_by_one", [0, 1 << 14])
+def test_a_step_of_masked_rows_is_shaped_at_once_to_the_same_bits(one_by_one, monkeypatch):
+    monkeypatch.setattr(grammar, "_ONE_BY_ONE", one_by_one)
+    model = policy()
+    vocabulary, chance = model.speech.vocabulary, torch.Generator().manual_seed(0)
+    shapers, at_once = constrained(model, 9), 0
+    for step in range(12):
+        if step in (4, 8):  # Rows leave, and the others change places.
+            shapers = shapers[:0:-1]
+        logits_BV = torch.randn(len(shapers), vocabulary, generator=chance)
+        fast_BV = masked(logits_BV, shapers)
+        slow_BV = shaped(logits_BV, [each.shape() for each in shapers])
+        assert (fast_BV is None) == (step == 0)
+        if fast_BV is not None:
+            assert torch.equal(fast_BV, slow_BV)
+            at_once += 1
+        tokens = slow_BV.softmax(-1).multinomial(1, generator=chance)[:, 0].tolist()
+        grammar.advance(list(zip(shapers, tokens, strict=True)), vocabulary)
+    assert at_once == 11
+
+
+def test_rows_with_more_than_a_mask_and_rows_that_cannot_go_on_are_shaped_alone():
+    model = policy()
+    vocabulary = model.speech.vocabulary
+    for others in (
+        constrained(model, 1, temperature=0.5),
+        constrained(model, 1, top_k=3),
+        constrained(model, 1, min_tokens=3),
+        constrained(model, 1, presence_penalty=1.0),
+        [None],
+    ):
+        shapers = [*constrained(model, 1), *others]
+        opening = model.tokenizer.convert_tokens_to_ids("{")
+        bound = [(each, opening) for each in shapers if each is not None]
+        grammar.advance(bound, vocabulary)
+        assert masked(torch.zeros(2, vocabulary), shapers) is None
+    wrong = constrained(model, 2)
+    grammar.advance([(each, model.tokenizer.convert_tokens_to_ids("a")) for each in wrong], vocabulary)
+    assert masked(torch.zeros(2, vocabulary), wrong) is None
+    assert wrong[0].shape() is not None and "cannot be held to its form" in wrong[0].fault

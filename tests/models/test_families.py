@@ -192,6 +192,13 @@ def test_an_effort_that_a_template_has_no_word_for_can_still_be_none():
     assert asked("llama3_1", "none") == asked("llama3_1", None)
 
 
+def test_thinking_can_be_turned_off_where_there_is_none():
+    off = ChatRequest((QUESTION,), template_options={"enable_thinking": False})
+    assert template("llama3_1").prompt(off) == template("llama3_1").prompt(ChatRequest((QUESTION,)))
+    with pytest.raises(EngineError, match="has no option 'enable_thinking'"):
+        template("deepseek_r1_distill").prompt(off)
+
+
 def test_an_option_that_the_template_does_not_know_is_refused_by_name():
     request = ChatRequest((QUESTION,), template_options={"thinking_budget": 7})
     with pytest.raises(EngineError, match=r"has no option 'thinking_budget'.*enable_thinking"):

@@ -46,7 +46,10 @@ def test_errors_are_those_of_the_api(claude: anthropic.Anthropic, server: Server
     with pytest.raises(anthropic.NotFoundError) as raised:
         claude.messages.create(model="gone", max_tokens=8, messages=ASK)
     assert raised.value.body["error"]["type"] == "not_found_error"
-    with pytest.raises(anthropic.BadRequestError, match="context is 128"):
+    for create in (server.client().chat.completions.create, claude.messages.create):
+        with pytest.raises((openai.NotFoundError, anthropic.NotFoundError)):
+            create(model="gone", max_tokens=8, messages=ASK, stream=True, timeout=20)
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: the model's context is 128"):
         claude.messages.create(model="tiny", max_tokens=8, messages=ASK * 99)
     with server.http() as http:
         told = {

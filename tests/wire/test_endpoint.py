@@ -123,7 +123,7 @@ async def test_only_the_chat_path_is_served(server: EndpointServer) -> None:
         raise AssertionError("expected an error")
 
     status, body = await asyncio.to_thread(get, "/models", endpoint.api_key)
-    assert (status, body["error"]["code"]) == (404, "not_found")
+    assert (status, body["error"]["code"]) == (404, "unknown_url")
     status, body = await asyncio.to_thread(get, "/docs", "")
     assert (status, body["error"]["code"]) == (401, "invalid_api_key")
 

@@ -156,6 +156,14 @@ async def test_the_form_of_the_answer_is_that_of_a_chat(server):
     assert asked.sampling == {"max_tokens": 9, "top_k": 5, "constraint": constraint}
 
 
+async def test_what_claude_code_sends_by_default_leaves_thinking_to_the_model(server):
+    handler = Scripted("3")
+    kept = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    await ask(server, handler, thinking={"type": "adaptive"}, extra_body={"context_management": kept})
+    await ask(server, handler, thinking={"type": "disabled"})
+    assert [dict(asked.template_options) for asked in handler.asked] == [{}, {"enable_thinking": False}]
+
+
 async def test_thoughts_come_and_go_back_as_blocks(server):
     thought = {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}
     handler = Scripted(thought, "x")
@@ -198,6 +206,10 @@ async def test_a_stream_says_the_same_as_the_message(server, said):
     ("fields", "message"),
     [
         ({"extra_body": {"container": "c"}}, "parameter 'container' is not supported"),
+        (
+            {"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}},
+            "'context_management' can only be",
+        ),
         ({"extra_body": {"constraint": {"kind": "regex", "text": "a"}}}, "parameter 'constraint'"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type: Input should be 'enabled'"),
         ({"tool_choice": {"type": "any"}}, "there are no tools to call"),

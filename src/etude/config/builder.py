@@ -22,6 +22,7 @@ from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.keys import content_hash
+from etude.core.tools import ToolSet, ToolSource
 
 _in_the_making: ContextVar[str | None] = ContextVar("etude_in_the_making", default=None)
 """The component whose generator is running in this task."""
@@ -74,6 +75,11 @@ class Builder:
         """The engine of an entry of `llms`."""
         engine: Engine = await self.get("llms", name)
         return engine
+
+    async def get_tools(self, name: str) -> ToolSet:
+        """An entry of `tools`."""
+        source: ToolSource = await self.get("tools", name)
+        return self.config.tools[name].tool_set(name, source, f"tools.{name}")
 
     async def get_evaluator(self, name: str) -> Evaluator:
         """An entry of `eval.evaluators`."""

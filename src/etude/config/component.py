@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from etude.config.supplies import Need, Starter, Supplies
 from etude.core.data_model import DataModel
+from etude.core.tools import ToolLimits, ToolSet, ToolSource
 
 CHANGEABLE = "changeable"
 """Marks a key that `etude resume -o` may set: `timeout: Annotated[float, CHANGEABLE] = Field(...)`. Such are
@@ -70,6 +73,27 @@ class WorkflowConfig(ComponentConfig):
         Raises EtudeError for a task that there is not.
         """
         return None
+
+
+class ToolsConfig(ComponentConfig):
+    """Tools that agents call: an entry of `tools`."""
+
+    max_calls: Annotated[int, CHANGEABLE] = Field(default=100, ge=1)
+    """Calls of these tools in one episode. The model is told when there are no more."""
+    max_characters: int = Field(default=20_000, ge=1)
+    """Characters of one result. The rest is cut off, and the model is told so."""
+    call_timeout: Annotated[float, CHANGEABLE] = Field(default=30.0, gt=0)
+    """Seconds that one call may take. An episode whose tool takes longer fails."""
+    only: list[str] | None = Field(default=None, min_length=1)
+    """The tools that are offered; by default all."""
+    prefix: str = Field(default="", pattern=r"^[A-Za-z0-9_-]*$")
+    """Put before the name of each tool, to tell apart those of two sets."""
+
+    def tool_set(self, name: str, source: ToolSource, path: str) -> ToolSet:
+        """The tools of a source, as these keys bound them; `path` is where the keys stand."""
+        limits = ToolLimits(self.max_calls, self.max_characters, self.call_timeout)
+        only = None if self.only is None else tuple(self.only)
+        return ToolSet(name, source, limits, only, self.prefix, path)
 
 
 class DatasetConfig(ComponentConfig):

@@ -15,7 +15,14 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
-from etude.config.component import ComponentConfig, DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
+from etude.config.component import (
+    ComponentConfig,
+    DatasetConfig,
+    EvaluatorConfig,
+    LlmConfig,
+    ToolsConfig,
+    WorkflowConfig,
+)
 from etude.config.document import KeyPath, dig
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
 from etude.config.import_path import note_user_module, where_defined
@@ -23,7 +30,14 @@ from etude.config.nearest import alternatives
 from etude.core.errors import RequestError
 
 Kind: TypeAlias = Literal[
-    "llms", "workflow", "datasets", "evaluators", "trajectory_builders", "trainer_adapters", "trainers"
+    "llms",
+    "workflow",
+    "tools",
+    "datasets",
+    "evaluators",
+    "trajectory_builders",
+    "trainer_adapters",
+    "trainers",
 ]
 Factory: TypeAlias = Callable[..., AsyncIterator[Any]]
 FactoryT = TypeVar("FactoryT", bound=Factory)
@@ -33,6 +47,7 @@ ENTRY_POINT_GROUP = "etude.components"
 BASES: dict[Kind, type[ComponentConfig]] = {
     "llms": LlmConfig,
     "workflow": WorkflowConfig,
+    "tools": ToolsConfig,
     "datasets": DatasetConfig,
     "evaluators": EvaluatorConfig,
     "trajectory_builders": TrajectoryBuilderConfig,
@@ -41,11 +56,13 @@ BASES: dict[Kind, type[ComponentConfig]] = {
 }
 
 NOUNS: dict[Kind, str] = {kind: kind.removesuffix("s").replace("_", " ") for kind in BASES} | {
-    "llms": "model"
+    "llms": "model",
+    "tools": "tool set",
 }
 
 NAMED: dict[Kind, KeyPath] = {
     "llms": ("llms",),
+    "tools": ("tools",),
     "evaluators": ("eval", "evaluators"),
     "trajectory_builders": ("trajectory_builders",),
     "trainer_adapters": ("trainer_adapters",),
@@ -172,6 +189,11 @@ def register_llm(*, config_type: type[LlmConfig]) -> Callable[[FactoryT], Factor
 def register_workflow(*, config_type: type[WorkflowConfig]) -> Callable[[FactoryT], FactoryT]:
     """Decorate an async generator `f(config, builder)` that yields a workflow."""
     return _decorator("workflow", config_type)
+
+
+def register_tools(*, config_type: type[ToolsConfig]) -> Callable[[FactoryT], FactoryT]:
+    """Decorate an async generator `f(config, builder)` that yields a `ToolSource`."""
+    return _decorator("tools", config_type)
 
 
 def register_dataset(*, config_type: type[DatasetConfig]) -> Callable[[FactoryT], FactoryT]:

@@ -7,7 +7,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny
 
-from etude.config.component import CHANGEABLE, DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
+from etude.config.component import (
+    CHANGEABLE,
+    DatasetConfig,
+    EvaluatorConfig,
+    LlmConfig,
+    ToolsConfig,
+    WorkflowConfig,
+)
 from etude.config.document import KeyPath
 from etude.config.finetuning import (
     FinetuneConfig,
@@ -49,6 +56,8 @@ class Config(BaseModel, extra="forbid", frozen=True, use_attribute_docstrings=Tr
     """The models that agents call, by name."""
     workflow: SerializeAsAny[WorkflowConfig] | None = None
     """The agent: `module:function`, or a workflow component."""
+    tools: dict[str, SerializeAsAny[ToolsConfig]] = Field(default_factory=dict)
+    """Tools that agents call, by the names of the sets: `episode.tools("search")`."""
     eval: EvalConfig = Field(default_factory=EvalConfig)
     """Examples and scores."""
     trajectory_builders: dict[str, SerializeAsAny[TrajectoryBuilderConfig]] = Field(default_factory=dict)

@@ -12,36 +12,42 @@ from typing import Any, Literal
 
 from etude.core.call import Call
 from etude.core.example import Example
+from etude.core.tools import ToolUse
 
 WORKFLOW = "<workflow>"
 """The function name of calls that the workflow makes itself."""
+
+SIMULATED_USER = "<user>"
+"""The function name of calls that play a user. They are never trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened between calls."""
 
-    kind: Literal["step_reward", "note", "score"]
+    kind: Literal["step_reward", "note", "score", "tool", "log"]
     after_call: int
     """Index of the last call before the event; -1 when there was none."""
     value: float | None = None
     text: str = ""
-    """A note, or the reason for a number."""
+    """A note, the reason for a number, or the end of a log."""
     name: str = ""
     """The name of a score."""
     agent: str | None = None
     """Whose score or step reward it is; None: the whole episode's."""
+    tool: ToolUse | None = None
+    """Of the kind `tool`: the call and its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why an episode has no output. A failure is data: it is counted and shown, never a reward."""
 
-    kind: Literal["raised", "timeout", "no_output", "call_failed"]
+    kind: Literal["raised", "timeout", "no_output", "call_failed", "tool_failed"]
     reason: str
-    origin: Literal["agent", "model"] = "agent"
-    """Whose failure it is: the agent's own, or that of a model that did not answer, or not in time. Of the
-    latter the same episode may go well another time."""
+    origin: Literal["agent", "model", "tool", "environment"] = "agent"
+    """Whose failure it is: the agent's own, that of a model or a tool that did not answer, or not in time, or
+    that of what the episode needs besides. But for the first, the same episode may go well another time."""
 
 
 @dataclass(frozen=True, slots=True)

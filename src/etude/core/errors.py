@@ -87,8 +87,19 @@ class PromptTooLong(ImpossibleCall):
         super().__init__(message, param=param)
 
 
+class ToolError(EtudeError):
+    """A tool has no answer: its server cannot be started, died, hung, or broke the protocol."""
+
+
 class EpisodeError(EtudeError):
     """An episode failed: its workflow raised, timed out or returned nothing usable."""
+
+
+class EnvironmentAway(EpisodeError):
+    """A thing that an episode needs besides its models was not there: a sandbox, a tool server, a network.
+
+    It is nobody's failure, and another try may do better.
+    """
 
 
 class ErrorBudgetExceeded(EtudeError):

@@ -147,8 +147,11 @@ def _turns(record: EpisodeRecord, raw: bool) -> list[dict[str, Any]]:
 
 
 def _event(event: Event) -> dict[str, Any]:
-    if event.kind == "note":
-        return {"note": event.text}
+    if event.kind in ("note", "log"):
+        return {event.kind: event.text}
+    if event.tool is not None:
+        use = event.tool
+        return {"tool": use.name, "of": use.source, "outcome": use.outcome, "seconds": round(use.seconds, 3)}
     named = {"score": event.name} if event.kind == "score" else {}
     whose = {} if event.agent is None else {"agent": event.agent}
     value = {"value" if named else "step_reward": event.value}

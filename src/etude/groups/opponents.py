@@ -72,6 +72,8 @@ class OpponentPool(Engine):
         self._lineage = None if journal is None else LineageLog(journal, target or config.of)
         self._log = None if journal is None else EpochLog(journal, target)
         self._make = make
+        self.outside: ModelVersion | None = None
+        """Who plays where nothing is trained; None is the model as the config has it."""
         self._engines: dict[int, Engine] = {}
         self._pools: dict[str, tuple[list[ModelVersion], list[float]]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -103,7 +105,7 @@ class OpponentPool(Engine):
         """The version that plays in an episode; None is the model as the config has it."""
         match = _PHASE.match(episode)
         if match is None:
-            return None
+            return self.outside
         versions, weights = await self._pool(match[0])
         if not versions:
             return None

@@ -12,7 +12,7 @@ import torch
 from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.core.keys import generator
-from etude.models.distribution import Shaper, shaped
+from etude.models.distribution import Shaper, masked, shaped
 from etude.models.grammar import advance
 
 
@@ -62,8 +62,12 @@ def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
     uniform_B1 = torch.from_numpy(uniforms_B1).to(device)
     greedy = [row.sampling.temperature == 0 for row in rows]
     greedy_B = torch.tensor(greedy, device=device) if any(greedy) else None
-    shapes = [None if row.shaper is None else row.shaper.shape() for row in rows]
-    probs_BV = torch.softmax(shaped(logits_BV, shapes), dim=-1)
+    shapers = [row.shaper for row in rows]
+    own_BV = masked(logits_BV, shapers)
+    if own_BV is None:
+        shapes = [None if shaper is None else shaper.shape() for shaper in shapers]
+        own_BV = shaped(logits_BV, shapes)
+    probs_BV = torch.softmax(own_BV, dim=-1)
     ids_B1, logprobs_B1 = draw(probs_BV, greedy_B, uniform_B1)
     for row, (token,), (logprob,) in zip(rows, ids_B1.tolist(), logprobs_B1.tolist(), strict=True):
         row.ids.append(token)

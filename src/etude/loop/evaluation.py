@@ -9,9 +9,9 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
@@ -24,13 +24,16 @@ from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.example import Example
 from etude.core.interfaces import Engine, Progress
 from etude.core.keys import content_hash
+from etude.groups.opponents import OpponentPool
 from etude.inference.local import LocalLlmConfig
+from etude.inference.opponents_config import OpponentsConfig
 from etude.loop.metrics import measured_scores
 from etude.loop.model import load_version, replaced_model
 from etude.rewards.evaluation import OnScore
 from etude.rewards.evaluation_run import rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
+from etude.store.facts import histories_of
 from etude.store.files import write_atomically
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import RESULT, EvaluationRequest
@@ -154,13 +157,17 @@ async def evaluate(
     async with AsyncExitStack() as exits:
         target = replaced_model(config, version)
         if version is not None and target is not None and isinstance(config.llms[target], LocalLlmConfig):
-            engines[target] = await engine_of(config, target, version)
-            exits.push_async_callback(engines[target].close)
+            versions = {target: version, **dict.fromkeys(_opponents(config, target), _start_of(version))}
+            for name, played in versions.items():
+                engines[name] = await engine_of(config, target, played)
+                exits.push_async_callback(engines[name].close)
         runtime = await exits.enter_async_context(
             open_runtime(config, run, progress=progress, engines=engines)
         )
         if version is not None and not engines and version.version is not None:
             await runtime.engines[target or runtime.target_model].adopt(version.version)
+            for name in _opponents(config, target):
+                cast("OpponentPool", runtime.engines[name]).outside = _start_of(version).version
         evaluation = await measure(
             runtime,
             runtime.validation_examples or runtime.examples,
@@ -170,6 +177,16 @@ async def evaluate(
         )
     _write_result(evaluation, config, run)
     return evaluation
+
+
+def _opponents(config: Config, model: str | None) -> list[str]:
+    """The entries of `llms` that play earlier versions of a model."""
+    return [name for name, llm in config.llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
+
+
+def _start_of(version: RunVersion) -> RunVersion:
+    """The version that the training of another began with."""
+    return replace(version, version=histories_of(version.run)[version.target].start)
 
 
 async def engine_of(config: Config, model: str, version: RunVersion) -> Engine:

@@ -7,7 +7,7 @@ order is vLLM's: constraint, `min_tokens`, `logit_bias`, penalties, temperature,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -39,6 +39,16 @@ class Matcher(Protocol):
 
     def get_error(self) -> str:
         """Why it cannot; empty while it can."""
+
+
+class Masks(Protocol):
+    """What grammars allow next, of rows that go on together; it may still be found out."""
+
+    def bits(self) -> Bits:
+        """A row [B, words] for each of them."""
+
+    def has_faults(self) -> bool:
+        """Whether any of them cannot go on."""
 
 
 class Shape(NamedTuple):
@@ -87,7 +97,17 @@ class Shaper:
         self._counts: Counter[int] | None = Counter() if counts else None
         self._bias = _entries(sampling.logit_bias) if sampling.logit_bias else _NOTHING
         self._allowed = allowed
-        self._coming: tuple[Callable[[], np.ndarray], int] | None = None
+        self.coming: tuple[Masks, int] | None = None
+        """Where the bits are that the grammar allows now, until they are asked for."""
+        only_masked = sampling.changed().keys() <= {
+            "constraint",
+            "max_tokens",
+            "stop",
+            "seed",
+            "stop_token_ids",
+        }
+        self.is_mask = matcher is not None and only_masked
+        """Whether what the grammar allows is all that there is to it."""
         self._constant = not (repeats or counts or sampling.min_tokens or matcher)
         self._last: Shape | None = None
 
@@ -96,9 +116,10 @@ class Shaper:
         """Whether a token's distribution is not just the softmax of the logits, as that of greedy ones is."""
         return sampling.shape() not in (_PLAIN, _GREEDY)
 
-    def take(self, token: int) -> None:
-        """Go on by a sampled token. What the grammar allows after it is to be said by `allow` or `expect`."""
+    def take(self, token: int, coming: tuple[Masks, int] | None = None) -> None:
+        """Go on by a sampled token; what the grammar allows then is a row of `coming`, or said by `allow`."""
         self._length += 1
+        self.coming = coming
         if self._seen is not None:
             self._seen.add(token)
         if self._counts is not None:
@@ -107,10 +128,6 @@ class Shaper:
     def allow(self, allowed: Bits) -> None:
         """The bits of what the grammar allows now."""
         self._allowed = allowed
-
-    def expect(self, coming: Callable[[], np.ndarray], row: int) -> None:
-        """These bits are a row of what `coming` gives, once it is known."""
-        self._coming = coming, row
 
     def shape(self) -> Shape:
         """Of the next token."""
@@ -138,13 +155,33 @@ class Shaper:
     def _next_allowed(self) -> Bits | None:
         if self.matcher is None:
             return None
-        if self._coming is not None:
-            coming, row = self._coming
-            self._allowed, self._coming = coming()[row], None
+        if self.coming is not None:
+            masks, row = self.coming
+            self._allowed, self.coming = masks.bits()[row], None
         if self.matcher.is_error():
             self.fault = f"the answer cannot be held to its form any longer: {self.matcher.get_error()[:300]}"
             return None
         return self._allowed
+
+
+def masked(logits_BV: Tensor, shapers: Sequence[Shaper | None]) -> Tensor | None:
+    """What `shaped` gives, in a fraction of the time, for rows that went on together and are masked alone.
+
+    None for others.
+    """
+    if shapers[0] is None or shapers[0].coming is None:
+        return None
+    masks, places = shapers[0].coming[0], []
+    for shaper in shapers:
+        if shaper is None or not shaper.is_mask or shaper.coming is None or shaper.coming[0] is not masks:
+            return None
+        places.append(shaper.coming[1])
+    if masks.has_faults():
+        return None
+    bits = masks.bits()
+    barred = np.invert(bits if places == list(range(len(bits))) else bits[places])
+    barred_BV = _tensor(barred, logits_BV.shape[1]).to(logits_BV.device)
+    return logits_BV.float().masked_fill(barred_BV, -torch.inf)
 
 
 def shaped(logits_BV: Tensor, shapes: Sequence[Shape | None], kept_B: Tensor | None = None) -> Tensor:
@@ -224,11 +261,17 @@ def _allowed(shapes: Sequence[Shape], vocabulary: int) -> Tensor:
     """Which tokens can be drawn [B, V]."""
     every = np.full(words_of(vocabulary), 0xFFFFFFFF, np.uint32)
     bits = np.stack([every if shape.allowed is None else shape.allowed for shape in shapes])
-    allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+    allowed_BV = _tensor(bits, vocabulary)
     for row, shape in enumerate(shapes):
         if shape.barred:
-            allowed[row, shape.barred] = 0
-    return torch.from_numpy(allowed.view(np.bool_))
+            allowed_BV[row, list(shape.barred)] = False
+    return allowed_BV
+
+
+def _tensor(bits: Bits, vocabulary: int) -> Tensor:
+    """The bits [B, words] as booleans [B, V]."""
+    numbers = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+    return torch.from_numpy(numbers.view(np.bool_))
 
 
 def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:

@@ -92,6 +92,8 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
         tried = list(_renderers(rendering, options, names, written))
         best = max(tried, key=lambda each: (each.score, each.alike, len(each.extends_after)), default=None)
         if best is not None and best.score >= _score(reader, written):
+            if all(answer.is_read_by(reader) for answer in written if answer.tools):
+                best.reader.fallback = reader
             reader = best.reader
         best = max(tried, key=lambda each: (len(each.extends_after), each.alike, each.score), default=None)
         if best is not None and best.extends_after:

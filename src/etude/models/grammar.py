@@ -14,7 +14,7 @@ import numpy as np
 
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
-from etude.models.distribution import Bits, Shape, Shaper, words_of
+from etude.models.distribution import Bits, Masks, Shape, Shaper, words_of
 
 _KEPT_GRAMMARS = 256
 """Compiled grammars that are remembered: the calls of an agent have the same few."""
@@ -23,6 +23,9 @@ _WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 _THINK = ("<think>", "</think>")
 """The tags that models write their thoughts between, before the answer that has a form."""
 _LONGEST_ERROR = 500
+_ONE_BY_ONE = 1 << 14
+"""Tokens of a vocabulary up to which the masks of a step are made one after the other: to share them out
+among threads takes more CPU time than it saves (two thirds more for 64 rows and 512 or 8192 tokens)."""
 _SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
 FORM = "response_format"
 """The field of a request that asks for a form, whichever of them it is."""
@@ -157,14 +160,33 @@ class Grammars:
 def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
     """Go on by a sampled token each; what grammars allow next is found out in other threads meanwhile."""
     bound = [(shaper.matcher, token) for shaper, token in shapers if shaper.matcher is not None]
-    # All rows ask for the result, and only the first of them has to wait for it.
-    coming = cache(_thread().submit(_next_bits, bound, words_of(vocabulary)).result) if bound else None
+    masks = NextMasks(bound, vocabulary) if bound else None
     row = 0
     for shaper, token in shapers:
-        shaper.take(token)
-        if coming is not None and shaper.matcher is not None:
-            shaper.expect(coming, row)
+        if masks is None or shaper.matcher is None:
+            shaper.take(token)
+        else:
+            shaper.take(token, (masks, row))
             row += 1
+
+
+class NextMasks(Masks):
+    """What matchers allow after a token each, which another thread finds out."""
+
+    def __init__(self, bound: Sequence[tuple[Any, int]], vocabulary: int) -> None:
+        self._future = _thread().submit(_next_bits, bound, vocabulary)
+        self._result: tuple[Bits, bool] | None = None
+
+    def bits(self) -> Bits:
+        return self._known()[0]
+
+    def has_faults(self) -> bool:
+        return self._known()[1]
+
+    def _known(self) -> tuple[Bits, bool]:
+        """All rows ask for it, and only the first of them has to wait."""
+        self._result = self._result or self._future.result()
+        return self._result
 
 
 def _bits(matcher: Any, vocabulary: int) -> Bits:
@@ -174,13 +196,21 @@ def _bits(matcher: Any, vocabulary: int) -> Bits:
     return bits
 
 
-def _next_bits(bound: Sequence[tuple[Any, int]], words: int) -> np.ndarray:
-    """Let matchers go on by a token each; the bits [B, words] of those that they allow then."""
-    executor, bits = _executor(), np.empty((len(bound), words), np.uint32)
-    executor.consume_token_par(list(bound))
-    rows = [(matcher, row) for row, (matcher, _) in enumerate(bound)]
-    executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits.strides[0], len(bound))
-    return bits
+def _next_bits(bound: Sequence[tuple[Any, int]], vocabulary: int) -> tuple[Bits, bool]:
+    """Let matchers go on by a token each: the bits [B, words] of those that they allow then, and whether one
+    of them cannot go on."""
+    bits = np.empty((len(bound), words_of(vocabulary)), np.uint32)
+    address, size = bits.ctypes.data, bits.strides[0]
+    if vocabulary > _ONE_BY_ONE:
+        executor = _executor()
+        executor.consume_token_par(list(bound))
+        rows = [(matcher, row) for row, (matcher, _) in enumerate(bound)]
+        executor.unsafe_compute_mask_ptr(rows, address, size, len(bound))
+    else:
+        for row, (matcher, token) in enumerate(bound):
+            matcher.consume_token(token)
+            matcher.unsafe_compute_mask_ptr(address + row * size, size)
+    return bits, any(matcher.is_error() for matcher, _ in bound)
 
 
 def lark_of(constraint: Constraint) -> str:

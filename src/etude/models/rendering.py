@@ -153,12 +153,16 @@ class Rendering:
         """The options as the template has them. Raises ImpossibleCall for those that it does not have.
 
         Of an effort that it has no word for, `none` turns thinking off where it can; others change nothing.
+        Nor does it to turn thinking off where the template knows none.
         """
         effort = options.get("reasoning_effort")
         if effort is not None and "reasoning_effort" not in self.option_names:
             options = {name: value for name, value in options.items() if name != "reasoning_effort"}
             if effort == "none" and "enable_thinking" in self.option_names:
                 options = {"enable_thinking": False, **options}
+        is_off = options.get("enable_thinking") is False
+        if is_off and "enable_thinking" not in self.option_names and self.thinking_key is None:
+            options = {name: value for name, value in options.items() if name != "enable_thinking"}
         unknown = sorted(set(options) - self.option_names) if options else []
         if unknown:
             names = ", ".join(sorted(self.option_names)) or "none"

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from etude.core.message import Message, Tool
+from etude.models.quoted import hide_end_marks
 
 _log = logging.getLogger(__name__)
 
@@ -108,8 +109,22 @@ class TemplateReader:
         text, prefix = decoded(self._tokenizer, ids), self._prefix(prompt_ids)
         if not self._is_own and not prefix and not _MARK.search(text):
             return Answer(text)
-        answer = self._parsed(self._template, text, prefix, tools) if tools else None
+        answer = None
+        if tools:
+            answer = self._parsed(self._template, text, prefix, tools) or self._quoting(text, prefix, tools)
         return answer or self._parsed(self._without_calls, text, prefix, ()) or Answer(text)
+
+    def _quoting(self, text: str, prefix: str, tools: Sequence[Tool]) -> Answer | None:
+        """The parts of an answer with marks of the end in the arguments of its calls; None without such."""
+        calls = self._template.fields.get("tool_calls")
+        if calls is None or calls.open_re is None or calls.close_re is None:
+            return None
+        hidden, table = hide_end_marks(text, calls.open_re, calls.close_re)
+        answer = self._parsed(self._template, hidden, prefix, tools) if table else None
+        if answer is None:
+            return None
+        read = [(name.translate(table), arguments.translate(table)) for name, arguments in answer.calls]
+        return Answer(answer.content.translate(table), answer.thinking.translate(table), tuple(read))
 
     def _parsed(self, template: Any, text: str, prefix: str, tools: Sequence[Tool]) -> Answer | None:
         """None where a call is broken, or the text stops within one."""
@@ -146,6 +161,9 @@ class RendererReader:
 
     way = "renderers"
 
+    fallback: Reader | None = None
+    """Reads answers with a call that is broken by its tokens: with a mark of the end in its arguments."""
+
     def __init__(self, name: str, tokenizer: Any, options: Mapping[str, Any]) -> None:
         """Raises whatever the package raises where the tokenizer is not one of the family."""
         from renderers import config_from_name, create_renderer
@@ -167,10 +185,24 @@ class RendererReader:
         )
         thinking, attempts = (parsed.reasoning_content or "").strip(), parsed.tool_calls
         if not tools or any(call.status != "ok" or not call.name for call in attempts):
-            text = "\n".join(filter(None, [parsed.content.strip(), *(call.raw for call in attempts)]))
-            return Answer(text, thinking)
+            if tools and self.fallback is not None:
+                answer = self.fallback.read(prompt_ids, ids, tools)
+                if answer.calls:
+                    return answer
+            return Answer(self._unread(parsed, prompt_ids, ids), thinking)
         calls = tuple((call.name, json_text(call.arguments)) for call in attempts)
         return Answer(parsed.content.strip(), thinking, calls)
+
+    def _unread(self, parsed: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+        """The content of an answer whose calls are left in it, with their marks and all that follows."""
+        starts = [call.token_span[0] for call in parsed.tool_calls if call.token_span]
+        if not starts:
+            return "\n".join(
+                filter(None, [parsed.content.strip(), *(call.raw for call in parsed.tool_calls)])
+            )
+        before = self._renderer.parse_response(list(ids[: min(starts)]), prompt_ids=list(prompt_ids))
+        rest = decoded(self._tokenizer, ids[min(starts) :])
+        return "\n".join(filter(None, [before.content.strip(), rest]))
 
     def write(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """The text of a prompt."""

@@ -116,7 +116,8 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
         },
         tool_calls={
             "open_pattern": r'<atem:invoke name="(?P<name>[^"]+)">',
-            "close_pattern": r"</atem:invoke>\s*",
+            # Only after a parameter, or where there is none: the text of one may have this mark, too.
+            "close_pattern": r'(?<=(?:</atem:parameter>|<atem:invoke name="[^"]+">)\s*)</atem:invoke>\s*',
             "repeats": True,
             "content": "xml-inline",
             "content_args": {

@@ -151,7 +151,7 @@ async def rescore(
 async def forget_failures(journal: Journal, is_open: Callable[[str], bool]) -> Counter[str]:
     """Forget failures that were not the agent's own; how many there were of each kind.
 
-    These are episodes whose model did not answer, and scores that an evaluator failed to give
+    These are episodes whose model or tool did not answer, and scores that an evaluator failed to give
     (`score:<evaluator>`). Of an episode only its end is forgotten: calls that were answered are kept.
     Only episodes are looked at for whose id `is_open` is true. Raises StoreError.
     """
@@ -163,7 +163,7 @@ async def forget_failures(journal: Journal, is_open: Callable[[str], bool]) -> C
             prefix = f"{key}/score/"
             failed = (scored for scored, value in journal.scan(prefix) if value.get("error") is not None)
             failures |= {scored: f"score:{scored.removeprefix(prefix)}" for scored in failed}
-        elif (failure := Failure(*data["failure"])).origin == "model":
+        elif (failure := Failure(*data["failure"])).origin != "agent":
             failures[key] = failure.kind
     for key in failures:
         await journal.forget(key)

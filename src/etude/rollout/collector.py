@@ -13,9 +13,11 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.interfaces import Engine
+from etude.core.tools import ToolSet
 from etude.rollout.episode import Episode
 from etude.rollout.recorder import Models, Recorder
 from etude.rollout.run_workflow import run_workflow, watch_workflows
+from etude.rollout.tools import EpisodeTools
 from etude.rollout.workflow import Workflow
 from etude.store.encode import encode_episode
 from etude.store.episodes import read_episode
@@ -72,10 +74,12 @@ class Collector:
         sampling: Mapping[str, Sampling] | None = None,
         default_model: str | None = None,
         template_options: Mapping[str, Mapping[str, Any]] | None = None,
+        tools: Mapping[str, ToolSet] | None = None,
         endpoint_port: int = 0,
     ) -> None:
         """`sampling` and `template_options` are for calls that do not say, by model, `default_model` is for
-        those that name none. `endpoint_port` is that of `episode.endpoint`; 0 takes a free one.
+        those that name none. `tools` are those of `episode.tools`, by name. `endpoint_port` is that of
+        `episode.endpoint`; 0 takes a free one.
 
         Raises RequestError when the workflow or the models do not fit.
         """
@@ -83,6 +87,7 @@ class Collector:
         self.workflow = workflow
         self.limits = limits or Limits()
         self._timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
+        self._tools = dict(tools or {})
         self._models = Models(models, sampling or {}, default_model, template_options or {})
         self._journal = journal
         self._seed = seed
@@ -147,12 +152,16 @@ class Collector:
         )
         # A copy: what an agent does to its inputs must not reach the other episodes of the example.
         example = replace(job.example, inputs=dict(job.example.inputs))
-        episode = Episode(example, job.generation, recorder, seed=self._seed, server=self._server)
+        tools = EpisodeTools(job.id, self._tools, self._journal)
+        episode = Episode(
+            example, job.generation, recorder, seed=self._seed, server=self._server, tools=tools
+        )
         started = time.perf_counter()
         try:
             output, failure = await run_workflow(self.workflow, episode, self._timeout, recorder.longest_call)
         finally:
             episode.close()
+            await tools.close()
         if recorder.fatal is not None:
             raise recorder.fatal
         record = EpisodeRecord(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import math
 import random
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from etude.core.call import Delta
@@ -18,9 +22,12 @@ from etude.core.errors import EpisodeError, RequestError
 from etude.core.example import Example
 from etude.core.keys import generator
 from etude.core.message import Tool
+from etude.core.tools import ToolSet
+from etude.rollout.program import ProgramResult, Workplace, last_line
 from etude.rollout.readers import EpisodeReaders
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
+from etude.rollout.tools import EpisodeTools, SyncTools, Tools
 from etude.rollout.workflow import FunctionScope, current_function
 from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.bodies import as_message, plain_messages
@@ -47,6 +54,7 @@ class Episode:
         *,
         seed: int,
         server: EndpointServer,
+        tools: EpisodeTools,
     ) -> None:
         self.example = example
         """The dataset row that this run is about."""
@@ -58,8 +66,10 @@ class Episode:
         """The event loop that the episode lives on."""
         self._recorder = recorder
         self._server = server
+        self._tools = tools
         self._events: list[Event] = []
         self._endpoint: Endpoint | None = None
+        self._workplace = Workplace()
         self.said = AnswerMemory()
         """The answers that clients were given, to be known again in whatever form they come back."""
 
@@ -144,6 +154,52 @@ class Episode:
                 raise
         return self._endpoint
 
+    @property
+    def folder(self) -> Path:
+        """An empty folder for this episode's files, removed when the episode is over."""
+        return self._workplace.folder
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str = "",
+        timeout: float | None = None,  # noqa: ASYNC109  as subprocess.run has it
+        check: bool = True,
+    ) -> ProgramResult:
+        """Run another program to its end, such as a coding agent, whose model is this episode's.
+
+        It works in `cwd`, or in `folder`, with an empty home, and gets of the environment only what programs
+        need to run, the variables of `endpoint.environment`, and `env`. After `timeout` seconds it is
+        stopped. With it end all processes that it has started. How it ended and what it printed is noted.
+
+        Raises EpisodeError when it cannot be started, and with `check` when it fails or is stopped.
+        """
+        environment = {**self.endpoint.environment, **(env or {})}
+        where = self.folder if cwd is None else Path(cwd)
+        result = await self._workplace.run(command, where, environment, input, timeout)
+        name = Path(command[0]).name
+        self.note(result.note(name))
+        if check and result.returncode != 0:
+            raise EpisodeError(f"{result.describe(name)}; {last_line(result)}")
+        return result
+
+    def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> AbstractAsyncContextManager[Tools]:
+        """`async with episode.tools("search") as tools:` opens tools; every call of them is recorded.
+
+        They are those of entries of the config's `tools`, by default of all, and of Python functions.
+        `tools.schemas` tells a model of them, `await tools.call_all(reply.tool_calls)` makes the calls that
+        it asks for and gives the messages with their results.
+
+        Raises RequestError for a set that there is not, ToolError for one that cannot be opened.
+        """
+        return self._tools.open(sets, self._record)
+
+    def _record(self, event: Event) -> None:
+        self._events.append(replace(event, after_call=self._recorder.last_index))
+
     def function(self, name: str) -> FunctionScope:
         """`with episode.function("search"):` — calls made inside belong to that function."""
         return FunctionScope(name)
@@ -186,7 +242,7 @@ class Episode:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Step rewards, scores and notes so far."""
+        """Step rewards, scores, notes, calls of tools and their logs so far."""
         return tuple(self._events)
 
     async def answer(self, body: ChatBody, default_model: str | None = None) -> RecordedCompletion:
@@ -223,11 +279,12 @@ class Episode:
         return RecordedCompletion(head.id, head.model, completion=call.completion)
 
     def close(self) -> None:
-        """End the episode: no more calls, and its endpoint key is void."""
+        """End the episode: no more calls, its endpoint key is void, and its folder is removed."""
         self._recorder.close()
         if self._endpoint is not None:
             self._server.revoke(self._endpoint)
             self._endpoint = None
+        self._workplace.remove()
 
 
 def _waiting_for(
@@ -262,6 +319,14 @@ class SyncEpisode:
     chat = _waiting_for(Episode.chat)
     """Ask a model to continue the conversation, and wait for its answer."""
 
+    run = _waiting_for(Episode.run)
+    """Run another program to its end."""
+
+    @property
+    def folder(self) -> Path:
+        """An empty folder for this episode's files."""
+        return self._episode.folder
+
     def openai(self, model: str | None = None) -> OpenAI:
         """A real `OpenAI` client whose chat completions are recorded into this episode."""
         from etude.wire.gateway import blocking_recording_client
@@ -269,6 +334,17 @@ class SyncEpisode:
         episode = self._episode
         episode.require_model(model)
         return blocking_recording_client(lambda body: episode.answer(body, model), self.wait, episode.said)
+
+    @contextlib.contextmanager
+    def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> Iterator[SyncTools]:
+        """`with episode.tools("search") as tools:` opens tools, whose calls wait for their results."""
+        opened = self._episode.tools(*sets)
+        tools = self.wait(_entered(opened))
+        try:
+            yield SyncTools(tools, self.wait)
+        finally:
+            if not self._over:  # Or the episode has closed them.
+                self.wait(_left(opened))
 
     @property
     def endpoint(self) -> Endpoint:
@@ -302,3 +378,11 @@ class SyncEpisode:
             raise over from error
         finally:
             self._waiting.discard(waiting)
+
+
+async def _entered(context: AbstractAsyncContextManager[T]) -> T:
+    return await context.__aenter__()
+
+
+async def _left(context: AbstractAsyncContextManager[Any]) -> None:
+    await context.__aexit__(None, None, None)

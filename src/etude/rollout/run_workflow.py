@@ -16,7 +16,7 @@ from typing import Any
 from etude.core.call import Call, Completion
 from etude.core.data_model import kind_of
 from etude.core.episode import EpisodeRecord, Failure
-from etude.core.errors import EngineError, ImpossibleCall
+from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError
 from etude.core.example import Example
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply, ToolCall
@@ -130,8 +130,11 @@ def failure_of(error: BaseException) -> Failure:
     where = user_line(error)
     reason = f"{where}: {kind}: {error}" if where else f"{kind}: {error}"
     calls = [failed for cause in _causes(error) if (failed := _call_error(cause)) is not None]
+    if not calls and any(isinstance(cause, ToolError) for cause in _causes(error)):
+        return Failure("tool_failed", reason, "tool")
     if not calls:
-        return Failure("raised", reason)
+        is_away = any(isinstance(cause, EnvironmentAway) for cause in _causes(error))
+        return Failure("raised", reason, "environment" if is_away else "agent")
     # What no model could answer is the agent's own failure.
     is_agents = all(issubclass(failed, ImpossibleCall) for failed in calls)
     return Failure("call_failed", reason, "agent" if is_agents else "model")

@@ -11,7 +11,7 @@ import binascii
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, TopLogprobs, Usage
 from etude.core.episode import EpisodeRecord, Event, Failure
 from etude.core.example import Example
+from etude.core.tools import ToolUse
 from etude.store.journal import Json
 from etude.store.plain import plain
 
@@ -210,8 +211,10 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
 
 
 def _encode_event(event: Event) -> list[Any]:
-    """The fields of an event, without the last two where they are empty."""
+    """The fields of an event; of the last three, those up to the last that has a value."""
     fields = [event.kind, event.after_call, event.value, event.text]
+    if event.tool is not None:
+        return [*fields, event.name, event.agent, asdict(event.tool)]
     return [*fields, event.name, event.agent] if event.name or event.agent is not None else fields
 
 
@@ -222,11 +225,16 @@ def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -
         example=example or Example(**data["example"]),
         generation=data["generation"],
         calls=tuple(calls),
-        events=tuple(Event(*event) for event in data["events"]),
+        events=tuple(map(_decode_event, data["events"])),
         output=data["output"],
         failure=None if data["failure"] is None else Failure(*data["failure"]),
         seconds=data["seconds"],
     )
+
+
+def _decode_event(data: Json) -> Event:
+    event = Event(*data[:6])
+    return replace(event, tool=ToolUse(**data[6])) if len(data) > 6 else event
 
 
 def _encode_example(example: Example) -> Json:

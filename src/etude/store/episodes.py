@@ -27,6 +27,11 @@ def call_key(episode_id: str, name: str) -> str:
     return f"{episode_id}/call/{name}"
 
 
+def tool_key(episode_id: str, name: str) -> str:
+    """The journal key of a tool call of an episode."""
+    return f"{episode_id}/tool/{name}"
+
+
 class CallReader:
     """Reads the calls of one episode, which are stored as differences to each other."""
 

@@ -113,7 +113,11 @@ class Gateway:
         if (refusal := self._refusal(method, path)) is not None:
             return refusal
         if method == "GET" and self._readers is not None:
-            return httpx.Response(200, json=models_reply(path, self._readers))
+            reply = models_reply(path, self._readers)
+            if reply is None:
+                message = f"there is no model '{path.removeprefix('/models/')}'"
+                return error_response(path, 404, message, param="model", code="model_not_found")
+            return httpx.Response(200, json=reply)
         try:
             data = from_json(body)
         except ValueError as error:
@@ -165,7 +169,7 @@ class Gateway:
         except BaseException:
             sampling.cancel()
             raise
-        if isinstance(first, EtudeError):
+        if isinstance(first, Exception):
             raise first
 
         events = _events(dialect, (asked, data, int(time.time())), first, news)
@@ -187,7 +191,7 @@ class Gateway:
         known = [*_DIALECTS, *(TOKEN_PATHS if has_models else ())]
         if not is_models and path not in known:
             message = f"{method} {path} is not served here; served are POST {', '.join(known)}"
-            return error_response(path, 404, message, code="not_found")
+            return error_response(path, 404, message, code="unknown_url")
         wanted = "GET" if is_models else "POST"
         if method == wanted:
             return None
@@ -197,7 +201,7 @@ class Gateway:
         return answer
 
 
-_News: TypeAlias = tuple[int, Heading, Delta] | EtudeError | None
+_News: TypeAlias = tuple[int, Heading, Delta] | Exception | None
 """A piece of an answer, or the answer in place of a heading; an error; or that there is no more."""
 
 _STREAM_HEADERS = {
@@ -214,8 +218,9 @@ async def _events(
     answers: dict[int, RecordedCompletion] = {}
     stream = dialect.stream(*request)
     while item is not None:
-        if isinstance(item, EtudeError):
-            error = dialect.error(_status_of(item), str(item), param=None, code=code_of(item))
+        if isinstance(item, Exception):
+            failure = item if isinstance(item, EtudeError) else EngineError(str(item))
+            error = dialect.error(_status_of(failure), str(failure), param=None, code=code_of(failure))
             yield server_sent(error, dialect.error_event)
             return
         index, heading, delta = item
@@ -259,22 +264,29 @@ async def _listen(handler: Handler, requests: Sequence[ChatBody], news: asyncio.
         async with asyncio.TaskGroup() as group:
             for index, request in enumerate(requests):
                 group.create_task(answer(index, request))
-    except* EtudeError as errors:
-        first: BaseException = errors
-        while isinstance(first, BaseExceptionGroup):
+    except* Exception as errors:  # noqa: BLE001
+        # Whatever it is, somebody waits for it: a server's handler raises errors of its own.
+        first: Exception = errors
+        while isinstance(first, ExceptionGroup):
             first = first.exceptions[0]
-        news.put_nowait(first if isinstance(first, EtudeError) else EngineError(str(first)))
+        news.put_nowait(first)
     news.put_nowait(None)
 
 
 def error_response(
-    path: str, status: int, message: str, *, code: str | None = None, cause: EtudeError | None = None
+    path: str,
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    cause: EtudeError | None = None,
 ) -> httpx.Response:
     """The error object of the API that a path belongs to, with its status."""
     headers = {"x-should-retry": "false"}
     if cause is not None:
         headers[ERROR_HEADER] = type(cause).__name__
-    param = None if cause is None else param_of(cause)
+    param = param if cause is None else param_of(cause)
     dialect = dialect_of(path)
     error = dialect.error(status, message, param=param, code=code)
     return httpx.Response(status, json=error, headers=headers)

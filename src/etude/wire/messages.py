@@ -35,6 +35,7 @@ _ERROR_TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
 _THREAD = "thread.previous_message_id"
 
 
@@ -178,7 +179,11 @@ class MessagesBody(RequestBody):
             *("user_profile_id", "workspace_id", "diagnostics"),
         }
     )
-    neutral: ClassVar[Neutral] = {"mcp_servers": ([],), "context_management": ({}, {"edits": []})}
+    neutral: ClassVar[Neutral] = {
+        "mcp_servers": ([],),
+        # The last is Claude Code's: that no thinking is cleared.
+        "context_management": ({}, {"edits": []}, {"edits": [_KEEP_THINKING]}),
+    }
 
     messages: list[_Message] = Field(min_length=1)
     system: _Texts | None = None
@@ -211,7 +216,8 @@ class MessagesBody(RequestBody):
         system = _text(self.system or ())
         messages = [chat for message in self.messages for chat in message.as_chat()]
         effort = self.output_config.effort if self.output_config else None
-        thinking = {"enable_thinking": self.thinking.type != "disabled"} if self.thinking else {}
+        wish = self.thinking.type if self.thinking else "adaptive"  # Which leaves it to the model.
+        thinking = {} if wish == "adaptive" else {"enable_thinking": wish == "enabled"}
         return replace(
             super().request(),
             messages=(*([{"role": "system", "content": system}] if system else []), *messages),
@@ -269,6 +275,8 @@ class MessagesDialect(Dialect):
         kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
         # By this the SDK knows to send the whole conversation.
         details = {"details": {"error_code": "thread_not_found"}} if param == _THREAD else {}
+        if code == "context_length_exceeded":
+            message = f"prompt is too long: {message}"  # By these words Claude Code knows it.
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 

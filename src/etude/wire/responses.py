@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from etude.core.errors import RequestError
-from etude.core.message import Message, Tool
+from etude.core.message import Message
 from etude.wire.answers import Heading, RecordedCompletion, TokenLogprob
 from etude.wire.blocks import BlockStream, Kind
 from etude.wire.bodies import check_conversation
@@ -27,6 +27,7 @@ from etude.wire.dialect import (
     validated,
 )
 from etude.wire.forms import Wish, choose_tools, effort_options, only_one, read_format
+from etude.wire.response_tools import ResponseTools, chat_name, names_of_calls
 
 _LOGPROBS = "message.output_text.logprobs"
 _REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens", "reasoning")
@@ -65,6 +66,7 @@ class _Call(BaseModel):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -87,18 +89,6 @@ class _Reasoning(BaseModel):
 
 
 _Item: TypeAlias = Annotated[_Message | _Call | _CallOutput | _Reasoning, Field(discriminator="type")]
-
-
-class _Tool(BaseModel):
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    def as_chat(self) -> Tool:
-        """The tool as chat completions have it."""
-        return {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
 
 
 class _TextConfig(BaseModel):
@@ -124,7 +114,7 @@ class _ReasoningConfig(BaseModel):
 class ResponsesBody(RequestBody):
     """The body of `POST /responses`."""
 
-    free = BOOKKEEPING | {"stream_options"}
+    free = BOOKKEEPING | {"stream_options", "client_metadata"}
     neutral: ClassVar[Neutral] = {
         "background": (False,),
         "truncation": ("disabled", "auto"),
@@ -137,7 +127,7 @@ class ResponsesBody(RequestBody):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     """Of the text's tokens, where `include` asks for logprobs at all."""
-    tools: list[_Tool] | None = None
+    tools: ResponseTools | None = None
     tool_choice: Wish | None = None
     parallel_tool_calls: bool | None = None
     text: _TextConfig | None = None
@@ -159,7 +149,7 @@ class ResponsesBody(RequestBody):
         asked = replace(
             super().request(),
             messages=(*first, *_messages(self.input)),
-            tools=tuple(tool.as_chat() for tool in self.tools or ()),
+            tools=tuple(chat for tool in self.tools or () for chat in tool.as_chat()),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             template_options=effort | (self.chat_template_kwargs or {}),
             logprobs=has_logprobs,
@@ -205,7 +195,7 @@ class ResponsesDialect(Dialect):
         return response | {
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": list(_output(answer, asked)),
+            "output": list(_output(answer, asked, body)),
             "usage": {
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -246,7 +236,7 @@ def _messages(items: Iterable[_Item]) -> list[Message]:
             messages.append({"role": "assistant", "content": None, **thinking})
         is_open, thoughts = by_assistant, ""
         if isinstance(item, _Call):
-            call = tool_call(item.call_id, item.name, item.arguments)
+            call = tool_call(item.call_id, chat_name(item.name, item.namespace), item.arguments)
             messages[-1].setdefault("tool_calls", []).append(call)
         elif isinstance(item, _CallOutput):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
@@ -288,7 +278,7 @@ def _id(heading: Heading, prefix: str) -> str:
     return f"{prefix}_{heading.id.removeprefix('chatcmpl-')}"
 
 
-def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, Any]]:
+def _output(answer: RecordedCompletion, asked: ChatBody, body: Any) -> Iterator[dict[str, Any]]:
     """The items of a response: its thoughts, its text, and a call of a tool each."""
     completion = answer.completion
     message, status = (
@@ -301,12 +291,14 @@ def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, A
     if text or not (calls or thoughts):
         tokens = answer.tokens if asked.logprobs else []
         yield _item(answer, "content", text or "", _logprobs(answer, tokens), status=status)
+    names = names_of_calls(body.get("tools"))
     for index, call in enumerate(calls):
+        name = call["function"]["name"]
         yield {
             "type": "function_call",
             "id": f"{_id(answer, 'fc')}-{index}",
             "call_id": call["id"],
-            "name": call["function"]["name"],
+            **names.get(name, {"name": name}),
             "arguments": call["function"]["arguments"],
             "status": "completed",
         }
@@ -376,7 +368,7 @@ class _ResponseStream(BlockStream):
 
     def calls(self, answer: RecordedCompletion) -> Iterator[Event]:
         name = "response.function_call_arguments"
-        for item in _output(answer, self.asked):
+        for item in _output(answer, self.asked, self._body):
             if item["type"] == "function_call":
                 self.number += 1
                 at = {"output_index": self.number}

@@ -91,15 +91,12 @@ async def token_reply(path: str, body: Any, readers: Readers) -> dict[str, Any]:
         }
 
 
-def models_reply(path: str, readers: Readers) -> dict[str, Any]:
-    """The reply to `GET /models`, or to that for one of them. Raises RequestError for an unknown one."""
+def models_reply(path: str, readers: Readers) -> dict[str, Any] | None:
+    """The reply to `GET /models`, or to that for one of them; None where there is no such model."""
     models, name = readers.models(), path.removeprefix("/models").removeprefix("/")
     if not name:
         return {"object": "list", "data": models, "has_more": False}
-    for model in models:
-        if model["id"] == name:
-            return model
-    raise RequestError(f"there is no model '{name}'", param="model")
+    return next((model for model in models if model["id"] == name), None)
 
 
 def model_object(name: str, created: float, owner: str = "etude") -> dict[str, Any]:

@@ -1,0 +1,47 @@
+"""Careless agents for the warm-up of tiny models: they know the form of an answer, now and then the answer.
+
+A function is named by `warm_up.transcripts`; it gets the training examples and gives conversations.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import etude
+
+TRANSCRIPTS = 12_000
+
+Conversation = list[dict[str, str]]
+
+
+def gcd(examples: Sequence[etude.Example], seed: int) -> Iterator[Conversation]:
+    """Right in a fifth of all cases; otherwise it names a small number."""
+    return answers(examples, seed, 0.2, lambda rng, right: str(rng.randint(1, 12)))
+
+
+def letter_counting(examples: Sequence[etude.Example], seed: int) -> Iterator[Conversation]:
+    """Right in a third of all cases; otherwise it names a number from 0 to 4."""
+    return answers(examples, seed, 0.3, lambda rng, right: str(rng.randint(0, 4)))
+
+
+def spell_backward(examples: Sequence[etude.Example], seed: int) -> Iterator[Conversation]:
+    """Right in a third of all cases; otherwise the letters come in any order."""
+    return answers(examples, seed, 0.3, lambda rng, right: "".join(rng.sample(right, len(right))))
+
+
+def answers(
+    examples: Sequence[etude.Example], seed: int, care: float, guess: Callable[[random.Random, str], str]
+) -> Iterator[Conversation]:
+    """Conversations of one question each; a share of `care` has the right answer."""
+    rng = random.Random(seed)
+    for _ in range(TRANSCRIPTS):
+        example = rng.choice(examples)
+        said = example.expected if rng.random() < care else guess(rng, example.expected)
+        yield talk(example.inputs["question"], said)
+
+
+def talk(*said: str) -> Conversation:
+    """A conversation, user first."""
+    roles: Iterable[str] = ("user", "assistant") * len(said)
+    return [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]

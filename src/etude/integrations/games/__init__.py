@@ -1,0 +1,1 @@
+"""Environments of other libraries as workflows: Gymnasium, PettingZoo, TextArena, reasoning-gym."""

@@ -1,0 +1,166 @@
+"""reasoning-gym's tasks as a workflow: `workflow: {_type: reasoning_gym, task: gcd}`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from etude.config.component import CHANGEABLE, DatasetConfig
+from etude.config.references import LlmRef
+from etude.config.registry import register_dataset, register_workflow
+from etude.config.supplies import Starter, Supplies
+from etude.core.errors import DatasetError, EpisodeError, RequestError
+from etude.core.example import Example
+from etude.core.keys import content_hash, fold
+from etude.integrations.games.config import SizesConfig, unknown
+from etude.integrations.games.guard import in_time
+from etude.rollout.episode import Episode
+from etude.rollout.workflow import Workflow
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+_ALL = 2**20
+"""Tasks that a dataset of reasoning-gym is made for; each is made when it is asked for."""
+_TRIES = 200
+"""Tasks looked at for each example that is wanted."""
+_HELD_OUT = 4
+"""One in so many questions is held out, by its content."""
+
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class ReasoningGymConfig(SizesConfig, name="reasoning_gym"):
+    """One question, one answer, scored by the task's own `score_answer`. The text within the last
+    `<answer>…</answer>` is the answer; without one, all that was said."""
+
+    package = "reasoning_gym"
+    extra = "reasoning-gym"
+
+    task: str
+    """The task, such as `gcd`."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Its options, such as `{max_value: 20}`."""
+    prompt: str = "{question}"
+    """The text that the model is shown."""
+    model: LlmRef | None = None
+    """The model that answers; left out: the trained one."""
+
+    def supplies(self) -> Supplies:
+        """Its questions, and their scores."""
+        kind = {"_type": "reasoning_gym", "task": self.task, "config": self.config}
+        reward = {"reward": {"_type": "measured", "name": "reward"}}
+        return Supplies(**self.datasets(kind), evaluators=reward, reward="reward")
+
+    @classmethod
+    def starter(cls, task: str | None) -> Starter:
+        """A task, by default greatest common divisors of small numbers."""
+        workflow = {"task": task} if task else {"task": "gcd", "config": {"max_value": 50}}
+        prompt = "{question} Put your final answer within <answer></answer>."
+        return Starter({"workflow": {"_type": "reasoning_gym", **workflow, "prompt": prompt}})
+
+
+class ReasoningGymDatasetConfig(DatasetConfig, name="reasoning_gym"):
+    """Questions of a task of reasoning-gym's, each once. One in four is held out for validation, whatever
+    the seed, so that no question is in both splits."""
+
+    task: str
+    """The task."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Its options."""
+    size: int = Field(default=256, ge=1)
+    """How many examples."""
+    seed: int = Field(default=0, ge=0)
+    """Draws other questions."""
+    split: Literal["train", "validation"] = "train"
+    """Which of the two."""
+    call_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
+    """Seconds that making a task may take."""
+
+    def examples(self) -> list[Example]:
+        """The examples. Raises DatasetError where the task has too few different questions."""
+        entries, made = entries_of(self.task, self.config, self.seed), dict[str, Example]()
+        for index in range(min(_ALL, self.size * _TRIES)):
+            try:
+                entry = entries[index]
+            except Exception as error:
+                raise DatasetError(f"reasoning-gym's task '{self.task}' failed: {error}") from error
+            question = str(entry["question"])
+            held_out = int(content_hash(question), 16) % _HELD_OUT == 0
+            if held_out == (self.split == "validation") and question not in made:
+                inputs = {"question": question, "seed": self.seed, "index": index}
+                made[question] = Example(f"{self.task}-{self.seed}-{index}", inputs, entry["answer"])
+            if len(made) == self.size:
+                return list(made.values())
+        raise DatasetError(
+            f"reasoning-gym's task '{self.task}' with {dict(self.config)} has {len(made)} different "
+            f"questions for {self.split}, and {self.size} are asked for; take fewer, or options with more"
+        )
+
+
+def entries_of(task: str, options: Mapping[str, Any], seed: int) -> Any:
+    """The dataset of a task. Raises RequestError for an unknown one, and for options that do not fit."""
+    library = ReasoningGymConfig.library()
+    known = ReasoningGymConfig.library("reasoning_gym.factory").DATASETS
+    if task not in known:
+        raise unknown("task of reasoning-gym's", task, known)
+    try:
+        return library.create_dataset(task, **{"size": _ALL, **options, "seed": fold(seed, task) % 2**31})
+    except (TypeError, ValueError, AssertionError) as error:
+        raise RequestError(f"reasoning-gym's task '{task}' does not take {dict(options)}: {error}") from error
+
+
+@register_dataset(config_type=ReasoningGymDatasetConfig)
+async def reasoning_gym_dataset(
+    config: ReasoningGymDatasetConfig, builder: Builder
+) -> AsyncIterator[ReasoningGymDatasetConfig]:
+    """Raises MissingExtraError without reasoning-gym."""
+    ReasoningGymConfig.library()
+    yield config
+
+
+@register_workflow(config_type=ReasoningGymConfig)
+async def reasoning_gym(config: ReasoningGymConfig, builder: Builder) -> AsyncIterator[Workflow]:
+    """Raises MissingExtraError without reasoning-gym, RequestError for a task that it does not have."""
+    name = f"reasoning-gym's {config.task}"
+    await in_time(name, lambda: entries_of(config.task, config.config, 0), config.call_timeout)
+    yield Workflow(config.task, ReasoningTask(config), config.timeout)
+
+
+@dataclass(frozen=True)
+class ReasoningTask:
+    """The workflow: asks one question, and records the score of the answer."""
+
+    config: ReasoningGymConfig
+
+    async def __call__(self, example: Example, episode: Episode) -> str:
+        """The answer."""
+        question = self.config.prompt.replace("{question}", str(example.inputs["question"]))
+        reply = await episode.chat([{"role": "user", "content": question}], model=self.config.model)
+        tagged = _TAG.findall(reply.text)
+        answer = (tagged[-1] if tagged else reply.text).strip()
+        what = f"reasoning-gym's {self.config.task}: score_answer()"
+        episode.score(
+            "reward", await in_time(what, lambda: self._score(example, answer), self.config.call_timeout)
+        )
+        return answer
+
+    def _score(self, example: Example, answer: str) -> Any:
+        index, seed = example.inputs.get("index"), example.inputs.get("seed")
+        if not isinstance(index, int) or not isinstance(seed, int):
+            raise EpisodeError(
+                "an example of reasoning-gym has a 'seed' and an 'index'; take its own dataset"
+            )
+        entries = self._entries.get(seed) or entries_of(self.config.task, self.config.config, seed)
+        self._entries[seed] = entries
+        return entries.score_answer(answer=answer, entry=entries[index])
+
+    @cached_property
+    def _entries(self) -> dict[int, Any]:
+        """The datasets that were made, by seed."""
+        return {}

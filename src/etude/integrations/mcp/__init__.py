@@ -1,0 +1,1 @@
+"""Tools of MCP servers, over standard streams and over HTTP."""

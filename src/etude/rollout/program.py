@@ -1,0 +1,130 @@
+"""Running another program inside an episode, such as a coding agent's command line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from asyncio.subprocess import DEVNULL
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from etude.core.errors import EpisodeError
+from etude.inference.child_process import guard_of
+
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
+"""All that a program gets of this one's environment: other variables may hold other keys."""
+_MOST_BYTES = 2**20
+_NOTED_CHARACTERS = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """How a program ended, and the ends of what it printed, of at most 1 MiB each."""
+
+    returncode: int | None
+    """Its exit status, negative for a signal; None where it ran out of time and was killed."""
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def describe(self, name: str) -> str:
+        """A sentence on how it ended."""
+        if self.returncode is None:
+            return f"{name} was stopped after {self.seconds:.1f} s"
+        return f"{name} ended with status {self.returncode} after {self.seconds:.1f} s"
+
+    def note(self, name: str) -> str:
+        """The same with the ends of what it printed."""
+        printed = (("stdout", self.stdout), ("stderr", self.stderr))
+        parts = [f"{stream}:\n{text[-_NOTED_CHARACTERS:]}" for stream, text in printed if text]
+        return "\n".join([self.describe(name), *parts])
+
+
+class Workplace:
+    """An episode's folders for programs, which are made when they are needed and removed at its end."""
+
+    @cached_property
+    def _root(self) -> tempfile.TemporaryDirectory[str]:
+        made = tempfile.TemporaryDirectory(prefix="etude-episode-", ignore_cleanup_errors=True)
+        for name in ("work", "home"):
+            Path(made.name, name).mkdir()
+        return made
+
+    @property
+    def folder(self) -> Path:
+        """Where programs work."""
+        return Path(self._root.name, "work")
+
+    @property
+    def home(self) -> Path:
+        """A home without anybody's settings."""
+        return Path(self._root.name, "home")
+
+    def remove(self) -> None:
+        """Remove what was made. More can be made afterwards."""
+        if "_root" in self.__dict__:
+            self.__dict__.pop("_root").cleanup()
+
+    async def run(
+        self, command: Sequence[str], cwd: Path, env: Mapping[str, str], text: str, limit: float | None
+    ) -> ProgramResult:
+        """Run a program to its end, or for `limit` seconds, and kill all that it has started.
+
+        It also ends with this process, however that ends. Raises EpisodeError where it cannot be started.
+        """
+        inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        started = time.monotonic()
+        with contextlib.ExitStack() as files:
+            # Files, because a child that lives on would hold a pipe open.
+            given, stdout, stderr = (
+                files.enter_context(tempfile.TemporaryFile(dir=self._root.name)) for _ in range(3)
+            )
+            given.write(text.encode())
+            given.seek(0)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    cwd=cwd,
+                    env={**inherited, "HOME": str(self.home), **env},
+                    stdin=given if text else DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                reason = f"cannot start {command[0]!r} in {cwd}: {error.strerror}"
+                raise EpisodeError(f"{reason}; install it, or give its whole path") from error
+            returncode = await _end_of(process, limit)
+            seconds = time.monotonic() - started
+            return ProgramResult(returncode, _tail(stdout.fileno()), _tail(stderr.fileno()), seconds)
+
+
+async def _end_of(process: asyncio.subprocess.Process, limit: float | None) -> int | None:
+    """The exit status; None where time ran out. Its process group is killed in any case."""
+    guard = await guard_of(process.pid)
+    try:
+        return await asyncio.wait_for(process.wait(), limit)
+    except TimeoutError:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        guard.kill()
+        await asyncio.shield(asyncio.gather(process.wait(), guard.wait()))
+
+
+def _tail(file: int) -> str:
+    size = os.fstat(file).st_size
+    return os.pread(file, _MOST_BYTES, max(0, size - _MOST_BYTES)).decode("utf-8", "replace")
+
+
+def last_line(result: ProgramResult) -> str:
+    """The last line that a program printed, of its errors if there are any."""
+    lines = (result.stderr.strip() or result.stdout.strip()).splitlines()
+    return f"it last said: {lines[-1][:400]}" if lines else "it printed nothing"

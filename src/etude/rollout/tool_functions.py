@@ -1,0 +1,84 @@
+"""Python functions as tools."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, ValidationError, validate_call
+
+from etude.config.component import ToolsConfig
+from etude.config.import_path import import_object
+from etude.config.registry import register_tools
+from etude.core.errors import RequestError
+from etude.core.message import Tool
+from etude.core.tools import ToolResult, ToolSource
+from etude.rollout.reply import describe_tools
+from etude.rollout.threads import call_in_thread
+from etude.store.plain import plain
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+
+class FunctionTools:
+    """Tools that are Python functions, sync or async. Their schemas are of annotations and docstrings.
+
+    What a function raises is the tool's error, which the model is told. Sync functions run in threads, at the
+    same time as others. Raises RequestError for a function that cannot be described, and two of one name.
+    """
+
+    forgets = False
+    """A function's memory is a matter of the program."""
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+        self.tools: tuple[Tool, ...] = describe_tools(functions)
+        names = [tool["function"]["name"] for tool in self.tools]
+        for name in names:
+            if names.count(name) > 1:
+                raise RequestError(f"two of the functions are called '{name}'; a tool's name must be its own")
+        checked = map(validate_call(config={"arbitrary_types_allowed": True}), functions)
+        self._functions = dict(zip(names, checked, strict=True))
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[FunctionTools]:
+        """The same functions for every episode."""
+        yield self
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call a function with arguments that fit its annotations."""
+        function = self._functions[name]
+        is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
+        try:
+            value = function(**arguments) if is_async else await call_in_thread(lambda: function(**arguments))
+            if inspect.isawaitable(value):
+                value = await value
+            text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+            )
+            return ToolResult(f"error: {problems}", is_error=True)
+        except Exception as error:  # noqa: BLE001  the user's function: its error is the tool's answer
+            return ToolResult(f"error: {type(error).__name__}: {error}", is_error=True)
+        return ToolResult(text)
+
+    async def log(self) -> str:
+        """Functions have no log of their own."""
+        return ""
+
+
+class FunctionToolsConfig(ToolsConfig, name="functions"):
+    """Python functions as tools, described by their annotations and docstrings."""
+
+    functions: list[str] = Field(min_length=1)
+    """`package.module:name` of each function."""
+
+
+@register_tools(config_type=FunctionToolsConfig)
+async def function_tools(config: FunctionToolsConfig, builder: Builder) -> AsyncIterator[ToolSource]:
+    """Raises RequestError when a function is not found or cannot be described."""
+    yield FunctionTools([import_object(path) for path in config.functions])

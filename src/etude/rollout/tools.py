@@ -1,0 +1,242 @@
+"""Tools in an episode: opened, called within their limits, and recorded, whatever they are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from etude.config.nearest import alternatives
+from etude.core.episode import Event
+from etude.core.errors import RequestError, ToolError
+from etude.core.message import Message, Tool
+from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolUse
+from etude.rollout.reply import ToolCall
+from etude.rollout.tool_functions import FunctionTools
+from etude.store.episodes import tool_key
+from etude.store.journal import Journal
+
+
+class EpisodeTools:
+    """The tools of one episode: what is open, what was called, and what came back.
+
+    A call is a journalled step, named by the tool, its arguments and how often the same was called before: an
+    episode that runs again gets the results it had.
+    """
+
+    def __init__(self, episode_id: str, sets: Mapping[str, ToolSet], journal: Journal) -> None:
+        self.episode_id = episode_id
+        self._sets = sets
+        self._journal = journal
+        self._open: list[contextlib.AsyncExitStack] = []
+        self.counts: Counter[str] = Counter()
+        """Calls by the name of their set."""
+        self._asked: Counter[str] = Counter()
+
+    def find(self, wanted: str | ToolSet | Callable[..., Any]) -> ToolSet:
+        """The set of that name, or one of a Python function. Raises RequestError when there is none."""
+        if isinstance(wanted, ToolSet):
+            return wanted
+        if callable(wanted):
+            return ToolSet(getattr(wanted, "__name__", type(wanted).__name__), FunctionTools([wanted]))
+        if wanted not in self._sets:
+            hint = alternatives(wanted, self._sets, otherwise="the config has none")
+            raise RequestError(f"there is no tool set '{wanted}' under 'tools'{hint}")
+        return self._sets[wanted]
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self, wanted: Sequence[str | ToolSet | Callable[..., Any]], record: Callable[[Event], None]
+    ) -> AsyncIterator[Tools]:
+        """The tools of these sets together; closed at the end, or with the episode."""
+        sets = [self.find(each) for each in wanted or self._sets]
+        stack = contextlib.AsyncExitStack()
+        self._open.append(stack)
+        async with stack:
+            opened = [_OpenSet(each, await stack.enter_async_context(each.source.open())) for each in sets]
+            try:
+                yield Tools(self, opened, record)
+            finally:
+                for each in opened:
+                    if log := await each.session.log():
+                        record(Event("log", -1, None, f"{each.set.name}: {log}"))
+
+    async def close(self) -> None:
+        """Close what an agent that did not end has left open."""
+        for stack in self._open:
+            await stack.aclose()
+
+    async def result(self, opened: _OpenSet, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """The result of a call, from the journal or from the tool. Raises ToolError when there is none."""
+        text = json.dumps([opened.set.name, name, arguments], sort_keys=True)
+        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        count = self._asked[digest]
+        self._asked[digest] += 1
+        is_new = False
+
+        async def call() -> ToolResult:
+            nonlocal is_new
+            is_new = True
+            await opened.catch_up()
+            return await opened.call(name, arguments)
+
+        result: ToolResult = await self._journal.step(
+            tool_key(self.episode_id, f"{digest}/{count}"),
+            call,
+            encode=asdict,
+            decode=lambda data: ToolResult(**data),
+        )
+        if not is_new:
+            opened.recorded.append((name, arguments))
+        return result
+
+
+@dataclass
+class _OpenSet:
+    """One set of tools that is open."""
+
+    set: ToolSet
+    session: ToolSession
+    recorded: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Calls whose results came from the journal, and which the session does not know of."""
+    _catching_up: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def tools(self) -> dict[str, Tool]:
+        """The tools that are offered, by the names that the model knows. Raises RequestError."""
+        only, offered = self.set.only, {}
+        for tool in self.session.tools:
+            function = tool["function"]
+            if only is None or function["name"] in only:
+                name = self.set.prefix + function["name"]
+                offered[name] = {**tool, "function": {**function, "name": name}}
+        known = [tool["function"]["name"] for tool in self.session.tools]
+        for name in only or ():
+            if name not in known:
+                raise RequestError(
+                    f"{self.set.path}.only: there is no tool '{name}'{alternatives(name, known)}"
+                )
+        return offered
+
+    async def catch_up(self) -> None:
+        """Make the recorded calls again, where the session has forgotten them."""
+        async with self._catching_up:
+            while self.set.source.forgets and self.recorded:
+                await self.call(*self.recorded[0])
+                del self.recorded[0]
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """The tool's answer, cut to its limit. Raises ToolError when there is none in time."""
+        limits = self.set.limits
+        try:
+            async with asyncio.timeout(limits.call_timeout) as clock:
+                result = await self.session.call(name, arguments)
+        except TimeoutError as error:
+            if not clock.expired():
+                raise
+            log = await self.session.log()
+            raise ToolError(
+                f"tool '{name}' of '{self.set.name}' gave no answer within {limits.call_timeout:g} s; raise "
+                f"{self.set.path or self.set.name}.call_timeout if it needs longer"
+                + (f"\n{log}" if log else "")
+            ) from error
+        if len(result.text) > limits.max_characters:
+            note = f"… (the first {limits.max_characters} of {len(result.text)} characters)"
+            return replace(result, text=result.text[: limits.max_characters] + note)
+        return result
+
+
+class Tools:
+    """Tools that are open in an episode: `async with episode.tools("search") as tools:`."""
+
+    def __init__(
+        self, episode: EpisodeTools, opened: Sequence[_OpenSet], record: Callable[[Event], None]
+    ) -> None:
+        self._episode, self._record = episode, record
+        self._owners: dict[str, _OpenSet] = {}
+        self.schemas: list[Tool] = []
+        """The tools in OpenAI's format: hand them to `episode.chat(tools=…)`, or to a client."""
+        for each in opened:
+            for name, tool in each.tools().items():
+                if name in self._owners:
+                    first = self._owners[name].set.name
+                    raise RequestError(
+                        f"two tools are called '{name}', of '{first}' and of '{each.set.name}'; give one of "
+                        f"the sets a prefix: `tools: {{{each.set.name}: {{prefix: {each.set.name}_, …}}}}`"
+                    )
+                self._owners[name] = each
+                self.schemas.append(tool)
+
+    async def call(self, call: ToolCall) -> Message:
+        """Call a tool as the model asked; the message with its result, to append to the conversation.
+
+        The model is told of its own mistakes, and of a tool's error. Raises ToolError when the tool has no
+        answer: then the episode fails, unless the agent catches it.
+        """
+        return call.result(await self._text(call))
+
+    async def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
+        """Call several tools at the same time; their messages in the order of the calls.
+
+        Raises ToolError as `call` does, once all calls have ended.
+        """
+        results = await asyncio.gather(*map(self.call, calls), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if not isinstance(result, BaseException)]
+
+    async def _text(self, call: ToolCall) -> str:
+        opened = self._owners.get(call.name)
+        refusal = self._refusal(call, opened)
+        use = ToolUse(opened.set.name if opened else "", call.name, call.arguments, refusal or "", "refused")
+        if refusal is not None or opened is None or call.arguments is None:
+            self._record(Event("tool", -1, tool=use))
+            return use.result
+        self._episode.counts[opened.set.name] += 1
+        begun = time.perf_counter()
+        try:
+            name = call.name.removeprefix(opened.set.prefix)
+            result = await self._episode.result(opened, name, call.arguments)
+            use = replace(use, result=result.text, outcome="error" if result.is_error else "ok")
+        except ToolError as error:
+            use = replace(use, result=str(error), outcome="failed")
+            raise
+        finally:
+            self._record(Event("tool", -1, tool=replace(use, seconds=time.perf_counter() - begun)))
+        return use.result
+
+    def _refusal(self, call: ToolCall, opened: _OpenSet | None) -> str | None:
+        """Why a call is not made, as the model is told; None when it is."""
+        if opened is None:
+            return f"error: there is no tool '{call.name}'; tools: {', '.join(self._owners)}"
+        if call.arguments is None:
+            return "error: the arguments must be a JSON object"
+        if self._episode.counts[opened.set.name] >= opened.set.limits.max_calls:
+            return (
+                f"error: all {opened.set.limits.max_calls} calls of these tools are made; go on without them"
+            )
+        return None
+
+
+class SyncTools:
+    """Tools that are open in the episode of a plain function: their calls wait for the results."""
+
+    def __init__(self, tools: Tools, wait: Callable[[Any], Any]) -> None:
+        self._tools, self._wait = tools, wait
+        self.schemas = tools.schemas
+
+    def call(self, call: ToolCall) -> Message:
+        """Call a tool as the model asked; the message with its result."""
+        message: Message = self._wait(self._tools.call(call))
+        return message
+
+    def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
+        """Call several tools at the same time; their messages in the order of the calls."""
+        messages: list[Message] = self._wait(self._tools.call_all(calls))
+        return messages

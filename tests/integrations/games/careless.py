@@ -1,0 +1,68 @@
+"""Environments as a hurried user writes them: each does one thing wrong."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, ClassVar
+
+import numpy
+from gymnasium.spaces import Box, Discrete
+
+from etude.core.example import Example
+
+
+class Counting:
+    """A game that is won by saying the target's word. It needs no base class."""
+
+    action_space = Discrete(3)
+    closed: ClassVar[list[str]] = []
+
+    def __init__(self, fault: str = "", steps: int = 2) -> None:
+        self.fault, self.steps = fault, steps
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.fault == "slow":
+            time.sleep(1.5)
+        if self.fault == "reset":
+            return "go"
+        self.target = random.Random(seed).randrange(3)
+        return self._observation(), {}
+
+    def _observation(self) -> Any:
+        return {"object": object(), "picture": numpy.zeros((64, 64, 3))}.get(self.fault, f"say {self.target}")
+
+    def step(self, action: int) -> Any:
+        self.steps -= 1
+        if self.fault == "raises":
+            raise KeyError("no such square")
+        if self.fault == "four":
+            return "next", 0.0, True, {}
+        rewards = {"nan": float("nan"), "text": "1", "float32": numpy.float32(0.5), "none": None}
+        reward = rewards.get(self.fault, float(action == self.target))
+        over = self.fault != "endless" and self.steps <= 0
+        return self._observation(), reward, numpy.bool_(over), False, {}
+
+    def close(self) -> None:
+        Counting.closed.append(self.fault)
+
+
+class Pictures(Counting):
+    """Its actions are no words."""
+
+    action_space = Box(0.0, 1.0, (2,))
+
+
+def two_times(text: str) -> int:
+    """An action that is written twice."""
+    first, second = text.split()
+    if first != second:
+        raise ValueError("write the number twice")
+    return int(first)
+
+
+def shouted(observation: str, env: Counting) -> str:
+    return observation.upper()
+
+
+EXAMPLES = [Example(str(seed), {"seed": seed}) for seed in range(4)]

@@ -1,0 +1,124 @@
+"""Gymnasium's environments, and careless ones of users."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("gymnasium")
+
+from etude.core.errors import ConfigError, RequestError
+from etude.core.example import Example
+from tests.integrations.games import careless
+from tests.integrations.games.playing import played, scores
+
+LAKE = {
+    "_type": "gym",
+    "id": "FrozenLake-v1",
+    "arguments": {"is_slippery": False, "render_mode": "ansi"},
+    "action": ["left", "down", "right", "up"],
+}
+HERE = "tests.integrations.games.careless"
+
+
+def counting(fault: str = "", **keys):
+    return {"_type": "gym", "id": f"{HERE}:Counting", "arguments": {"fault": fault}, **keys}
+
+
+def right(request):
+    """The number that the last observation names."""
+    return re.findall(r"\d", request.messages[-1]["content"])[-1]
+
+
+async def test_a_game_is_played_in_turns_and_its_rewards_are_added_up(journal):
+    walk = ["down", "I go Down.", "right", "right", "down", "right"]
+    (record,) = await played(LAKE | {"prompt": "Reach G."}, journal, walk)
+    assert record.failure is None
+    assert scores(record) == {"turns": 6, "invalid": 0, "reward": 1.0}
+    first = record.calls[0].request.messages[0]["content"]
+    assert first.startswith("Reach G.\n\n") and "FHFH" in first
+    assert len(record.calls[-1].request.messages) == 11  # The whole game so far.
+
+
+async def test_an_answer_that_is_no_action_is_told_counted_and_charged(journal):
+    workflow = counting(invalid_penalty=0.25, max_turns=3)
+    (record,) = await played(workflow, journal, ["1 or 2", "yes", "7"])
+    assert scores(record) == {"turns": 3, "invalid": 3, "reward": -0.75}
+    told = [call.request.messages[-1]["content"] for call in record.calls[1:]]
+    assert told == [
+        "That is no action: several of the actions are in it. Answer with one of: 0, 1, 2",
+        "That is no action: it is none of the actions. Answer with one of: 0, 1, 2",
+    ]
+
+
+async def test_functions_of_ones_own_make_actions_and_observations(journal):
+    keys = {"action": f"{HERE}:two_times", "observation": f"{HERE}:shouted", "history": False}
+    (record,) = await played(counting(**keys), journal, lambda request: f"{right(request)} {right(request)}")
+    assert scores(record)["reward"] == 2.0
+    assert [len(call.request.messages) for call in record.calls] == [1, 1]
+    assert record.calls[0].request.messages[0]["content"].startswith("SAY ")
+
+
+async def test_step_rewards_credit_each_answer_with_what_comes_after_it(journal):
+    (record,) = await played(counting(step_rewards=True), journal, right)
+    steps = [event.value for event in record.events if event.kind == "step_reward"]
+    assert steps == [1.0, 1.0, -2.0]  # The reward, 2, is added at the end.
+    assert scores(record)["reward"] == 2.0
+
+
+async def test_the_same_seed_is_the_same_game(journal):
+    workflow = {"_type": "gym", "id": "Blackjack-v1", "action": ["stick", "hit"]}
+    rows = [Example(name, {"seed": 5}) for name in ("a", "b")]
+    first, second = await played(workflow, journal, ["stick"], examples=rows, games=2)
+    shown = [record.calls[0].request.messages[0]["content"] for record in (first, second)]
+    assert shown[0] == shown[1] and re.fullmatch(r"\d+ \d+ [01]", shown[0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("raises", r"step\(\) failed: .*careless.py:\d+: KeyError: 'no such square'"),
+        ("nan", r"step\(\) gave the reward nan; a reward is a finite number"),
+        ("text", r"step\(\) gave the reward a str; a reward is a number"),
+        ("none", r"step\(\) gave the reward None; a reward is a number"),
+        ("four", r"step\(\) returned a tuple; return \(observation, reward, terminated, truncated, info\)"),
+        ("reset", r"reset\(\) returned a str; return \(observation, info\)"),
+        ("object", r"the observation of reset\(\) is an object of the type object, which text does not show"),
+        ("picture", r"the observation of reset\(\) is an array of 12288 numbers, shape \(64, 64, 3\)"),
+    ],
+)
+async def test_what_a_careless_environment_does_is_named_and_it_is_closed(journal, fault, reason):
+    careless.Counting.closed.clear()
+    (record,) = await played(counting(fault), journal, right)
+    assert record.failure is not None and record.failure.kind == "raised"
+    assert re.search(f"careless:Counting: {reason}", record.failure.reason), record.failure.reason
+    assert careless.Counting.closed == [fault]
+
+
+async def test_numbers_of_numpy_are_numbers_and_a_game_without_end_is_stopped(journal):
+    (small,) = await played(counting("float32"), journal, right)
+    assert scores(small)["reward"] == 1.0
+    careless.Counting.closed.clear()
+    rows = [Example("endless", {"seed": 0})]
+    (endless,) = await played(counting("endless", max_turns=5), journal, right, examples=rows)
+    assert scores(endless) == {"turns": 5, "invalid": 0, "reward": 5.0}
+    assert careless.Counting.closed == ["endless"]
+
+
+async def test_a_call_that_takes_too_long_fails_the_episode_and_nothing_else(journal):
+    workflow = counting("slow", call_timeout=0.2)
+    (record,) = await played(workflow, journal, right)
+    assert record.failure is not None
+    assert (
+        "reset() took longer than 0.2 s; `call_timeout` of the workflow is the limit" in record.failure.reason
+    )
+
+
+async def test_what_there_is_not_is_refused_before_anything_is_played(journal):
+    with pytest.raises(RequestError, match=r"no environment of Gymnasium's 'FrozenLak-v1'; did you mean 'Fr"):
+        await played(LAKE | {"id": "FrozenLak-v1"}, journal, ["up"])
+    with pytest.raises(ConfigError, match="did you mean 'max_turns'"):
+        await played(LAKE | {"max_turn": 3}, journal, ["up"])
+    (record,) = await played({"_type": "gym", "id": f"{HERE}:Pictures"}, journal, ["up"])
+    assert "nothing says how an answer becomes an action of Box" in record.failure.reason

@@ -1,0 +1,49 @@
+"""reasoning-gym's tasks."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("reasoning_gym")
+
+from etude.core.errors import DatasetError, RequestError
+from etude.integrations.games.reasoning import ReasoningGymDatasetConfig, entries_of
+from tests.integrations.games.playing import played, scores
+
+GCD = {"_type": "reasoning_gym", "task": "gcd", "config": {"max_value": 40}}
+
+
+def examples(**keys):
+    return ReasoningGymDatasetConfig(task="gcd", **keys).examples()
+
+
+async def test_an_answer_is_scored_by_the_task(journal):
+    def solve(request):
+        question = request.messages[0]["content"]
+        rows = examples(config={"max_value": 40}, size=4)
+        return next(row.expected for row in rows if row.inputs["question"] in question)
+
+    tagged = GCD | {"prompt": "Think! {question}"}
+    right = await played(
+        tagged, journal, lambda request: f"Well, <answer> {solve(request)} </answer>.", games=2
+    )
+    assert [scores(record) for record in right] == [{"reward": 1.0}] * 2
+    assert right[0].calls[0].request.messages[0]["content"].startswith("Think! Find the Greatest")
+    wrong = await played(GCD | {"seed": 1}, journal, ["no idea"])
+    assert scores(wrong[0]) == {"reward": 0.0}
+
+
+def test_examples_are_stable_and_no_question_is_in_both_splits():
+    assert examples(size=20)[:5] == examples(size=5)
+    train = {row.inputs["question"] for row in examples(size=200)}
+    held_out = {row.inputs["question"] for row in examples(size=60, split="validation", seed=3)}
+    assert (len(train), len(held_out)) == (200, 60) and not train & held_out
+
+
+def test_what_a_task_does_not_have_is_said():
+    with pytest.raises(DatasetError, match=r"has \d+ different questions for validation, and 50 are asked"):
+        examples(config={"max_value": 6}, size=50, split="validation")
+    with pytest.raises(RequestError, match=r"no task of reasoning-gym's 'gdc'; did you mean 'gcd'"):
+        entries_of("gdc", {}, 0)
+    with pytest.raises(RequestError, match=r"does not take \{'max': 3\}"):
+        entries_of("gcd", {"max": 3}, 0)

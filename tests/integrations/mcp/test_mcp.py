@@ -1,0 +1,305 @@
+"""Tools of MCP servers in episodes: real servers, over standard streams and HTTP, that work or do not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.config.builder import Builder
+from etude.config.load import load_config, parse_config
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import ConfigError, RequestError
+from etude.preflight.check import check_config
+from etude.rollout.collector import Collector, EpisodeJob, Limits
+from etude.rollout.reply import ToolCall
+from etude.rollout.workflow import Workflow
+from etude.store.journal import Journal
+from tests.rollout.running import collect, examples, jobs
+from tests.support import ScriptedEngine
+
+HERE = Path(__file__).parent
+CALCULATOR = str(HERE / "calculator.py")
+PLAIN = str(HERE / "plain_server.py")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "run.db") as journal:
+        yield journal
+
+
+@asynccontextmanager
+async def builder_of(**keys: Any) -> AsyncIterator[Builder]:
+    config = parse_config({"tools": {"server": {"_type": "mcp", **keys}}})
+    async with Builder(config) as builder:
+        yield builder
+
+
+async def play(
+    journal: Journal, workflow: Any, *, episodes: int = 1, phase: str = "train", **keys: Any
+) -> list[EpisodeRecord]:
+    work = [EpisodeJob(f"{phase}/{example.id}/0", example) for example in examples(episodes)]
+    async with builder_of(**keys) as builder:
+        tools = {"server": await builder.get_tools("server")}
+        return await collect(workflow, journal, tools=tools, work=work, limits=Limits(timeout=60))
+
+
+def asked(name: str, /, **arguments: Any) -> ToolCall:
+    return ToolCall("call_0", name, arguments, json.dumps(arguments))
+
+
+def calling(*calls: ToolCall) -> Any:
+    async def workflow(example: Any, episode: Any) -> list[str]:
+        async with episode.tools("server") as tools:
+            return [message["content"] for message in await tools.call_all(calls)]
+
+    return workflow
+
+
+async def test_the_tools_of_a_server_are_described_called_and_recorded(journal: Journal) -> None:
+    async def workflow(example: Any, episode: Any) -> Any:
+        async with episode.tools("server") as tools:
+            [add] = [tool for tool in tools.schemas if tool["function"]["name"] == "add"]
+            messages = await tools.call_all([asked("add", left=index, right=1) for index in range(3)])
+            wrong = await tools.call(asked("add", left="many", right=1))
+            secret = await tools.call(asked("environment", name="SECRET"))
+            return [add, *(message["content"] for message in messages), wrong["content"], secret["content"]]
+
+    keys = {"command": "python", "args": [CALCULATOR], "env": {"SECRET": "${MCP_TEST_SECRET:-sesame}"}}
+    [record] = await play(journal, workflow, **keys)
+    assert record.failure is None
+    add, *sums, wrong, secret = record.output
+    assert add["function"]["description"] == "Add two whole numbers."
+    assert list(add["function"]["parameters"]["properties"]) == ["left", "right"]
+    assert sums == ["1", "2", "3"] and secret == "sesame"
+    assert "valid integer" in wrong
+    uses = [event.tool for event in record.events if event.tool is not None]
+    assert [(use.source, use.name, use.outcome) for use in uses] == [
+        *[("server", "add", "ok")] * 3,
+        ("server", "add", "error"),
+        ("server", "environment", "ok"),
+    ]
+    assert all(use.seconds > 0 for use in uses)
+
+
+async def test_a_server_that_dies_fails_its_episode_and_the_next_has_a_new_one(
+    journal: Journal,
+) -> None:
+    async def workflow(example: Any, episode: Any) -> str:
+        async with episode.tools("server") as tools:
+            message = await tools.call(asked("die" if example.id == "0" else "odd"))
+            return str(message["content"])
+
+    async with builder_of(command="python", args=[PLAIN], scope="shared") as builder:
+        tools = {"server": await builder.get_tools("server")}
+        limits = Limits(max_concurrency=1)
+        records = await collect(workflow, journal, tools=tools, work=jobs(2), limits=limits)
+    dead, alive = records
+    assert dead.failure is not None and (dead.failure.kind, dead.failure.origin) == ("tool_failed", "tool")
+    assert "died while it had to call 'die'" in dead.failure.reason
+    assert "a meteor struck" in dead.failure.reason and "ended with exit code 3" in dead.failure.reason
+    assert any(event.kind == "log" and "a meteor struck" in event.text for event in dead.events)
+    assert [event.tool.outcome for event in dead.events if event.tool is not None] == ["failed"]
+    assert alive.output == "fine"
+
+
+async def test_a_resumed_episode_has_its_results_and_its_own_server_is_where_it_was(journal: Journal) -> None:
+    stop = True
+
+    async def workflow(example: Any, episode: Any) -> list[str]:
+        results = []
+        async with episode.tools("server") as tools:
+            for number in (1, 2):
+                results.append((await tools.call(asked("remember", number=number)))["content"])
+            if stop:
+                raise asyncio.CancelledError
+            results.append((await tools.call(asked("remember", number=10)))["content"])
+        return results
+
+    keys = {"command": "python", "args": [PLAIN]}
+    [stopped] = await play(journal, workflow, **keys)
+    assert stopped.failure is not None
+    await journal.forget(stopped.id)
+    stop = False
+    [resumed] = await play(journal, workflow, **keys)
+    assert resumed.output == ["1", "3", "13"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("dies at once", "no license key"),
+        ("hangs at once", "did not start and list its tools within 1 s; raise tools.server.start_timeout"),
+        ("hangs at the list", "did not start and list its tools within 1 s"),
+        ("hangs", "tool 'odd' of 'server' gave no answer within 0.5 s; raise tools.server.call_timeout"),
+        ("two of one name", "lists two tools of the name 'twin'"),
+        ("bad schema", "lists a bad schema for 'odd': 'nonsense'"),
+        ("no schema", "cannot be used: ValidationError"),
+        ("answers with an error", "answered 'odd' with the error -32603: out of coffee"),
+        ("answers nonsense", "gave 'odd' no valid answer: ValidationError"),
+    ],
+)
+async def test_a_broken_server_is_a_failure_with_its_cause(journal: Journal, fault: str, reason: str) -> None:
+    begun = time.monotonic()
+    keys = {"command": "python", "args": [PLAIN, fault], "call_timeout": 0.5, "start_timeout": 1}
+    [record] = await play(journal, calling(asked("odd")), **keys)
+    assert record.failure is not None and record.failure.kind == "tool_failed", record
+    assert reason in record.failure.reason
+    assert time.monotonic() - begun < 15
+
+
+async def test_garbage_between_the_messages_is_noted_and_does_no_harm(journal: Journal) -> None:
+    keys = {"command": "python", "args": [PLAIN, "prints garbage"]}
+    [record] = await play(journal, calling(asked("odd")), **keys)
+    assert record.output == ["fine"]
+    [log] = [event.text for event in record.events if event.kind == "log"]
+    assert "no message of the protocol" in log and "Welcome to the server!" in log
+
+
+async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journal) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, CALCULATOR, str(port), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await _listening(port)
+        keys = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"X-Key": "sesame"}, "scope": "shared"}
+        calls = [asked("wait", seconds=0.5), asked("wait", seconds=0.5), asked("add", left=1, right=1)]
+        begun = time.monotonic()
+        records = await play(journal, calling(*calls), episodes=4, **keys)
+        assert [record.output for record in records] == [["done", "done", "2"]] * 4
+        assert time.monotonic() - begun < 4, "calls run at the same time"
+    finally:
+        process.kill()
+        await process.wait()
+    [record] = await play(journal, calling(asked("add", left=2, right=1)), phase="later", **keys)
+    assert record.failure is not None and record.failure.kind == "tool_failed"
+    assert "All connection attempts failed" in record.failure.reason
+    assert "sesame" not in record.failure.reason
+
+
+async def _listening(port: int) -> None:
+    for _ in range(200):
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.1)
+        else:
+            writer.close()
+            return
+    raise AssertionError(f"nothing listens on {port}")
+
+
+async def test_servers_end_with_the_run_though_an_episode_was_stopped(
+    journal: Journal, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    command = f"echo $$$$ >> {pids}; exec {sys.executable} {PLAIN} hangs"
+    keys = {"command": "sh", "args": ["-c", command], "call_timeout": 100}
+    async with builder_of(**keys) as builder:
+        tools = {"server": await builder.get_tools("server")}
+        work = calling(asked("odd"))
+        [record] = await collect(work, journal, tools=tools, work=jobs(1), limits=Limits(timeout=1))
+    assert record.failure is not None and record.failure.kind == "timeout"
+    [pid] = map(int, pids.read_text().split())
+    assert not _runs(pid)
+
+
+def test_a_server_that_ignores_the_end_of_its_input_ends_with_its_parent(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    guard = HERE.parents[2] / "src/etude/integrations/mcp/guarded.py"
+    deaf = f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    script = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-I', '-S', {str(guard)!r}, sys.executable, '-c', {deaf!r}],"
+        " start_new_session=True)\n"
+        "time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    _until(lambda: pids.exists() and pids.read_text() != "")
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    _until(lambda: not _runs(int(pids.read_text())))
+
+
+def _until(condition: Any) -> None:
+    limit = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({}, "give either a 'command' to start, or the 'url' of a server"),
+        ({"command": "python", "url": "http://localhost"}, "give either a 'command'"),
+        ({"url": "http://localhost", "args": ["x"]}, "go with a 'command'"),
+        ({"command": "python", "headers": {"a": "b"}}, "go with a 'url'"),
+    ],
+)
+def test_a_config_names_a_command_or_an_address(keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_config({"tools": {"server": {"_type": "mcp", **keys}}})
+
+
+async def test_a_program_that_is_not_there_is_refused_before_the_run() -> None:
+    async with builder_of(command="no-such-program") as builder:
+        with pytest.raises(RequestError, match="there is no program 'no-such-program'"):
+            await builder.get_tools("server")
+
+
+async def test_an_agent_of_a_server_needs_no_code_and_runs_beside_its_config(
+    journal: Journal, tmp_path: Path
+) -> None:
+    shutil.copy(PLAIN, tmp_path / "server.py")
+    file = tmp_path / "config.yml"
+    file.write_text("workflow: {_type: mcp, command: python, args: [server.py], only: [odd], scope: shared}")
+    asking = {"id": "call_0", "type": "function", "function": {"name": "odd", "arguments": "{}"}}
+    engine = ScriptedEngine([{"role": "assistant", "content": None, "tool_calls": [asking]}, "It is fine."])
+    config = load_config(file)
+    assert config.workflow is not None and all(need.is_met for need in config.workflow.needs())
+    async with Builder(config) as builder:
+        agent = await builder.get_workflow()
+        [record] = await collect_agent(agent, engine, journal)
+    assert record.output == "It is fine.", record.failure
+    last = engine.requests[-1]
+    assert last.messages[-1]["content"] == "fine"
+    assert [tool["function"]["name"] for tool in last.tools] == ["odd"]
+
+
+async def collect_agent(agent: Workflow, engine: ScriptedEngine, journal: Journal) -> list[EpisodeRecord]:
+    collector = Collector(agent, {"policy": engine}, journal)
+    return [await collector.run(job) for job in jobs(1)]
+
+
+async def test_a_check_lists_the_tools_and_says_why_there_are_none() -> None:
+    server = {"_type": "mcp", "command": "python"}
+    tools = {"good": server | {"args": [PLAIN]}, "bad": server | {"args": [PLAIN, "dies at once"]}}
+    report = await check_config(parse_config({"tools": tools}))
+    found = {finding.what: finding for finding in report.findings.items}
+    assert (found["tools good"].status, found["tools good"].detail) == ("ok", "odd, die, remember")
+    assert found["tools bad"].status == "error" and "no license key" in found["tools bad"].detail

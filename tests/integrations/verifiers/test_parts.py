@@ -1,0 +1,163 @@
+"""The parts of an environment that need no verifiers: its scores, its failures, what its block supplies."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from etude.config.registry import lookup
+from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
+from etude.integrations.verifiers.components import VerifiersWorkflowConfig
+from etude.integrations.verifiers.failures import Problem, failure_of, problems_of
+from etude.integrations.verifiers.scores import AgentScores, Score, scores_of
+from etude.integrations.verifiers.tasks import Tasks
+from etude.rollout.run_workflow import failure_of as failure_of_episode
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/x/site-packages/verifiers/v1/task.py", line 9, in score
+  File "/home/me/my_env.py", line 17, in correct
+  File "/usr/lib/python3.11/json/decoder.py", line 3, in decode
+ZeroDivisionError: no luck
+"""
+
+
+def test_the_reward_is_the_weighted_sum_and_one_agent_has_no_scores_apart():
+    run = AgentScores("agent", {"right": (1.0, 1.0), "short": (0.5, 2.0)}, {"words": 3.0, "left_out": None})
+    assert scores_of([run]) == [
+        Score("words", 3.0, None, 1),
+        Score("right", 1.0, None, 1),
+        Score("short", 0.5, None, 1),
+        Score("reward", 2.0, None, 1),
+    ]
+
+
+def test_several_runs_give_their_mean_and_agents_without_rewards_take_no_part():
+    runs = [
+        AgentScores("solver", {"right": (1.0, 1.0)}),
+        AgentScores("solver", {"right": (0.0, 1.0)}),
+        AgentScores("user", {}, {"turns": 4.0}),
+    ]
+    by_name = {(score.name, score.agent): (score.value, score.runs) for score in scores_of(runs)}
+    assert by_name == {
+        ("right", None): (0.5, 2),
+        ("reward", None): (0.5, 2),
+        ("turns", None): (4.0, 1),
+        ("right", "solver"): (0.5, 2),
+        ("reward", "solver"): (0.5, 2),
+        ("turns", "user"): (4.0, 1),
+    }
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_is_an_error_and_not_zero(value: float):
+    with pytest.raises(EpisodeError, match=r"'right' of 'agent' is (nan|inf); mend what gives it"):
+        scores_of([AgentScores("agent", {"right": (value, 1.0)})])
+
+
+def test_a_reward_that_was_not_come_to_is_an_error_and_not_zero():
+    with pytest.raises(EpisodeError, match=r"did not come to give 'right' of 'agent'.*timeout: {scoring"):
+        scores_of([AgentScores("agent", {"right": None, "short": (1.0, 1.0)})])
+
+
+def error(kind: str, message: str, traceback: str | None = None) -> Any:
+    """As verifiers records one."""
+    return SimpleNamespace(type=kind, message=message, traceback=traceback)
+
+
+def test_the_failure_names_the_users_line_and_the_last_try():
+    trace = SimpleNamespace(
+        ok=False,
+        agent=SimpleNamespace(name="solver"),
+        errors=[error("TaskError", "first try"), error("TaskError", "no luck", TRACEBACK)],
+    )
+    sound = SimpleNamespace(ok=True, agent=SimpleNamespace(name="user"), errors=[error("X", "retried")])
+    played = SimpleNamespace(traces=[sound, trace], errors=[])
+    (problem,) = problems_of(played)
+    assert problem == Problem("TaskError", "no luck", TRACEBACK, "solver")
+    failure = failure_of("my_env", "task-1", [problem], [])
+    assert type(failure) is EpisodeError
+    assert str(failure) == (
+        "/home/me/my_env.py:17: 'my_env', task 'task-1', agent 'solver': TaskError: no luck"
+    )
+
+
+def test_infrastructure_is_nobodys_failure_and_a_models_error_the_models():
+    away = failure_of("my_env", "t", [Problem("SandboxError", "no docker", agent="solver")], [])
+    assert isinstance(away, EnvironmentAway) and "See: etude check" in str(away)
+    assert failure_of_episode(away).origin == "environment"
+    cause = EngineAway("no memory")
+    call = failure_of("my_env", "t", [Problem("ProviderError", "upstream 500")], [cause])
+    assert call.__cause__ is cause and "no memory" in str(call)
+    found = failure_of_episode(call)
+    assert (found.kind, found.origin) == ("call_failed", "model")
+    assert "does not say why" in str(failure_of("my_env", "t", [], []))
+
+
+def config(**fields: Any) -> VerifiersWorkflowConfig:
+    return VerifiersWorkflowConfig(environment="not_installed_env", **fields)
+
+
+def test_dataset_and_rewards_follow_from_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("etude.integrations.verifiers.components.find_spec", lambda name: None)
+    supplies = config(size=5, seed=3).supplies()
+    assert supplies.dataset == {"_type": "verifiers", "size": 5, "seed": 3, "split": "train"}
+    assert supplies.validation == {"_type": "verifiers", "size": 5, "seed": 3, "split": "validation"}
+    assert supplies.evaluators == {"reward": {"_type": "measured", "name": "reward"}}
+    assert supplies.reward == "reward"
+    assert config(held_out=0).supplies().validation is None
+    assert config().agents() is None
+
+
+def test_each_model_may_have_the_reward_of_its_role(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("etude.integrations.verifiers.components.find_spec", lambda name: None)
+    models = {"proposer": "alice", "checker": "bob", "judge": "carol", "critic": "carol"}
+    supplies = config(models=models, own_rewards=True, scores=["turns"]).supplies()
+    assert supplies.reward_of_model == {"alice": "proposer_reward", "bob": "checker_reward"}
+    assert supplies.evaluators["proposer_reward"] == {
+        "_type": "measured",
+        "name": "reward",
+        "agent": "proposer",
+    }
+    assert list(supplies.evaluators) == ["reward", "turns", "proposer_reward", "checker_reward"]
+    assert config(models=models).supplies().reward_of_model == {}
+
+
+def test_what_is_missing_is_said_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (need,) = config().needs()
+    assert (need.what, need.is_met) == ("the package verifiers", False)
+    assert need.remedy == "pip install 'etude[verifiers]'"
+
+
+def test_it_is_registered_and_has_a_starter():
+    assert lookup("workflow", "verifiers").config_type is VerifiersWorkflowConfig
+    own, installed = VerifiersWorkflowConfig.starter(None), VerifiersWorkflowConfig.starter("gsm8k_v1")
+    assert own.blocks == {"workflow": {"_type": "verifiers", "environment": "my_env"}}
+    assert "@vf.reward" in own.files["my_env.py"]
+    assert installed.blocks["workflow"]["environment"] == "gsm8k_v1" and not installed.files
+
+
+def test_a_quarter_is_held_out_and_endless_tasks_are_not_all_made():
+    made: list[int] = []
+
+    class Endless:
+        bounded = False
+        config = SimpleNamespace(id="endless")
+
+        def __iter__(self):
+            number = 0
+            while True:
+                made.append(number)
+                data = SimpleNamespace(model_dump=lambda number=number, **_: {"idx": number, "answer": "a"})
+                yield SimpleNamespace(key=f"task-{number}", data=data)
+                number += 1
+
+    tasks = Tasks(Endless())
+    train, held_out = (tasks.examples(split, 12, 4, 0) for split in ("train", "validation"))
+    assert (len(train), len(held_out)) == (12, 4)
+    assert len({each.id for each in (*train, *held_out)}) == 16
+    assert train[0].inputs == {} and train[0].expected == "a"
+    assert max(made) == 15

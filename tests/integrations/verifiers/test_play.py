@@ -1,0 +1,221 @@
+"""Environments of the real verifiers, played with engines that are told what to say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.config.import_path import make_importable
+from etude.core.episode import EpisodeRecord, measured
+from etude.core.errors import DatasetError, EngineAway, RequestError
+from etude.core.example import Example
+from etude.rollout.collector import Collector, EpisodeJob, Limits
+from etude.rollout.workflow import Workflow
+from etude.store.journal import Journal
+from tests.integrations.verifiers import environments
+from tests.support import ScriptedEngine, tool_call
+
+pytestmark = [
+    pytest.mark.verifiers,
+    pytest.mark.skipif(find_spec("verifiers") is None, reason="verifiers is not installed"),
+]
+
+MODULES = {
+    "sums_env": environments.SUMS,
+    "two_roles_env": environments.TWO_ROLES,
+    "careless_env": environments.CARELESS,
+}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path) -> Iterator[Path]:
+    """A user's folder with the environments as modules."""
+    before = list(sys.path)
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        sys.modules.pop(name, None)
+    make_importable(tmp_path)
+    yield tmp_path
+    sys.path[:] = before
+
+
+@asynccontextmanager
+async def playing(block: Any, engines: dict[str, ScriptedEngine], folder: Path, **options: Any):
+    """A player, and a function that plays one of its examples."""
+    from etude.integrations.verifiers.environment import open_environment
+    from etude.integrations.verifiers.play import Player
+    from etude.integrations.verifiers.tasks import Tasks
+
+    env = open_environment(block, options.get("models", {}))
+    player = Player(env, Tasks(env.taskset))
+    with Journal(folder / "run.db") as journal:
+        collector = Collector(
+            Workflow("environment", player),
+            engines,
+            journal,
+            default_model=next(iter(engines)),
+            limits=Limits(timeout=options.get("timeout", 60)),
+        )
+
+        async def play(example: Example, name: str = "episode") -> EpisodeRecord:
+            return await collector.run(EpisodeJob(f"{name}/{example.id}", example))
+
+        try:
+            yield player, play
+        finally:
+            await player.close()
+
+
+def scores_in(record: EpisodeRecord) -> dict[tuple[str, str | None], float | None]:
+    return {(each.name, each.agent): each.value for each in record.events if each.kind == "score"}
+
+
+async def test_an_episode_is_played_recorded_and_scored(tmp_path: Path):
+    engine = ScriptedEngine(["1", "wrong"])
+    async with playing("sums_env", {"policy": engine}, tmp_path) as (player, play):
+        examples = player.tasks.examples("all", None, None, 0)
+        assert [example.id for example in examples] == [f"sum-{number}" for number in range(8)]
+        assert examples[0] == Example("sum-0", {"name": "sum-0", "prompt": "0 + 1 ="}, "1")
+        right, wrong = await play(examples[0]), await play(examples[1])
+    assert (right.failure, right.output) == (None, "1")
+    (call,) = right.calls
+    assert call.function == "agent" and call.model == "policy"
+    assert call.request.messages == ({"role": "user", "content": "0 + 1 ="},)
+    assert call.completion is not None and call.completion.completion_ids == (*b"1", 2)
+    assert scores_in(right) == {
+        ("correct", None): 1.0,
+        ("short", None): 1.0,
+        ("letters", None): 1.0,
+        ("reward", None): 1.5,
+    }
+    assert measured(wrong, "reward").value == 0.0
+
+
+async def test_roles_sample_from_their_own_models_and_have_their_own_rewards(tmp_path: Path):
+    alice, bob = ScriptedEngine(["blue"]), ScriptedEngine(["yes", "still yes"])
+    models = {"proposer": "alice", "checker": "bob"}
+    engines = {"alice": alice, "bob": bob}
+    async with playing("two_roles_env", engines, tmp_path, models=models) as (player, play):
+        record = await play(player.tasks.examples("all", 1, None, 0)[0])
+    assert record.failure is None, record.failure
+    assert [(call.function, call.model) for call in record.calls] == [
+        ("proposer", "alice"),
+        ("checker", "bob"),
+        ("checker", "bob"),
+    ]
+    last = record.calls[-1].request.messages
+    assert [message["content"] for message in last] == ["Check.", "blue", "yes", "Are you sure?"]
+    # The second turn extends the tokens that were sampled in the first.
+    first = record.calls[1].completion
+    second = record.calls[2].completion
+    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+    assert record.output == {"proposer": "blue", "checker": "still yes"}
+    assert scores_in(record) == {
+        ("agreed", None): 0.625,
+        ("reward", None): 0.625,
+        ("agreed", "proposer"): 0.25,
+        ("reward", "proposer"): 0.25,
+        ("agreed", "checker"): 1.0,
+        ("reward", "checker"): 1.0,
+    }
+
+
+FAILING = {
+    "reward": ("agent", "ZeroDivisionError: no luck"),
+    "nan": ("agent", "'good' of 'agent' is nan; mend what gives it"),
+    "sandbox": ("environment", "the box is gone"),
+}
+
+
+@pytest.mark.parametrize("fault", FAILING)
+async def test_its_failures_are_failures_with_their_cause(fault: str, tmp_path: Path):
+    block = {"taskset": {"id": "careless_env", "fault": fault}}
+    async with playing(block, {"policy": ScriptedEngine(["so"])}, tmp_path) as (player, play):
+        record = await play(player.tasks.examples("all", 1, None, 0)[0])
+    origin, reason = FAILING[fault]
+    assert record.failure is not None and record.failure.origin == origin
+    assert reason in record.failure.reason
+    assert not scores_in(record)
+
+
+async def test_a_model_that_does_not_answer_is_the_models_failure(tmp_path: Path):
+    engine = ScriptedEngine([EngineAway("the engine has no memory left")])
+    async with playing("sums_env", {"policy": engine}, tmp_path) as (player, play):
+        record = await play(player.tasks.examples("all", 1, None, 0)[0])
+    assert (record.failure.kind, record.failure.origin) == ("call_failed", "model")
+    assert "the engine has no memory left" in record.failure.reason
+
+
+FAULTY_TASKS = {
+    "load": "taskset 'careless_env' cannot be loaded: .*rows.jsonl",
+    "empty": "taskset 'careless_env' has no tasks",
+    "keys": "tasks 0 and 1 have the same key 'same'",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY_TASKS)
+async def test_tasks_that_cannot_be_used_are_named(fault: str, tmp_path: Path):
+    block = {"taskset": {"id": "careless_env", "fault": fault}}
+    async with playing(block, {"policy": ScriptedEngine([""])}, tmp_path) as (player, _):
+        with pytest.raises(DatasetError, match=FAULTY_TASKS[fault]):
+            player.tasks.examples("train", None, None, 0)
+
+
+async def test_splits_share_no_task_and_are_the_same_every_time(tmp_path: Path):
+    async with playing("sums_env", {"policy": ScriptedEngine([""])}, tmp_path) as (player, _):
+        train = player.tasks.examples("train", None, 3, 0)
+        held_out = player.tasks.examples("validation", None, 3, 0)
+        again = player.tasks.examples("train", None, 3, 0)
+        with pytest.raises(DatasetError, match="8 tasks, of which 8 are to be held out"):
+            player.tasks.examples("train", None, 8, 0)
+    assert len(train) == 5 and len(held_out) == 3 and train == again
+    assert not {each.id for each in train} & {each.id for each in held_out}
+
+
+async def test_examples_of_ones_own_are_tasks_by_their_columns(tmp_path: Path):
+    async with playing("sums_env", {"policy": ScriptedEngine(["12"])}, tmp_path) as (_, play):
+        record = await play(Example("mine", {"prompt": "5 + 7 =", "name": "mine"}, "12"))
+        wrong = await play(Example("other", {"prompt": "5 + 7 ="}))
+    assert measured(record, "correct").value == 1.0
+    assert (
+        "example 'other' is no task of taskset 'sums_env', and its columns make none" in wrong.failure.reason
+    )
+
+
+async def test_a_tool_that_is_not_there_is_answered_in_words(tmp_path: Path):
+    engine = ScriptedEngine([tool_call("search", {"q": 1}), "1"])
+    async with playing("sums_env", {"policy": engine}, tmp_path) as (player, play):
+        record = await play(player.tasks.examples("all", 1, None, 0)[0])
+    assert record.failure is None, record.failure
+    assert record.calls[1].request.messages[-1]["content"] == "error: unknown tool 'search'"
+
+
+async def test_a_limit_of_turns_ends_the_run_and_it_is_scored(tmp_path: Path):
+    block = {"taskset": {"id": "sums_env"}, "agent": {"max_turns": 1}}
+    engine = ScriptedEngine([tool_call("search", {})])
+    async with playing(block, {"policy": engine}, tmp_path) as (player, play):
+        record = await play(player.tasks.examples("all", 1, None, 0)[0])
+    assert record.failure is None, record.failure
+    assert len(record.calls) == 1
+    assert [event.text for event in record.events if event.kind == "note"] == ["agent was stopped: max_turns"]
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ("no_such_env", "no_such_env.*not found.*Install its package, or put `no_such_env.py` beside"),
+        ({"taskset": {"id": "sums_env"}, "agent": {"turns": 1}}, "agent.*turns"),
+        ({"agent": {}}, "name its tasks"),
+    ],
+)
+def test_wrong_blocks_are_named(block: Any, problem: str):
+    from etude.integrations.verifiers.environment import read_block
+
+    with pytest.raises(RequestError, match=problem):
+        read_block(block)

@@ -1,0 +1,228 @@
+"""Tools in episodes: called within their limits, recorded, and given back when an episode is resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from etude.core.errors import RequestError, ToolError
+from etude.core.tools import ToolLimits, ToolResult, ToolSet
+from etude.rollout.reply import ToolCall
+from etude.rollout.tool_functions import FunctionTools
+from etude.store.episodes import read_episode
+from etude.store.journal import Journal
+from tests.rollout.running import collect_one
+
+asked_for: list[Any] = []
+
+
+def add(left: int, right: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        left: The first.
+    """
+    asked_for.append((left, right))
+    return left + right
+
+
+async def look_up(word: str) -> dict[str, str]:
+    """Look a word up."""
+    await asyncio.sleep(0.2)
+    return {"word": word}
+
+
+def slow(seconds: float) -> str:
+    time.sleep(seconds)
+    return "done"
+
+
+def broken() -> str:
+    raise OSError("the disk is full")
+
+
+def asked(name: str, /, **arguments: Any) -> ToolCall:
+    return ToolCall("call_0", name, arguments, json.dumps(arguments))
+
+
+async def results_of(journal: Journal, calls: list[ToolCall], **sets: ToolSet) -> Any:
+    """The record of an episode that makes the calls one after the other."""
+
+    async def workflow(example: Any, episode: Any) -> list[str]:
+        async with episode.tools(*sets.values()) as tools:
+            return [(await tools.call(call))["content"] for call in calls]
+
+    return await collect_one(workflow, journal)
+
+
+def functions(*made_of: Any, **bounds: Any) -> ToolSet:
+    only, prefix = bounds.pop("only", None), bounds.pop("prefix", "")
+    return ToolSet("here", FunctionTools(made_of), ToolLimits(**bounds), only, prefix)
+
+
+async def test_functions_are_tools_and_what_goes_wrong_is_told_to_the_model(journal: Journal) -> None:
+    calls = [
+        asked("add", left=1, right=2),
+        asked("add", left="1"),
+        asked("add", left="many"),
+        asked("look_up", word="etude"),
+        asked("broken"),
+        asked("divide"),
+        ToolCall("call_0", "add", None, "{left"),
+    ]
+    record = await results_of(journal, calls, tools=functions(add, look_up, broken))
+    assert record.output[:2] == ["3", "2"]
+    assert record.output[2].startswith("error: left: Input should be a valid integer")
+    assert record.output[3:] == [
+        '{"word": "etude"}',
+        "error: OSError: the disk is full",
+        "error: there is no tool 'divide'; tools: add, look_up, broken",
+        "error: the arguments must be a JSON object",
+    ]
+    outcomes = [event.tool.outcome for event in record.events]
+    assert outcomes == ["ok", "ok", "error", "ok", "error", "refused", "refused"]
+    assert read_episode(journal, record.id) == record
+
+
+async def test_calls_run_at_the_same_time_and_answer_in_their_order(journal: Journal) -> None:
+    async def workflow(example: Any, episode: Any) -> Any:
+        async with episode.tools(slow, look_up) as tools:
+            begun = time.monotonic()
+            calls = [asked("slow", seconds=0.3 - index / 10) for index in range(3)]
+            messages = await tools.call_all([*calls, asked("look_up", word="a")])
+            assert time.monotonic() - begun < 0.55
+            return [message["content"] for message in messages]
+
+    record = await collect_one(workflow, journal)
+    assert record.output == ["done"] * 3 + ['{"word": "a"}'], record.failure
+
+
+async def test_limits_of_calls_and_characters(journal: Journal) -> None:
+    def shout(times: int) -> str:
+        return "A" * times
+
+    calls = [asked("shout", times=12), asked("shout", times=3), asked("shout", times=3)]
+    record = await results_of(journal, calls, tools=functions(shout, max_calls=2, max_characters=10))
+    assert record.output == [
+        "A" * 10 + "… (the first 10 of 12 characters)",
+        "AAA",
+        "error: all 2 calls of these tools are made; go on without them",
+    ]
+
+
+async def test_a_tool_that_takes_too_long_fails_the_episode(journal: Journal) -> None:
+    record = await results_of(journal, [asked("slow", seconds=5)], tools=functions(slow, call_timeout=0.1))
+    assert (record.failure.kind, record.failure.origin) == ("tool_failed", "tool")
+    assert "tool 'slow' of 'here' gave no answer within 0.1 s" in record.failure.reason
+    assert record.events[0].tool.outcome == "failed"
+
+
+async def test_some_tools_of_a_set_and_names_with_a_prefix(journal: Journal) -> None:
+    sets = {"left": functions(add, broken, only=("add",), prefix="my_"), "right": functions(add)}
+    calls = [asked("my_add", left=1), asked("add", left=2), asked("my_broken")]
+    record = await results_of(journal, calls, **sets)
+    assert record.output == ["2", "3", "error: there is no tool 'my_broken'; tools: my_add, add"]
+    await journal.forget(record.id)
+    clash = await results_of(journal, [], left=functions(add), right=functions(add))
+    assert (
+        "two tools are called 'add', of 'here' and of 'here'; give one of the sets a prefix"
+        in clash.failure.reason
+    )
+
+
+async def test_a_set_that_is_not_there_is_named(journal: Journal) -> None:
+    async def workflow(example: Any, episode: Any) -> str:
+        async with episode.tools("calculater"):
+            return "unreachable"
+
+    record = await collect_one(workflow, journal, tools={"calculator": functions(add)})
+    assert (
+        "there is no tool set 'calculater' under 'tools'; did you mean 'calculator'" in record.failure.reason
+    )
+
+
+async def test_plain_functions_call_tools_too(journal: Journal) -> None:
+    def workflow(example: Any, episode: Any) -> list[str]:
+        with episode.tools("numbers") as tools:
+            first = tools.call(asked("add", left=1))
+            return [
+                first["content"],
+                *(each["content"] for each in tools.call_all([asked("add", left=2)] * 2)),
+            ]
+
+    record = await collect_one(workflow, journal, tools={"numbers": functions(add)})
+    assert record.output == ["2", "3", "3"]
+
+
+class Counting:
+    """Counts within a session; a new session begins at 0."""
+
+    forgets = True
+    tools = ({"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}},)
+
+    def __init__(self, *, dies_at: int = 99) -> None:
+        self.sessions, self._dies_at = 0, dies_at
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Counting]:
+        self.sessions += 1
+        self._count = 0
+        yield self
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        self._count += 1
+        if self._count == self._dies_at:
+            raise ToolError("out of numbers")
+        return ToolResult(str(self._count))
+
+    async def log(self) -> str:
+        return f"counted to {self._count}"
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+async def test_a_resumed_episode_has_the_results_it_had(journal: Journal, forgets: bool) -> None:
+    source, is_stopped = Counting(), True
+    source.forgets = forgets
+
+    async def workflow(example: Any, episode: Any) -> list[str]:
+        async with episode.tools("numbers") as tools:
+            results = [(await tools.call(asked("count")))["content"] for _ in range(2 if is_stopped else 3)]
+        if is_stopped:
+            raise RuntimeError("stopped")
+        return results
+
+    tools = {"numbers": ToolSet("numbers", source)}
+    stopped = await collect_one(workflow, journal, tools=tools)
+    await journal.forget(stopped.id)
+    is_stopped = False
+    resumed = await collect_one(workflow, journal, tools=tools)
+    # A session that forgets is first brought to where the old one was.
+    assert resumed.output == ["1", "2", "3" if forgets else "1"]
+    assert [event.text for event in resumed.events if event.kind == "log"] == [
+        f"numbers: counted to {3 if forgets else 1}"
+    ]
+
+
+async def test_an_agent_may_go_on_without_a_tool_that_fails(journal: Journal) -> None:
+    async def workflow(example: Any, episode: Any) -> str:
+        async with episode.tools("numbers") as tools:
+            try:
+                await tools.call_all([asked("count"), asked("count")])
+            except ToolError as error:
+                return f"went on: {error}"
+        return "unreachable"
+
+    record = await collect_one(workflow, journal, tools={"numbers": ToolSet("numbers", Counting(dies_at=2))})
+    assert record.output == "went on: out of numbers"
+    assert sorted(event.tool.outcome for event in record.events if event.tool) == ["failed", "ok"]
+
+
+def test_two_functions_of_one_name_are_refused() -> None:
+    with pytest.raises(RequestError, match="two of the functions are called 'add'"):
+        FunctionTools([add, add])
