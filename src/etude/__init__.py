@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from etude.rollout.episode import SyncEpisode as SyncEpisode
     from etude.rollout.reply import Reply as Reply
     from etude.rollout.reply import ToolCall as ToolCall
+    from etude.rollout.simulated_user import SimulatedUser as SimulatedUser
     from etude.rollout.workflow import function as function
     from etude.rollout.workflow import workflow as workflow
     from etude.run import Run as Run

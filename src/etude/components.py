@@ -22,6 +22,8 @@ import etude.protocols.registry
 import etude.rewards.evaluator
 import etude.rewards.judge
 import etude.rewards.measured
+import etude.rollout.agent
+import etude.rollout.conversation
 import etude.rollout.datasets
 import etude.rollout.seeds
 import etude.rollout.tool_functions

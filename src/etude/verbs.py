@@ -51,6 +51,7 @@ async def train_async(
     algorithm: Any = None,
     backend: Any = None,
     trainer: Any = None,
+    tools: Any = None,
     scenario: Any = None,
     name: str | None = None,
     overrides: Iterable[str] = (),
@@ -74,6 +75,8 @@ async def train_async(
         algorithm: An instance of a TrajectoryBuilderConfig, such as `etude.Grpo(group=8)`, a name, or a dict.
         backend: Where to train: a TrainerAdapterConfig, a name, or a dict; by default in this process.
         trainer: The loop, in the same forms; by default `epochs`.
+        tools: Tools of `episode.tools`: Python functions, or several sets by name, each of functions or as in
+            a config's `tools`.
         name: The name of the run; made up by default.
         overrides: `key.of.the.config=value`, as for `-o` of the command line.
         progress: False for silence; a Progress of one's own.
@@ -85,7 +88,7 @@ async def train_async(
     """
     parts = {"reward": reward, "examples": examples, "validation": validation, "model": model}
     parts |= {"models": models, "targets": targets, "algorithm": algorithm, "backend": backend}
-    parts |= {"trainer": trainer, "scenario": scenario}
+    parts |= {"trainer": trainer, "tools": tools, "scenario": scenario}
     config = config_of(agent, parts, overrides, settings, enabled=True)
     with new_run(config, name) as run:
         return await train_in(config, run, progress=progress)
@@ -98,6 +101,7 @@ async def evaluate_async(
     examples: Any = None,
     model: Any = None,
     models: Mapping[str, Any] | None = None,
+    tools: Any = None,
     scenario: Any = None,
     repeat: int = 1,
     greedy: bool = False,
@@ -114,7 +118,8 @@ async def evaluate_async(
     """
     root = Path(settings.get("output_dir", "runs"))
     if is_config(agent):
-        refuse({"reward": reward, "examples": examples, "models": models, "scenario": scenario})
+        given = {"reward": reward, "examples": examples, "models": models, "tools": tools}
+        refuse(given | {"scenario": scenario})
         changes = [*overrides, *as_overrides(settings)]
         config, request, _ = request_of(agent, changes, model, root, repeat=repeat, greedy=greedy)
     else:
@@ -123,7 +128,8 @@ async def evaluate_async(
             trained = model_config(version.run, version.target)
             model = trained.llms[str(trained.finetuning.target_model)]
         parts = {"reward": reward, "examples": examples, "model": model, "models": models}
-        config = config_of(agent, parts | {"scenario": scenario}, overrides, settings, enabled=False)
+        parts |= {"tools": tools, "scenario": scenario}
+        config = config_of(agent, parts, overrides, settings, enabled=False)
         request = _request(version, repeat, greedy)
     with new_run(config, name, request) as run, _shown(progress) as display:
         await run_evaluation(config, run, request, progress=display)
@@ -137,6 +143,7 @@ async def resume_async(
     reward: Any = None,
     examples: Any = None,
     validation: Any = None,
+    tools: Any = None,
     retry: bool = False,
     output_dir: str | Path = "runs",
     overrides: Iterable[str] = (),
@@ -146,13 +153,15 @@ async def resume_async(
     """Go on with a run that was stopped, without repeating anything that it has done.
 
     A run that began with Python objects of a program, which its config cannot name, is given the same ones
-    again: `agent`, `reward`, `examples`, `validation`. `retry` tries again what failed without the agent's
-    fault. Settings may change how it goes on: `epochs=20` trains a finished run for longer. Raises
+    again: `agent`, `reward`, `examples`, `validation`, `tools`. `retry` tries again what failed without the
+    agent's fault. Settings may change how it goes on: `epochs=20` trains a finished run for longer. Raises
     RequestError for those that would make another run of it.
     """
     path = run.folder if isinstance(run, Run) else find_run(str(run), Path(output_dir))
     config = config_to_resume(path, [*overrides, *as_overrides(settings)])
-    config = with_live(config, agent=agent, reward=reward, examples=examples, validation=validation)
+    config = with_live(
+        config, agent=agent, reward=reward, examples=examples, validation=validation, tools=tools
+    )
     request = read_request(path)
     with RunFolder.open(path) as folder:
         note_changes(folder, config)

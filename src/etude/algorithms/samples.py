@@ -14,7 +14,7 @@ from typing import Any
 
 from etude.core.call import Call, Sampling, continues
 from etude.core.edge import thinking_key
-from etude.core.episode import EpisodeRecord, Event
+from etude.core.episode import SIMULATED_USER, EpisodeRecord, Event
 from etude.core.errors import TrainingError
 from etude.core.message import Message, message_key
 from etude.core.sample import Pair, Sample, Turn, shared_length
@@ -79,7 +79,9 @@ def branches_in(calls: Sequence[Call]) -> list[Branch]:
 
 def is_targeted(call: Call, target_functions: Collection[str], target_model: str | None) -> bool:
     """Whether a call was answered, by a model and for a function that are meant."""
-    if call.completion is None or not ({call.function, EVERY_FUNCTION} & set(target_functions)):
+    if call.completion is None or call.function == SIMULATED_USER:
+        return False
+    if not {call.function, EVERY_FUNCTION} & set(target_functions):
         return False
     return target_model is None or call.model == target_model
 

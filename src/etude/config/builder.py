@@ -79,7 +79,7 @@ class Builder:
     async def get_tools(self, name: str) -> ToolSet:
         """An entry of `tools`."""
         source: ToolSource = await self.get("tools", name)
-        return self.config.tools[name].tool_set(name, source)
+        return self.config.tools[name].tool_set(name, source, f"tools.{name}")
 
     async def get_evaluator(self, name: str) -> Evaluator:
         """An entry of `eval.evaluators`."""

@@ -89,11 +89,11 @@ class ToolsConfig(ComponentConfig):
     prefix: str = Field(default="", pattern=r"^[A-Za-z0-9_-]*$")
     """Put before the name of each tool, to tell apart those of two sets."""
 
-    def tool_set(self, name: str, source: ToolSource) -> ToolSet:
-        """The tools of a source, as these keys bound them."""
+    def tool_set(self, name: str, source: ToolSource, path: str) -> ToolSet:
+        """The tools of a source, as these keys bound them; `path` is where the keys stand."""
         limits = ToolLimits(self.max_calls, self.max_characters, self.call_timeout)
         only = None if self.only is None else tuple(self.only)
-        return ToolSet(name, source, limits, only, self.prefix)
+        return ToolSet(name, source, limits, only, self.prefix, path)
 
 
 class DatasetConfig(ComponentConfig):

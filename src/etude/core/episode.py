@@ -17,6 +17,9 @@ from etude.core.tools import ToolUse
 WORKFLOW = "<workflow>"
 """The function name of calls that the workflow makes itself."""
 
+SIMULATED_USER = "<user>"
+"""The function name of calls that play a user. They are never trained on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

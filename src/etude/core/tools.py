@@ -85,3 +85,5 @@ class ToolSet:
     """The tools that are offered; None for all."""
     prefix: str = ""
     """Put before the name of each tool."""
+    path: str = ""
+    """Where the config says this, such as `tools.search`; empty for tools of a program."""

@@ -13,22 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
+from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, ToolsConfig, WorkflowConfig
 from etude.config.document import Override, dotted
 from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
 from etude.config.import_path import where_defined
 from etude.config.load import load_config, parse_config
 from etude.config.nearest import alternatives
-from etude.config.registry import register_dataset, register_evaluator, register_workflow
+from etude.config.registry import register_dataset, register_evaluator, register_tools, register_workflow
 from etude.config.schema import Config, EvalGeneralConfig
 from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.core.interfaces import Evaluator
+from etude.core.tools import ToolSource
 from etude.loop.trainer import EpochTrainerConfig
 from etude.protocols.protocol import Protocol
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rewards.evaluator import FunctionEvaluator, as_evaluator
 from etude.rollout.datasets import RowsConfig
+from etude.rollout.tool_functions import FunctionTools
 from etude.rollout.workflow import Workflow, as_workflow
 
 if TYPE_CHECKING:
@@ -99,6 +101,8 @@ def config_of(
     finetuning: dict[str, Any] = data["finetuning"]
     if isinstance(_code_of(agent), ProtocolWorkflow):
         finetuning["target_functions"] = ["*"]
+    if parts.get("tools") is not None:
+        data["tools"] = tools_configs(parts["tools"])
     if parts["examples"] is not None:
         data["eval"]["general"] = {"dataset": dataset_config(parts["examples"])}
     if parts.get("validation") is not None:
@@ -203,6 +207,14 @@ class LiveEvaluatorConfig(EvaluatorConfig, name="live"):
     value: Any = _VALUE
 
 
+class LiveToolsConfig(ToolsConfig, name="live"):
+    """Python functions that a program gave as tools."""
+
+    name: str
+    """A word for them."""
+    value: Any = _VALUE
+
+
 class LiveRowsConfig(RowsConfig, name="live"):
     """Rows that a program gave as a Python object."""
 
@@ -227,6 +239,12 @@ async def live_workflow(config: LiveWorkflowConfig, builder: Builder) -> AsyncIt
 async def live_evaluator(config: LiveEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
     """Raises RequestError where the program that has the function is not running."""
     yield as_evaluator(_given(config, "reward", builder))
+
+
+@register_tools(config_type=LiveToolsConfig)
+async def live_tools(config: LiveToolsConfig, builder: Builder) -> AsyncIterator[ToolSource]:
+    """Raises RequestError where the program that has the functions is not running."""
+    yield FunctionTools(_given(config, "tools", builder))
 
 
 @register_dataset(config_type=LiveRowsConfig)
@@ -286,6 +304,22 @@ def _live_evaluator(reward: Any) -> LiveEvaluatorConfig:
     return LiveEvaluatorConfig(name=name if name.isidentifier() else "reward", value=evaluator)
 
 
+def tools_configs(tools: Any) -> dict[str, Any]:
+    """The tool sets of a config: those of a mapping by their names, or functions as the set `tools`."""
+    sets = tools if isinstance(tools, Mapping) and "_type" not in tools else {"tools": tools}
+    return {str(name): _tools_config(each) for name, each in sets.items()}
+
+
+def _tools_config(tools: Any) -> ToolsConfig | dict[str, Any]:
+    if isinstance(tools, Mapping | ToolsConfig):
+        return dict(tools) if isinstance(tools, Mapping) else tools
+    functions = [tools] if callable(tools) else list(tools)
+    paths = [_import_path(function) for function in functions]
+    if all(paths):
+        return {"_type": "functions", "functions": paths}
+    return LiveToolsConfig(name=f"{len(functions)} functions", value=functions)
+
+
 def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
     """The dataset of a config that examples are: rows, an iterable of them, a table, or a file."""
     if isinstance(examples, str | dict | DatasetConfig):
@@ -302,7 +336,13 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
 
 
 def with_live(
-    config: Config, *, agent: Any = None, reward: Any = None, examples: Any = None, validation: Any = None
+    config: Config,
+    *,
+    agent: Any = None,
+    reward: Any = None,
+    examples: Any = None,
+    validation: Any = None,
+    tools: Any = None,
 ) -> Config:
     """The config of a stored run, with the objects that it was begun with.
 
@@ -323,13 +363,17 @@ def with_live(
     if validation is not None:
         held_out = _again("validation", settings.validation_dataset, validation, dataset_config)
         settings.validation_dataset = held_out
+    sets = dict(config.tools)
+    for name, value in ({} if tools is None else tools_configs(tools)).items():
+        if not isinstance(value, dict) or value.get("functions") != getattr(sets.get(name), "functions", 0):
+            sets[name] = _again("tools", sets.get(name), value, lambda live: live)
     block = config.eval.model_copy(update={"general": general, "evaluators": evaluators})
-    return config.model_copy(update={"eval": block, "workflow": workflow})
+    return config.model_copy(update={"eval": block, "workflow": workflow, "tools": sets})
 
 
 def _again(argument: str, stored: Any, value: Any, live: Callable[[Any], Any]) -> Any:
     """The component that is given again, or the stored one where that is the same function or file."""
-    if isinstance(stored, LiveWorkflowConfig | LiveEvaluatorConfig | LiveRowsConfig):
+    if isinstance(stored, LiveWorkflowConfig | LiveEvaluatorConfig | LiveRowsConfig | LiveToolsConfig):
         return live(value)
     path = value if isinstance(value, str | Path) else _import_path(value)
     known = getattr(stored, "function", None) or getattr(stored, "file_path", None)

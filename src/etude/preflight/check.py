@@ -106,6 +106,7 @@ async def check_config(config: Config) -> CheckReport:
         async with _DryBuilder(config, run) as builder:
             if _check_needs(config, findings):
                 await _check_workflow(builder, findings)
+            await _check_tools(builder, findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
@@ -144,6 +145,16 @@ async def _check_workflow(builder: Builder, findings: Findings) -> None:
         if isinstance(workflow.fn, ProtocolWorkflow):
             for untried in workflow.fn.protocol.untried:
                 findings.warn("protocol", untried)
+
+
+async def _check_tools(builder: Builder, findings: Findings) -> None:
+    """Open each set of tools, as an episode would."""
+    for name in builder.config.tools:
+        with findings.of_errors(f"tools {name}"):
+            tools = await builder.get_tools(name)
+            async with tools.source.open() as session:
+                offered = ", ".join(tool["function"]["name"] for tool in session.tools)
+            findings.ok(f"tools {name}", offered or "the server offers none")
 
 
 async def _examples(builder: Builder, source: Any, what: str, findings: Findings) -> list[Example]:

@@ -119,7 +119,7 @@ class _OpenSet:
         for name in only or ():
             if name not in known:
                 raise RequestError(
-                    f"tools.{self.set.name}.only: there is no tool '{name}'{alternatives(name, known)}"
+                    f"{self.set.path}.only: there is no tool '{name}'{alternatives(name, known)}"
                 )
         return offered
 
@@ -142,7 +142,8 @@ class _OpenSet:
             log = await self.session.log()
             raise ToolError(
                 f"tool '{name}' of '{self.set.name}' gave no answer within {limits.call_timeout:g} s; raise "
-                f"tools.{self.set.name}.call_timeout if it needs longer" + (f"\n{log}" if log else "")
+                f"{self.set.path or self.set.name}.call_timeout if it needs longer"
+                + (f"\n{log}" if log else "")
             ) from error
         if len(result.text) > limits.max_characters:
             note = f"… (the first {limits.max_characters} of {len(result.text)} characters)"

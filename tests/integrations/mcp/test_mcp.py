@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,13 +19,16 @@ from typing import Any
 import pytest
 
 from etude.config.builder import Builder
-from etude.config.load import parse_config
+from etude.config.load import load_config, parse_config
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import ConfigError, RequestError
-from etude.rollout.collector import EpisodeJob, Limits
+from etude.preflight.check import check_config
+from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.reply import ToolCall
+from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
 from tests.rollout.running import collect, examples, jobs
+from tests.support import ScriptedEngine
 
 HERE = Path(__file__).parent
 CALCULATOR = str(HERE / "calculator.py")
@@ -266,3 +270,36 @@ async def test_a_program_that_is_not_there_is_refused_before_the_run() -> None:
     async with builder_of(command="no-such-program") as builder:
         with pytest.raises(RequestError, match="there is no program 'no-such-program'"):
             await builder.get_tools("server")
+
+
+async def test_an_agent_of_a_server_needs_no_code_and_runs_beside_its_config(
+    journal: Journal, tmp_path: Path
+) -> None:
+    shutil.copy(PLAIN, tmp_path / "server.py")
+    file = tmp_path / "config.yml"
+    file.write_text("workflow: {_type: mcp, command: python, args: [server.py], only: [odd], scope: shared}")
+    asking = {"id": "call_0", "type": "function", "function": {"name": "odd", "arguments": "{}"}}
+    engine = ScriptedEngine([{"role": "assistant", "content": None, "tool_calls": [asking]}, "It is fine."])
+    config = load_config(file)
+    assert config.workflow is not None and all(need.is_met for need in config.workflow.needs())
+    async with Builder(config) as builder:
+        agent = await builder.get_workflow()
+        [record] = await collect_agent(agent, engine, journal)
+    assert record.output == "It is fine.", record.failure
+    last = engine.requests[-1]
+    assert last.messages[-1]["content"] == "fine"
+    assert [tool["function"]["name"] for tool in last.tools] == ["odd"]
+
+
+async def collect_agent(agent: Workflow, engine: ScriptedEngine, journal: Journal) -> list[EpisodeRecord]:
+    collector = Collector(agent, {"policy": engine}, journal)
+    return [await collector.run(job) for job in jobs(1)]
+
+
+async def test_a_check_lists_the_tools_and_says_why_there_are_none() -> None:
+    server = {"_type": "mcp", "command": "python"}
+    tools = {"good": server | {"args": [PLAIN]}, "bad": server | {"args": [PLAIN, "dies at once"]}}
+    report = await check_config(parse_config({"tools": tools}))
+    found = {finding.what: finding for finding in report.findings.items}
+    assert (found["tools good"].status, found["tools good"].detail) == ("ok", "odd, die, remember")
+    assert found["tools bad"].status == "error" and "no license key" in found["tools bad"].detail

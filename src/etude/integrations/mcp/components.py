@@ -1,14 +1,17 @@
-"""The components of MCP: tools of a server. The client itself is loaded when a server is needed."""
+"""The components of MCP: tools of a server, and an agent with them. Its client is loaded when needed."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etude.config.registry import register_tools
+from etude.config.registry import register_tools, register_workflow
 from etude.core.errors import MissingExtraError
-from etude.integrations.mcp.config import McpToolsConfig
+from etude.integrations.mcp.config import McpAgentConfig, McpToolsConfig
+from etude.rollout.agent import Agent, agent_workflow
+from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -18,6 +21,21 @@ if TYPE_CHECKING:
 @register_tools(config_type=McpToolsConfig)
 async def mcp_tools(config: McpToolsConfig, builder: Builder) -> AsyncIterator[McpTools]:
     """Raises RequestError for a program that is not there, MissingExtraError without the client."""
+    names = [name for name, each in builder.config.tools.items() if each is config]
+    async with _opened(config, f"tools.{names[0]}", builder) as tools:
+        yield tools
+
+
+@register_workflow(config_type=McpAgentConfig)
+async def mcp_agent(config: McpAgentConfig, builder: Builder) -> AsyncIterator[Workflow]:
+    """An agent with the tools of its server, and of the sets that it names. Raises as `mcp_tools` does."""
+    async with _opened(config, "workflow", builder) as tools:
+        agent = Agent(config, (config.tool_set("mcp", tools, "workflow"),))
+        yield agent_workflow(config, agent)
+
+
+@contextlib.asynccontextmanager
+async def _opened(config: McpToolsConfig, path: str, builder: Builder) -> AsyncIterator[McpTools]:
     try:
         from etude.integrations.mcp.source import McpTools
     except ImportError as error:
@@ -25,8 +43,7 @@ async def mcp_tools(config: McpToolsConfig, builder: Builder) -> AsyncIterator[M
     if config.command is not None:
         config.program()
     file = builder.config.finetuning.run_configuration.config_file
-    names = [name for name, each in builder.config.tools.items() if each is config]
-    tools = McpTools(config, names[0] if names else "mcp", file.parent if file else Path.cwd())
+    tools = McpTools(config, path, file.parent if file else Path.cwd())
     try:
         yield tools
     finally:

@@ -10,7 +10,9 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from etude.config.component import ToolsConfig
+from etude.config.supplies import Need, package_need
 from etude.core.errors import RequestError
+from etude.rollout.agent import AgentConfig
 
 
 class McpToolsConfig(ToolsConfig, name="mcp"):
@@ -60,3 +62,17 @@ class McpToolsConfig(ToolsConfig, name="mcp"):
     def address(self) -> str:
         """The server in words, without secrets."""
         return str(self.url or " ".join([str(self.command), *self.args]))
+
+
+class McpAgentConfig(AgentConfig, McpToolsConfig, name="mcp"):
+    """An agent whose tools are those of an MCP server. Needs the extra `mcp`."""
+
+    def needs(self) -> list[Need]:
+        """The client, and the program that serves."""
+        package = package_need("mcp", "mcp")
+        if self.command is None:
+            return [package]
+        try:
+            return [package, Need(f"the program {self.program()}", True)]
+        except RequestError as error:
+            return [package, Need(f"the program {self.command}", False, str(error))]

@@ -37,16 +37,16 @@ logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
 class Connection:
     """One session with a server. `start` it, `call` it, `close` it; each in any task."""
 
-    def __init__(self, config: McpToolsConfig, name: str, folder: Path) -> None:
-        self._config, self._folder = config, folder
-        self.name = name
+    def __init__(self, config: McpToolsConfig, path: str, folder: Path) -> None:
+        """`path` is where the config stands, such as `tools.search`; the server runs in the `folder`."""
+        self._config, self._path, self._folder = config, path, folder
         self.tools: tuple[Tool, ...] = ()
         self.log = ServerLog()
         self.is_usable = False
         """False before the start, and once the connection is lost."""
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._hold(), name=f"mcp {name}")
+        self._task = asyncio.create_task(self._hold(), name=f"mcp {path}")
 
     async def start(self) -> None:
         """Wait until the server has listed its tools. Raises ToolError."""
@@ -175,9 +175,9 @@ class Connection:
         """The error that a server made, with the last lines of its log."""
         if self._config.url is None and not self.is_usable:
             await self.log.end(_LAST_WORDS_SECONDS)
-        remedy = f"; raise tools.{self.name}.{raise_key} if it needs longer" if raise_key else ""
+        remedy = f"; raise {self._path}.{raise_key} if it needs longer" if raise_key else ""
         lines = "\n".join(f"  | {line}" for line in self.log.since().splitlines()[-12:])
-        text = f"the MCP server '{self.name}' ({self._config.address}) {reason}{remedy}"
+        text = f"the MCP server of {self._path} ({self._config.address}) {reason}{remedy}"
         return ToolError(f"{text}; its log ends with\n{lines}" if lines else text)
 
     async def _note_log(self, params: types.LoggingMessageNotificationParams) -> None:

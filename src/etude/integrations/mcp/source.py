@@ -43,8 +43,9 @@ class McpSession:
 class McpTools:
     """The tools of one server. `scope` says whether episodes share it."""
 
-    def __init__(self, config: McpToolsConfig, name: str, folder: Path) -> None:
-        self._config, self._name, self._folder = config, name, folder
+    def __init__(self, config: McpToolsConfig, path: str, folder: Path) -> None:
+        """`path` is where the config stands, such as `tools.search`; the server runs in the `folder`."""
+        self._config, self._path, self._folder = config, path, folder
         self._connections: set[Connection] = set()
         self._shared: Connection | None = None
         self._starting = asyncio.Lock()
@@ -80,7 +81,7 @@ class McpTools:
             return self._shared
 
     async def _connect(self) -> Connection:
-        connection = Connection(self._config, self._name, self._folder)
+        connection = Connection(self._config, self._path, self._folder)
         self._connections.add(connection)
         connection.on_closed(self._connections.discard)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -23,6 +24,13 @@ HOSTED = {
 ENGINES = {"docker": "docker", "podman": "podman", "apptainer": "apptainer"}
 """Runtimes on this machine, and the program that runs them."""
 
+SHIPPED = {
+    "textarena": ("textarena", "ta"),
+    "openenv": ("openenv", "openenv"),
+    "harbor": ("harbor", "harbor"),
+}
+"""Tasksets of verifiers' that need a package: its import name, and the extra of verifiers that brings it."""
+
 _SECONDS = 10
 
 
@@ -35,8 +43,29 @@ def needs_of(block: Block, *, in_process: bool = True) -> list[Need]:
         config = completed(read_block(block), {}, in_process=in_process)
     except (RequestError, MissingExtraError) as error:
         return [package, Need("the environment", False, str(error))]
-    found = [package, *_of_runtimes(config), *_of_keys(config)]
+    found = [package, *_of_taskset(config.taskset), *_of_runtimes(config), *_of_keys(config)]
     return list({need.what: need for need in found}.values())
+
+
+def _of_taskset(taskset: Any) -> Iterator[Need]:
+    ident = taskset.id.replace("-", "_").lower()
+    if ident in SHIPPED:
+        module, extra = SHIPPED[ident]
+        is_there = importlib.util.find_spec(module) is not None
+        yield Need(f"the package {module}", is_there, f"pip install 'verifiers[{extra}]>=0.4,<0.5'")
+    if ident == "textarena" and is_there:
+        remedy = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
+        yield Need("the words of nltk, or a network for them", _has_words(), remedy)
+
+
+def _has_words() -> bool:
+    from nltk import data
+
+    try:
+        data.find("corpora/words")
+    except LookupError:
+        return False
+    return True
 
 
 def _of_runtimes(config: Any) -> Iterator[Need]:

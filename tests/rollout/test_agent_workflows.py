@@ -1,0 +1,230 @@
+"""Ready agents: with tools, asked once, or in a conversation with a simulated user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import etude
+from etude.algorithms.samples import branches_of
+from etude.config.builder import Builder
+from etude.config.load import parse_config
+from etude.core.call import ChatRequest
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import ConfigError, RequestError
+from etude.core.example import Example
+from etude.loop.arguments import tools_configs, with_live
+from etude.rollout.collector import Collector, EpisodeJob
+from etude.store.journal import Journal
+from tests.support import ScriptedEngine
+
+LLM = {"_type": "openai", "model_name": "stand-in", "api_key": "none", "base_url": "http://localhost:9/v1"}
+
+
+def add(left: int, right: int) -> int:
+    """Add two numbers."""
+    return left + right
+
+
+def calls(*pairs: tuple[int, int]) -> dict[str, Any]:
+    """A message that asks for sums."""
+    wanted = [
+        {
+            "id": f"call_{index}",
+            "type": "function",
+            "function": {"name": "add", "arguments": f'{{"left": {left}, "right": {right}}}'},
+        }
+        for index, (left, right) in enumerate(pairs)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": wanted}
+
+
+async def play(
+    journal: Journal, workflow: dict[str, Any], inputs: dict[str, Any], **scripts: Any
+) -> tuple[EpisodeRecord, dict[str, ScriptedEngine]]:
+    """The record of an episode of a workflow of a config, with a scripted engine for each model."""
+    data = {
+        "llms": dict.fromkeys(scripts, LLM),
+        "tools": {"sums": {"_type": "functions", "functions": [f"{__name__}:add"]}},
+        "workflow": workflow,
+    }
+    config = parse_config(data)
+    engines = {name: ScriptedEngine(script) for name, script in scripts.items()}
+    async with Builder(config) as builder:
+        tools = {name: await builder.get_tools(name) for name in config.tools}
+        agent = await builder.get_workflow()
+        collector = Collector(agent, engines, journal, tools=tools, default_model="policy")
+        record = await collector.run(EpisodeJob("train/a/0", Example("a", inputs)))
+    return record, engines
+
+
+async def test_an_agent_calls_tools_until_it_needs_no_more(journal: Journal) -> None:
+    script = [calls((1, 2), (3, 4)), calls((3, 7)), "It is 10."]
+    workflow = {"_type": "agent", "system": "You add for {name}."}
+    record, engines = await play(journal, workflow, {"question": "1+2+3+4?", "name": "Ada"}, policy=script)
+    assert record.output == "It is 10.", record.failure
+    last = engines["policy"].requests[-1]
+    assert [(message["role"], message["content"]) for message in last.messages] == [
+        ("system", "You add for Ada."),
+        ("user", "1+2+3+4?"),
+        ("assistant", None),
+        ("tool", "3"),
+        ("tool", "7"),
+        ("assistant", None),
+        ("tool", "10"),
+    ]
+    assert [tool["function"]["name"] for tool in last.tools] == ["add"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "inputs", "prompt"),
+    [
+        ({}, {"question": "Why?", "level": 3}, "Why?"),
+        ({}, {"text": "Only this."}, "Only this."),
+        ({"prompt": "{level}: {text}"}, {"text": "Both", "level": 3}, "3: Both"),
+        ({}, {"messages": [{"role": "user", "content": "As messages"}], "level": 3}, "As messages"),
+    ],
+)
+async def test_prompts(journal: Journal, keys: Any, inputs: dict[str, Any], prompt: str) -> None:
+    record, engines = await play(journal, {"_type": "agent", **keys}, inputs, policy=["Fine."])
+    assert record.output == "Fine."
+    assert engines["policy"].requests[0].messages == ({"role": "user", "content": prompt},)
+
+
+@pytest.mark.parametrize(
+    ("keys", "inputs", "problem"),
+    [
+        ({}, {"left": 1, "right": 2}, "example 'a' has the inputs left, right; say which are asked for"),
+        (
+            {"prompt": "{lfet}"},
+            {"left": 1},
+            "workflow.prompt: '{lfet}' is no input of example 'a'; inputs: left",
+        ),
+    ],
+)
+async def test_prompts_that_cannot_be_made(journal: Journal, keys: Any, inputs: Any, problem: str) -> None:
+    record, _ = await play(journal, {"_type": "agent", **keys}, inputs, policy=["Fine."])
+    assert record.failure is not None and problem in record.failure.reason
+
+
+async def test_an_agent_that_only_calls_tools_is_stopped(journal: Journal) -> None:
+    workflow = {"_type": "agent", "max_turns": 3}
+    record, engines = await play(journal, workflow, {"question": "?"}, policy=[calls((1, 1))])
+    assert record.output == "" and len(engines["policy"].requests) == 3
+    assert [event.text for event in record.events if event.kind == "note"] == [
+        "stopped after 3 turns, with a call of a tool"
+    ]
+
+
+def test_tool_sets_are_checked_with_the_config() -> None:
+    with pytest.raises(ConfigError, match="'tools' has no tool set 'sumz'; did you mean 'sums'"):
+        parse_config(
+            {
+                "tools": {"sums": {"_type": "functions", "functions": [f"{__name__}:add"]}},
+                "workflow": {"_type": "agent", "tools": ["sumz"]},
+            }
+        )
+
+
+TALK = {
+    "_type": "conversation",
+    "system": "You sell tickets.",
+    "user": {
+        "goal": "Buy a ticket to {city}.",
+        "persona": "You are in a hurry.",
+        "stop": "BYE",
+        "max_turns": 3,
+    },
+}
+
+
+async def test_a_conversation_ends_when_the_user_stops(journal: Journal) -> None:
+    user = ["A ticket to Rome!", "Thanks, and one more.", "BYE"]
+    agent = ["Here it is.", calls((1, 1)), "Now you have 2."]
+    record, engines = await play(journal, TALK, {"city": "Rome"}, policy=agent, user=user)
+    assert record.failure is None
+    assert record.output["answer"] == "Now you have 2." and record.output["ended"] == "stop"
+    assert [message["role"] for message in record.output["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    seen = engines["user"].requests[-1].messages
+    assert "You are in a hurry.\nYour goal: Buy a ticket to Rome." in seen[0]["content"]
+    assert seen[0]["content"].endswith("write only BYE")
+    # The user sees texts, from its own side: no tools, no system message of the agent.
+    assert [(message["role"], message["content"]) for message in seen[1:]] == [
+        ("user", "Hello! How can I help you?"),
+        ("assistant", "A ticket to Rome!"),
+        ("user", "Here it is."),
+        ("assistant", "Thanks, and one more."),
+        ("user", "Now you have 2."),
+    ]
+
+
+async def test_a_conversation_ends_after_the_turns_and_the_agent_may_begin(journal: Journal) -> None:
+    workflow = TALK | {"first": "agent"}
+    record, engines = await play(journal, workflow, {"city": "Rome"}, policy=["Yes?"], user=["Hm."])
+    assert record.output["ended"] == "turns"
+    assert len(engines["user"].requests) == 3 and len(engines["policy"].requests) == 4
+    assert engines["user"].requests[0].messages[1] == {"role": "user", "content": "Yes?"}
+
+
+async def test_the_users_calls_are_recorded_and_never_trained(journal: Journal) -> None:
+    """Also where one model plays both, and all functions are trained."""
+
+    def both(request: ChatRequest) -> str:
+        return "Hm." if "Your goal:" in request.messages[0]["content"] else "Yes?"
+
+    workflow = TALK | {"user": TALK["user"] | {"model": "policy"}}
+    record, _ = await play(journal, workflow, {"city": "Rome"}, policy=both)
+    assert [call.function for call in record.calls] == ["<user>", "<workflow>"] * 3
+    [branch] = branches_of(record, ["*"], "policy")
+    assert [call.function for call in branch.calls] == ["<workflow>"] * 3
+    assert branches_of(record, ["<user>"], "policy") == []
+
+
+async def test_a_user_in_a_workflow_of_ones_own(journal: Journal) -> None:
+    async def support(example: Any, episode: etude.Episode) -> int:
+        user = etude.SimulatedUser(episode, goal="Complain.", model="customer", max_turns=2)
+        messages: list[dict[str, Any]] = []
+        while (text := await user.reply(messages)) is not None:
+            messages.append({"role": "user", "content": text})
+            messages.append((await episode.chat(messages, model="policy")).message)
+        return len(messages)
+
+    engines = {"policy": ScriptedEngine(["Sorry."]), "customer": ScriptedEngine(["It broke!"])}
+    collector = Collector(etude.workflow(support), engines, journal)
+    record = await collector.run(EpisodeJob("train/a/0", Example("a", {})))
+    assert record.output == 4, record.failure
+
+
+async def test_the_model_of_the_user_is_not_trained() -> None:
+    config = parse_config({"llms": {"user": LLM}, "workflow": TALK, "finetuning": {"target_model": "user"}})
+    config.finetuning.enabled = True
+    async with Builder(config) as builder:
+        with pytest.raises(RequestError, match=r"workflow.user.model: 'user' is trained"):
+            await builder.get_workflow()
+
+
+def test_tools_of_a_program_are_named_by_their_path_or_kept_as_they_are() -> None:
+    def local(word: str) -> str:
+        return word
+
+    sets = tools_configs(
+        {"sums": [add], "words": local, "remote": {"_type": "mcp", "url": "http://there/mcp"}}
+    )
+    assert sets["sums"] == {"_type": "functions", "functions": [f"{__name__}:add"]}
+    assert sets["words"].type_name == "live" and sets["words"].value == [local]
+    assert sets["remote"] == {"_type": "mcp", "url": "http://there/mcp"}
+    assert list(tools_configs([add])) == ["tools"]
+    config = parse_config({"tools": sets})
+    again = with_live(config, tools={"sums": [add], "words": local})
+    assert again.tools["sums"] is config.tools["sums"]
+    with pytest.raises(RequestError, match="tools: the run has another one in its config"):
+        with_live(config, tools={"sums": [local]})
