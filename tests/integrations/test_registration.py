@@ -14,6 +14,7 @@ import importlib, sys
 from etude.config import registry
 from etude.server import extensions
 
+registry._unread_group = None  # Nothing but what is named below.
 with registry.isolated():
     for module in sys.argv[1:]:
         importlib.import_module(module)
