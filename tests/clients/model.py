@@ -21,7 +21,7 @@ from tests.clients.drive import CODING_TASK, QUESTION
 
 _SHOWN_CHARACTERS = 112
 _REMINDER, _ENVIRONMENT = "</system-reminder>\\n\\n", "</environment_context>"
-"""What coding agents tell of the place where they are ends with these."""
+"""The ends of texts in which coding agents tell of the place where they are."""
 _TOOLS = ("add", "final_answer", "Sum", "final_result", "transfer_to_adder", "Bash", "exec_command")
 """Coding agents have dozens of others."""
 _STEPS = 150
