@@ -1,21 +1,24 @@
 """How much tiny models learn in environments over several seeds, from the configs in `examples/environments`.
 
 Each row is a config that is trained as it stands, once for each seed, and measured on its own held-out
-examples before training (after the warm-up) and after. A new row is a config, and its name in `ENTRIES`.
+examples before training (after the warm-up) and after. In a game of two trained models, what one wins the
+other loses: each of them has a row of its own, where the other plays as it did before training, both times.
+A new row is a config, and its name in `ENTRIES`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +37,23 @@ TURN_GAMES = 200
 """Games that the cost of a turn is measured over."""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A config of `EXAMPLES`, and in a game of two the evaluator of each trained model's own reward."""
+
+    config: str
+    rewards: Mapping[str, str] = field(default_factory=dict)
+    """Evaluators by entry of `llms`; empty where one model is trained."""
+
+
 ENTRIES = {
-    "gcd": "gcd.yml",
-    "letter_counting": "letter_counting.yml",
-    "spell_backward": "spell_backward.yml",
-    "nim_pool": "../nim/config.yml",
+    "gcd": Entry("gcd.yml"),
+    "letter_counting": Entry("letter_counting.yml"),
+    "spell_backward": Entry("spell_backward.yml"),
+    "nim_pool": Entry("../nim/config.yml"),
+    "kuhn_poker": Entry("kuhn_poker.yml", {"first": "reward_player_0", "second": "reward_player_1"}),
 }
-"""The configs, by the names of their rows."""
+"""The rows, by their names."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +75,43 @@ class Scores:
         }
 
 
-def trained(config: str, seed: int, folder: Path, quick: bool) -> Scores:
-    """Train a config; its held-out scores. Raises SystemExit when that fails."""
+def trained(entry: Entry, seed: int, folder: Path, quick: bool) -> dict[str, Scores]:
+    """Train a config; its held-out scores by trained model. Raises SystemExit when that fails."""
     settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", *(QUICK if quick else [])]
+    command("train", entry.config, settings, "--name", "run")
+    run = etude.load_run(folder / "run")
+    if not entry.rewards:
+        return {"": Scores(held_out(run, 0), held_out(run, run.summary["after"]["epoch"]))}
+    before, after = (
+        {name: run.version(f"{name}:{which}").export(folder / f"{name}-{which}") for name in entry.rewards}
+        for which in ("warm-up", "last")
+    )
+    at_first = played(entry, before, seed, folder)
+    scores = {}
+    for name, reward in entry.rewards.items():
+        at_last = played(entry, {**before, name: after[name]}, seed, folder)
+        scores[name] = Scores(at_first[reward], at_last[reward])
+    return scores
+
+
+def played(entry: Entry, models: Mapping[str, Path], seed: int, folder: Path) -> dict[str, tuple[float, ...]]:
+    """The held-out scores by evaluator, with these weights on the seats."""
+    settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", "finetuning.warm_up=null"]
+    for name, path in models.items():
+        settings += [f"llms.{name}.model={path}", f"llms.{name}.tiny=null"]
+    items = json.loads(command("evaluate", entry.config, settings, "--json"))["items"]
+    scores = {name: [item["scores"][name] for item in items] for name in entry.rewards.values()}
+    return {name: tuple(score for score in given if score is not None) for name, given in scores.items()}
+
+
+def command(name: str, config: str, settings: Sequence[str], *options: str) -> str:
+    """What an `etude` command prints for an example's config. Raises SystemExit when it fails."""
     overrides = [part for setting in settings for part in ("-o", setting)]
-    arguments = ["train", str(EXAMPLES / config), *overrides, "--name", "run"]
+    arguments = [name, str(EXAMPLES / config), *overrides, *options]
     done = subprocess.run([sys.executable, "-m", "etude", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"etude {' '.join(arguments)} failed:\n{done.stderr or done.stdout}")
-    run = etude.load_run(folder / "run")
-    return Scores(held_out(run, 0), held_out(run, run.summary["after"]["epoch"]))
+    return done.stdout
 
 
 def held_out(run: etude.Run, epoch: int) -> tuple[float, ...]:
@@ -161,7 +201,8 @@ def measured(names: Sequence[str], seeds: int, quick: bool, say: Callable[[str],
         for seed in range(seeds):
             say(f"{name}, seed {seed}")
             with tempfile.TemporaryDirectory() as folder:
-                rows.setdefault(name, []).append((seed, trained(ENTRIES[name], seed, Path(folder), quick)))
+                for model, scores in trained(ENTRIES[name], seed, Path(folder), quick).items():
+                    rows.setdefault(f"{name}_{model}" if model else name, []).append((seed, scores))
     return {name: pooled(scores) for name, scores in rows.items()}
 
 
