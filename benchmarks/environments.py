@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from etude.core.stats import estimate
 from etude.rewards.scorer import read_score
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import reward_name, stored_data
+from etude.store.stored_config import stored_data
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "environments"
 QUICK = ["finetuning.num_epochs=2", "finetuning.run_configuration.validation_interval=2"]
@@ -39,8 +40,12 @@ ENTRIES = {
     "letter_counting": "letter_counting.yml",
     "spell_backward": "spell_backward.yml",
     "nim_pool": "../nim/config.yml",
+    "mcp": "../calculator/mcp.yml",
+    "pair": "pair.yml",
 }
-"""The configs, by the names of their rows."""
+"""The configs, by the names of their rows. Of a config with several targets each is a row: `pair_checker`."""
+NEEDS = {"pair": "verifiers"}
+"""Packages without which a row is skipped by name: they do not go together with all others."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +67,32 @@ class Scores:
         }
 
 
-def trained(config: str, seed: int, folder: Path, quick: bool) -> Scores:
-    """Train a config; its held-out scores. Raises SystemExit when that fails."""
+def trained(config: str, seed: int, folder: Path, quick: bool) -> dict[str, Scores]:
+    """Train a config; its held-out scores, as `measured_in` has them. Raises SystemExit when that fails."""
     settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", *(QUICK if quick else [])]
     overrides = [part for setting in settings for part in ("-o", setting)]
     arguments = ["train", str(EXAMPLES / config), *overrides, "--name", "run"]
     done = subprocess.run([sys.executable, "-m", "etude", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"etude {' '.join(arguments)} failed:\n{done.stderr or done.stdout}")
-    run = etude.load_run(folder / "run")
-    return Scores(held_out(run, 0), held_out(run, run.summary["after"]["epoch"]))
+    return measured_in(folder / "run")
 
 
-def held_out(run: etude.Run, epoch: int) -> tuple[float, ...]:
+def measured_in(run: Path) -> dict[str, Scores]:
+    """The held-out scores of a run by its targets; where it has none, under ""."""
+    finetuning, summary = stored_data(run)["finetuning"], etude.load_run(run).summary
+    blocks = finetuning.get("targets") or {"": finetuning}
+    summaries = summary.get("targets") or {"": summary}
+    rewards = {name: block["reward_function"]["name"] for name, block in blocks.items()}
+    return {
+        name: Scores(held_out(run, rewards[name], 0), held_out(run, rewards[name], each["after"]["epoch"]))
+        for name, each in summaries.items()
+    }
+
+
+def held_out(run: Path, reward: str, epoch: int) -> tuple[float, ...]:
     """The rewards of the validation after an epoch; 0 is the one before training."""
-    reward = str(reward_name(stored_data(run.folder)))
-    with RunFolder.open(run.folder) as folder:
+    with RunFolder.open(run) as folder:
         records = iter_episodes(folder.journal, phase=f"validation/{epoch}")
         items = [read_score(folder.journal, record, reward) for record in records]
     return tuple(item.score for item in items if item is not None and item.score is not None)
@@ -161,8 +176,14 @@ def measured(names: Sequence[str], seeds: int, quick: bool, say: Callable[[str],
         for seed in range(seeds):
             say(f"{name}, seed {seed}")
             with tempfile.TemporaryDirectory() as folder:
-                rows.setdefault(name, []).append((seed, trained(ENTRIES[name], seed, Path(folder), quick)))
+                for target, scores in trained(ENTRIES[name], seed, Path(folder), quick).items():
+                    rows.setdefault(f"{name}_{target}" if target else name, []).append((seed, scores))
     return {name: pooled(scores) for name, scores in rows.items()}
+
+
+def skipped(names: Sequence[str]) -> dict[str, str]:
+    """The rows that cannot be measured here, and the package that each lacks."""
+    return {name: NEEDS[name] for name in names if name in NEEDS and find_spec(NEEDS[name]) is None}
 
 
 def pooled(rows: Sequence[tuple[int, Scores]]) -> dict[str, Any]:
@@ -201,14 +222,19 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     given = parser.parse_args()
     say, seeds = silent if given.json else progress, 1 if given.quick else given.seeds
-    environments = measured(given.only or [*ENTRIES], seeds, given.quick, say)
-    result = {"environments": environments, "overhead_ms_per_turn": overhead()}
+    wanted = given.only or [*ENTRIES]
+    left_out = skipped(wanted)
+    environments = measured([name for name in wanted if name not in left_out], seeds, given.quick, say)
+    result = {"environments": environments, "overhead_ms_per_turn": overhead(), "skipped": left_out}
     if given.json:
         print_json(result)
         return
     columns = ("environment", "seed", "before", "after", "n")
-    note = f"a turn costs {result['overhead_ms_per_turn']:.2f} ms of CPU time more than TextArena's own loop"
-    print_table("Held-out reward, 95 % intervals", columns, [*table_rows(environments)], [note])
+    notes = [
+        f"a turn costs {result['overhead_ms_per_turn']:.2f} ms of CPU time more than TextArena's own loop"
+    ]
+    notes += [f"{name} is skipped: {package} is not installed" for name, package in left_out.items()]
+    print_table("Held-out reward, 95 % intervals", columns, [*table_rows(environments)], notes)
 
 
 if __name__ == "__main__":
