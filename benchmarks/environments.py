@@ -1,9 +1,9 @@
 """How much tiny models learn in environments over several seeds, from the configs in `examples/environments`.
 
 Each row is a config that is trained as it stands, once for each seed, and measured on its own held-out
-examples before training (after the warm-up) and after. In a game of two trained models, what one wins the
-other loses: each of them has a row of its own, where the other plays as it did before training, both times.
-A new row is a config, and its name in `ENTRIES`.
+examples before training (after the warm-up) and after. In a game in which one model wins what the other
+loses, each has the other as it was before training for its opponent, both times. A new row is a config, and
+its name in `ENTRIES`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from etude.core.stats import estimate
 from etude.rewards.scorer import read_score
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import reward_name, stored_data
+from etude.store.stored_config import stored_data
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "environments"
 QUICK = ["finetuning.num_epochs=2", "finetuning.run_configuration.validation_interval=2"]
@@ -37,23 +38,21 @@ TURN_GAMES = 200
 """Games that the cost of a turn is measured over."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A config of `EXAMPLES`, and in a game of two the evaluator of each trained model's own reward."""
-
-    config: str
-    rewards: Mapping[str, str] = field(default_factory=dict)
-    """Evaluators by entry of `llms`; empty where one model is trained."""
-
-
 ENTRIES = {
-    "gcd": Entry("gcd.yml"),
-    "letter_counting": Entry("letter_counting.yml"),
-    "spell_backward": Entry("spell_backward.yml"),
-    "nim_pool": Entry("../nim/config.yml"),
-    "kuhn_poker": Entry("kuhn_poker.yml", {"first": "reward_player_0", "second": "reward_player_1"}),
+    "gcd": "gcd.yml",
+    "letter_counting": "letter_counting.yml",
+    "spell_backward": "spell_backward.yml",
+    "nim_pool": "../nim/config.yml",
+    "mcp": "../calculator/mcp.yml",
+    "pair": "pair.yml",
+    "kuhn_poker": "kuhn_poker.yml",
 }
-"""The rows, by their names."""
+"""The configs, by the names of their rows. Of a config with several targets each is a row: `pair_checker`."""
+OPPOSED = {"kuhn_poker.yml"}
+"""Games of two trained models in which one wins what the other loses: each is measured against the other as
+that was before training."""
+NEEDS = {"pair": "verifiers"}
+"""Packages without which a row is skipped by name: they do not go together with all others."""
 
 
 @dataclass(frozen=True)
@@ -75,37 +74,15 @@ class Scores:
         }
 
 
-def trained(entry: Entry, seed: int, folder: Path, quick: bool) -> dict[str, Scores]:
-    """Train a config; its held-out scores by trained model. Raises SystemExit when that fails."""
+def trained(config: str, seed: int, folder: Path, quick: bool) -> dict[str, Scores]:
+    """Train a config; its held-out scores, as `measured_in` has them. Raises SystemExit when that fails."""
     settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", *(QUICK if quick else [])]
-    command("train", entry.config, settings, "--name", "run")
-    run = etude.load_run(folder / "run")
-    if not entry.rewards:
-        return {"": Scores(held_out(run, 0), held_out(run, run.summary["after"]["epoch"]))}
-    before, after = (
-        {name: run.version(f"{name}:{which}").export(folder / f"{name}-{which}") for name in entry.rewards}
-        for which in ("warm-up", "last")
-    )
-    at_first = played(entry, before, seed, folder)
-    scores = {}
-    for name, reward in entry.rewards.items():
-        at_last = played(entry, {**before, name: after[name]}, seed, folder)
-        scores[name] = Scores(at_first[reward], at_last[reward])
-    return scores
-
-
-def played(entry: Entry, models: Mapping[str, Path], seed: int, folder: Path) -> dict[str, tuple[float, ...]]:
-    """The held-out scores by evaluator, with these weights on the seats."""
-    settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", "finetuning.warm_up=null"]
-    for name, path in models.items():
-        settings += [f"llms.{name}.model={path}", f"llms.{name}.tiny=null"]
-    items = json.loads(command("evaluate", entry.config, settings, "--json"))["items"]
-    scores = {name: [item["scores"][name] for item in items] for name in entry.rewards.values()}
-    return {name: tuple(score for score in given if score is not None) for name, given in scores.items()}
+    command("train", config, settings, "--name", "run")
+    return measured_apart(config, seed, folder) if config in OPPOSED else measured_in(folder / "run")
 
 
 def command(name: str, config: str, settings: Sequence[str], *options: str) -> str:
-    """What an `etude` command prints for an example's config. Raises SystemExit when it fails."""
+    """The output of an `etude` command for an example's config. Raises SystemExit when it fails."""
     overrides = [part for setting in settings for part in ("-o", setting)]
     arguments = [name, str(EXAMPLES / config), *overrides, *options]
     done = subprocess.run([sys.executable, "-m", "etude", *arguments], capture_output=True, text=True)
@@ -114,10 +91,52 @@ def command(name: str, config: str, settings: Sequence[str], *options: str) -> s
     return done.stdout
 
 
-def held_out(run: etude.Run, epoch: int) -> tuple[float, ...]:
+def measured_in(run: Path) -> dict[str, Scores]:
+    """The held-out scores of a run by its targets; where it has none, under ""."""
+    summary = etude.load_run(run).summary
+    summaries = summary.get("targets") or {"": summary}
+    return {
+        name: Scores(held_out(run, reward, 0), held_out(run, reward, summaries[name]["after"]["epoch"]))
+        for name, reward in rewards_of(run).items()
+    }
+
+
+def measured_apart(config: str, seed: int, folder: Path) -> dict[str, Scores]:
+    """The held-out scores of the targets, where the other's model is that of before training."""
+    run, rewards = etude.load_run(folder / "run"), rewards_of(folder / "run")
+    before, after = (
+        {name: run.version(f"{name}:{which}").export(folder / f"{name}-{which}") for name in rewards}
+        for which in ("warm-up", "last")
+    )
+
+    def played(models: Mapping[str, Path]) -> dict[str, tuple[float, ...]]:
+        settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", "finetuning.warm_up=null"]
+        for name, path in models.items():
+            settings += [f"llms.{name}.model={path}", f"llms.{name}.tiny=null"]
+        scores = [
+            item["scores"] for item in json.loads(command("evaluate", config, settings, "--json"))["items"]
+        ]
+        return {
+            name: tuple(each[name] for each in scores if each[name] is not None) for name in rewards.values()
+        }
+
+    at_first = played(before)
+    return {
+        name: Scores(at_first[reward], played({**before, name: after[name]})[reward])
+        for name, reward in rewards.items()
+    }
+
+
+def rewards_of(run: Path) -> dict[str, str]:
+    """The evaluator that is each target's reward; without targets, under ""."""
+    finetuning = stored_data(run)["finetuning"]
+    blocks = finetuning.get("targets") or {"": finetuning}
+    return {name: block["reward_function"]["name"] for name, block in blocks.items()}
+
+
+def held_out(run: Path, reward: str, epoch: int) -> tuple[float, ...]:
     """The rewards of the validation after an epoch; 0 is the one before training."""
-    reward = str(reward_name(stored_data(run.folder)))
-    with RunFolder.open(run.folder) as folder:
+    with RunFolder.open(run) as folder:
         records = iter_episodes(folder.journal, phase=f"validation/{epoch}")
         items = [read_score(folder.journal, record, reward) for record in records]
     return tuple(item.score for item in items if item is not None and item.score is not None)
@@ -201,9 +220,14 @@ def measured(names: Sequence[str], seeds: int, quick: bool, say: Callable[[str],
         for seed in range(seeds):
             say(f"{name}, seed {seed}")
             with tempfile.TemporaryDirectory() as folder:
-                for model, scores in trained(ENTRIES[name], seed, Path(folder), quick).items():
-                    rows.setdefault(f"{name}_{model}" if model else name, []).append((seed, scores))
+                for target, scores in trained(ENTRIES[name], seed, Path(folder), quick).items():
+                    rows.setdefault(f"{name}_{target}" if target else name, []).append((seed, scores))
     return {name: pooled(scores) for name, scores in rows.items()}
+
+
+def skipped(names: Sequence[str]) -> dict[str, str]:
+    """The rows that cannot be measured here, and the package that each lacks."""
+    return {name: NEEDS[name] for name in names if name in NEEDS and find_spec(NEEDS[name]) is None}
 
 
 def pooled(rows: Sequence[tuple[int, Scores]]) -> dict[str, Any]:
@@ -242,14 +266,19 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     given = parser.parse_args()
     say, seeds = silent if given.json else progress, 1 if given.quick else given.seeds
-    environments = measured(given.only or [*ENTRIES], seeds, given.quick, say)
-    result = {"environments": environments, "overhead_ms_per_turn": overhead()}
+    wanted = given.only or [*ENTRIES]
+    left_out = skipped(wanted)
+    environments = measured([name for name in wanted if name not in left_out], seeds, given.quick, say)
+    result = {"environments": environments, "overhead_ms_per_turn": overhead(), "skipped": left_out}
     if given.json:
         print_json(result)
         return
     columns = ("environment", "seed", "before", "after", "n")
-    note = f"a turn costs {result['overhead_ms_per_turn']:.2f} ms of CPU time more than TextArena's own loop"
-    print_table("Held-out reward, 95 % intervals", columns, [*table_rows(environments)], [note])
+    notes = [
+        f"a turn costs {result['overhead_ms_per_turn']:.2f} ms of CPU time more than TextArena's own loop"
+    ]
+    notes += [f"{name} is skipped: {package} is not installed" for name, package in left_out.items()]
+    print_table("Held-out reward, 95 % intervals", columns, [*table_rows(environments)], notes)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import importlib
 import random
 import shutil
@@ -198,6 +197,19 @@ def test_a_steps_work_is_counted_without_padding_or_repeats(monkeypatch: pytest.
     assert plain.flops(policy) == wanted
 
 
+def test_environments_are_configs_of_25_lines_and_pool_their_seeds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    environments = importlib.import_module("environments")
+    lines = {name: (environments.EXAMPLES / file).read_text() for name, file in environments.ENTRIES.items()}
+    assert {name: len(text.splitlines()) for name, text in lines.items() if text.count("\n") > 25} == {}
+    seeds = [(seed, environments.Scores((0.0, 0.5), (1.0, 1.0, 0.5))) for seed in (0, 1)]
+    found = environments.pooled(seeds)
+    assert (found["before"], found["n"], found["seeds"][1]["n"]) == (0.25, 6, 3)
+    assert found["ci95_after"][0] < found["after"] < found["ci95_after"][1]
+    monkeypatch.setitem(environments.NEEDS, "pair", "a_package_that_is_not_there")
+    assert environments.skipped(["gcd", "pair"]) == {"pair": "a_package_that_is_not_there"}
+
+
 @pytest.mark.slow
 def test_each_of_two_trained_models_is_measured_against_the_other_as_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -214,8 +226,8 @@ def test_each_of_two_trained_models_is_measured_against_the_other_as_it_was(
     shutil.copy(environments.EXAMPLES / "careless.py", tmp_path)
     small = tmp_path / "small.yml"
     small.write_text(yaml.safe_dump(config))
-    entry = dataclasses.replace(environments.ENTRIES["kuhn_poker"], config=str(small))
-    scores = environments.trained(entry, seed=0, folder=tmp_path, quick=True)
+    monkeypatch.setattr(environments, "OPPOSED", {str(small)})
+    scores = environments.trained(str(small), seed=0, folder=tmp_path, quick=True)
     # What is before is one set of games, in which one wins what the other loses.
     assert [-score for score in scores["first"].before] == list(scores["second"].before)
     assert {len(part.after) for part in scores.values()} == {6}
