@@ -205,3 +205,12 @@ def test_environments_are_configs_of_25_lines_and_pool_their_seeds(monkeypatch: 
     assert found["ci95_after"][0] < found["after"] < found["ci95_after"][1]
     monkeypatch.setitem(environments.NEEDS, "pair", "a_package_that_is_not_there")
     assert environments.skipped(["gcd", "pair"]) == {"pair": "a_package_that_is_not_there"}
+
+
+def test_a_turns_cost_is_counted_against_the_environments_own_loop(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    turns = importlib.import_module("environment_turns")
+    file = BENCHMARKS.parent / "examples" / "nim" / "config.yml"
+    costs = asyncio.run(turns.measure(file, episodes=8, rounds=1))
+    assert 0 < costs["own"] < costs["etude"]
+    assert costs["overhead"] == costs["etude"] - costs["own"]
