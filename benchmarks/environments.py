@@ -9,20 +9,17 @@ its name in `ENTRIES`.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import re
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import environment_turns
 from common import print_json, print_table, progress, silent
 
 import etude
@@ -34,9 +31,6 @@ from etude.store.stored_config import stored_data
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "environments"
 QUICK = ["finetuning.num_epochs=2", "finetuning.run_configuration.validation_interval=2"]
-TURN_GAMES = 200
-"""Games that the cost of a turn is measured over."""
-
 
 ENTRIES = {
     "gcd": "gcd.yml",
@@ -142,77 +136,6 @@ def held_out(run: Path, reward: str, epoch: int) -> tuple[float, ...]:
     return tuple(item.score for item in items if item is not None and item.score is not None)
 
 
-def overhead() -> float:
-    """Milliseconds of CPU time that a turn takes more than in the environment's own loop: games of Nim."""
-    alone = statistics.median(own_loop(seed) for seed in range(3))
-    here = statistics.median(asyncio.run(in_etude(seed)) for seed in range(3))
-    return here - alone
-
-
-def legal_move(text: str) -> str:
-    """One object of the first pile that is left."""
-    piles = re.findall(r"pile (\d): ([1-9])", text.rpartition("Current Pile")[2])
-    return f"[{piles[0][0]} 1]"
-
-
-def own_loop(seed: int) -> float:
-    """Milliseconds of a turn as TextArena's own examples play."""
-    import textarena
-
-    started, turns = time.process_time(), 0
-    for game in range(TURN_GAMES):
-        env, over = textarena.make("Nim-v0"), False
-        env.reset(num_players=2, seed=seed * TURN_GAMES + game)
-        while not over:
-            _, observation = env.get_observation()
-            over, _ = env.step(action=legal_move(observation))
-            turns += 1
-        env.close()
-    return 1000 * (time.process_time() - started) / turns
-
-
-async def in_etude(seed: int) -> float:
-    """Milliseconds of a turn as a workflow, every call and episode journalled; the model answers at once."""
-    from etude.config.builder import Builder
-    from etude.config.load import parse_config
-    from etude.rollout.collector import Collector, EpisodeJob
-    from etude.store.journal import Journal
-
-    llm = {"_type": "openai", "base_url": "http://127.0.0.1:1/v1"}
-    seats = {name: llm | {"model_name": name} for name in "ab"}
-    workflow = {"_type": "textarena", "id": "Nim-v0", "seats": ["a", "b"], "size": TURN_GAMES, "seed": seed}
-    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "run.db") as journal:
-        async with Builder(parse_config({"llms": seats, "workflow": workflow})) as builder:
-            examples = (await builder.get_dataset()).examples()
-            engine = InstantEngine()
-            collector = Collector(await builder.get_workflow(), dict.fromkeys(seats, engine), journal)
-            started, turns = time.process_time(), 0
-            async for record in collector.collect(EpisodeJob(example.id, example) for example in examples):
-                turns += len(record.calls)
-            return 1000 * (time.process_time() - started) / turns
-
-
-class InstantEngine:
-    """Makes a legal move in no time, with tokens as a real engine has them."""
-
-    version = 0
-
-    async def complete(self, request: Any) -> Any:
-        """The move of the last message."""
-        from etude.core.call import Completion
-
-        text = legal_move(request.messages[-1]["content"])
-        prompt = tuple(range(64 * len(request.messages)))
-        message = {"role": "assistant", "content": text}
-        return Completion(message, prompt_ids=prompt, completion_ids=(1, 2, 3), logprobs=(-0.1, -0.2, -0.3))
-
-    async def adopt(self, version: Any) -> None:
-        """There are no weights."""
-
-    async def close(self) -> None:
-        """There is nothing to free."""
-
-
 def measured(names: Sequence[str], seeds: int, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """The rows of the entries, over all seeds and for each."""
     rows: dict[str, list[tuple[int, Scores]]] = {}
@@ -269,14 +192,23 @@ def main() -> None:
     wanted = given.only or [*ENTRIES]
     left_out = skipped(wanted)
     environments = measured([name for name in wanted if name not in left_out], seeds, given.quick, say)
-    result = {"environments": environments, "overhead_ms_per_turn": overhead(), "skipped": left_out}
+    turns = {}
+    for name in wanted:
+        if name not in left_out:
+            say(f"{name}, the cost of a turn")
+            turns[name] = environment_turns.measured(EXAMPLES / ENTRIES[name], given.quick)
+    overhead = {name: turn["overhead"] for name, turn in turns.items()}
+    result = {
+        "environments": environments,
+        "overhead_ms_per_turn": overhead,
+        "ms_per_turn": turns,
+        "skipped": left_out,
+    }
     if given.json:
         print_json(result)
         return
     columns = ("environment", "seed", "before", "after", "n")
-    notes = [
-        f"a turn costs {result['overhead_ms_per_turn']:.2f} ms of CPU time more than TextArena's own loop"
-    ]
+    notes = [f"{name}: a turn costs {ms:.2f} ms of CPU time more than alone" for name, ms in overhead.items()]
     notes += [f"{name} is skipped: {package} is not installed" for name, package in left_out.items()]
     print_table("Held-out reward, 95 % intervals", columns, [*table_rows(environments)], notes)
 

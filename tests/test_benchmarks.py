@@ -238,3 +238,12 @@ def test_each_of_two_trained_models_is_measured_against_the_other_as_it_was(
         ["first-last", "second-warm-up"],
         ["first-warm-up", "second-last"],
     ]
+
+
+def test_a_turns_cost_is_counted_against_the_environments_own_loop(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    turns = importlib.import_module("environment_turns")
+    file = BENCHMARKS.parent / "examples" / "nim" / "config.yml"
+    costs = asyncio.run(turns.measure(file, episodes=8, rounds=1))
+    assert 0 < costs["own"] < costs["etude"]
+    assert costs["overhead"] == costs["etude"] - costs["own"]
