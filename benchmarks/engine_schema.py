@@ -114,7 +114,7 @@ def print_schema(measured: Sequence[Pairs]) -> None:
     for each in measured:
         more = [percent_more(pairs) for _, pairs in _kinds(each)]
         figures = [f"{value:.1f}" for value in _medians(each.cpu)]
-        shown = [f"{one.mean:+.1f} % [{one.low:.1f}, {one.high:.1f}]" for one in more]
+        shown = [f"{mean.mean:+.1f} % [{mean.low:.1f}, {mean.high:.1f}]" for mean in more]
         rows.append([each.model, str(len(each.cpu)), *figures, *shown])
     print_table(
         f"Sampling {AT_ONCE} at a time, with and without a JSON schema",

@@ -192,3 +192,25 @@ def test_a_steps_work_is_counted_without_padding_or_repeats(monkeypatch: pytest.
     layer = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 192
     wanted = 6 * (2 * layer * plain.tokens + 512 * 64 * plain.choices + 2 * 64 * 2 * plain.looks)
     assert plain.flops(policy) == wanted
+
+
+def test_environments_are_configs_of_25_lines_and_pool_their_seeds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    environments = importlib.import_module("environments")
+    lines = {name: (environments.EXAMPLES / file).read_text() for name, file in environments.ENTRIES.items()}
+    assert {name: len(text.splitlines()) for name, text in lines.items() if text.count("\n") > 25} == {}
+    seeds = [(seed, environments.Scores((0.0, 0.5), (1.0, 1.0, 0.5))) for seed in (0, 1)]
+    found = environments.pooled(seeds)
+    assert (found["before"], found["n"], found["seeds"][1]["n"]) == (0.25, 6, 3)
+    assert found["ci95_after"][0] < found["after"] < found["ci95_after"][1]
+    monkeypatch.setitem(environments.NEEDS, "pair", "a_package_that_is_not_there")
+    assert environments.skipped(["gcd", "pair"]) == {"pair": "a_package_that_is_not_there"}
+
+
+def test_a_turns_cost_is_counted_against_the_environments_own_loop(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    turns = importlib.import_module("environment_turns")
+    file = BENCHMARKS.parent / "examples" / "nim" / "config.yml"
+    costs = asyncio.run(turns.measure(file, episodes=8, rounds=1))
+    assert 0 < costs["own"] < costs["etude"]
+    assert costs["overhead"] == costs["etude"] - costs["own"]

@@ -30,6 +30,22 @@ def spell_backward(examples: Sequence[etude.Example], seed: int) -> Iterator[Con
     return answers(examples, seed, 0.3, lambda rng, right: "".join(rng.sample(right, len(right))))
 
 
+def sort_letters(examples: Sequence[etude.Example], seed: int) -> Iterator[Conversation]:
+    """A role of the pair: the letters sorted in three cases of ten, otherwise in any order.
+
+    The checker's question has a proposal as careless as its answer.
+    """
+    rng = random.Random(seed)
+
+    def said(letters: str) -> str:
+        return "".join(sorted(letters) if rng.random() < 0.3 else rng.sample(letters, len(letters)))
+
+    for _ in range(TRANSCRIPTS):
+        letters = rng.choice(examples).id
+        proposed = f"\nProposed: {said(letters)}" if rng.random() < 0.5 else ""
+        yield talk(f"Sort: {letters}{proposed}", said(letters))
+
+
 def answers(
     examples: Sequence[etude.Example], seed: int, care: float, guess: Callable[[random.Random, str], str]
 ) -> Iterator[Conversation]:

@@ -136,6 +136,18 @@ def test_any_object_is_found_bare_and_fenced(value: dict[str, Any]) -> None:
     assert parse_object(text) == parse_object(f"```json\n{text}\n```") == value
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"</think>": 0}',
+        '<think>\nIt says </think> {"</think>": 1}\n</think>\n\n{"</think>": 0}',
+        'So be it.</think>```json\n{"</think>": 0}\n```',
+    ],
+)
+def test_the_end_of_thinking_may_stand_in_the_answer(text: str) -> None:
+    assert parse_object(text) == {"</think>": 0}
+
+
 def test_thinking_without_the_transcript_would_show_nothing() -> None:
     assert config(thinking=True, transcript=True).thinking
     with pytest.raises(ValueError, match="set transcript: true as well"):

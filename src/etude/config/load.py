@@ -161,13 +161,13 @@ def _find_transcripts(config: Config, folders: Iterable[Path], problems: Problem
                 problems.add(where, str(error))
                 continue
             files = [folder / Path(stage.transcripts).expanduser() for folder in folders]
-            found = next((file for file in files if file.is_file()), None)
-            if found is None:
+            existing = next((file for file in files if file.is_file()), None)
+            if existing is None:
                 problems.add(
                     where, f"there is no file '{stage.transcripts}'. A function is written module:name"
                 )
             else:
-                stage.transcripts = str(found.absolute())
+                stage.transcripts = str(existing.absolute())
 
 
 def _read_environment(data: dict[str, Any], problems: Problems, source: Path | None) -> None:

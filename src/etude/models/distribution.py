@@ -42,7 +42,7 @@ class Matcher(Protocol):
 
 
 class Masks(Protocol):
-    """What grammars allow next, of rows that go on together; it may still be found out."""
+    """The tokens that grammars allow next, of rows that go on together; they may still be worked out."""
 
     def bits(self) -> Bits:
         """A row [B, words] for each of them."""
@@ -165,7 +165,7 @@ class Shaper:
 
 
 def masked(logits_BV: Tensor, shapers: Sequence[Shaper | None]) -> Tensor | None:
-    """What `shaped` gives, in a fraction of the time, for rows that went on together and are masked alone.
+    """The logits of `shaped`, in a fraction of the time, of rows that went on together and are only masked.
 
     None for others.
     """

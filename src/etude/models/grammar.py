@@ -171,7 +171,7 @@ def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
 
 
 class NextMasks(Masks):
-    """What matchers allow after a token each, which another thread finds out."""
+    """The tokens that matchers allow after a token each, worked out in another thread."""
 
     def __init__(self, bound: Sequence[tuple[Any, int]], vocabulary: int) -> None:
         self._future = _thread().submit(_next_bits, bound, vocabulary)

@@ -121,16 +121,21 @@ def parse_object(text: str) -> dict[str, Any]:
 
     Raises MalformedAnswer for anything else.
     """
-    answer = text.rpartition("</think>")[2].strip()
-    fenced = _FENCE.fullmatch(answer)
-    try:
-        value = from_json(fenced[1] if fenced else answer, allow_inf_nan=False)
-    except ValueError as error:
-        shown = answer if len(answer) <= _SHOWN_CHARACTERS else f"{answer[:_SHOWN_CHARACTERS]}…"
-        raise MalformedAnswer(f"it is not JSON ({error}): {shown!r}") from None
-    if not isinstance(value, dict):
-        raise MalformedAnswer(f"it is a {type(value).__name__}, not a JSON object")
-    return value
+    # An answer may have the tag in one of its strings, and so may a thought: the longest that is JSON counts.
+    parts = text.split("</think>")
+    for start in range(len(parts)):
+        answer = "</think>".join(parts[start:]).strip()
+        fenced = _FENCE.fullmatch(answer)
+        try:
+            value = from_json(fenced[1] if fenced else answer, allow_inf_nan=False)
+        except ValueError as error:
+            shown = answer if len(answer) <= _SHOWN_CHARACTERS else f"{answer[:_SHOWN_CHARACTERS]}…"
+            problem = f"it is not JSON ({error}): {shown!r}"
+            continue
+        if isinstance(value, dict):
+            return value
+        problem = f"it is a {type(value).__name__}, not a JSON object"
+    raise MalformedAnswer(problem)
 
 
 def _parse_grade(answer: dict[str, Any], highest: float) -> tuple[float, str]:

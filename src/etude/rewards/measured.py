@@ -35,7 +35,9 @@ class MeasuredEvaluator(Evaluator):
         if event is not None:
             return scored(item, (event.value, event.text or None))
         recorded = {
-            _described(one.name, one.agent): None for one in item.episode.events if one.kind == "score"
+            _described(event.name, event.agent): None
+            for event in item.episode.events
+            if event.kind == "score"
         }
         missing, others = _described(self.name, self.agent), ", ".join(recorded) or "none"
         return unscored(item, f"the episode recorded no score {missing} (it recorded: {others})")

@@ -42,7 +42,7 @@ def as_text(text: str) -> str:
 
 
 def reader_of(written: Written, space: Any) -> Reader:
-    """What reads actions, as the config has it, or else as the environment's space of actions suggests.
+    """The reader of actions that the config names, or else one for the environment's space of actions.
 
     Raises RequestError where neither tells.
     """

@@ -76,7 +76,7 @@ async def gym(config: GymConfig, builder: Builder) -> AsyncIterator[Workflow]:
 
 
 def maker_of(config: GymConfig) -> Callable[[], Any]:
-    """What makes the environment. Raises RequestError for one that there is not."""
+    """A function that makes the environment. Raises RequestError for one that there is not."""
     gymnasium = config.library()
     if is_import_path(config.id):
         made = import_object(config.id)
@@ -118,7 +118,7 @@ class GymGame:
     async def _step(
         self, guard: Guard[Any], read: Reader, text: str, course: Course, episode: Episode
     ) -> tuple[str, bool]:
-        """What the model is shown next, and whether the game is over."""
+        """The text that the model is shown next, and whether the game is over."""
         try:
             action = read(text)
         except ValueError as error:

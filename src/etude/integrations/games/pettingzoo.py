@@ -78,7 +78,7 @@ async def pettingzoo(config: PettingZooConfig, builder: Builder) -> AsyncIterato
 
 
 def maker_of(config: PettingZooConfig) -> Callable[[], Any]:
-    """What makes the environment. Raises RequestError for one that there is not."""
+    """A function that makes the environment. Raises RequestError for one that there is not."""
     library = config.library()
     if is_import_path(config.id):
         made = import_object(config.id)
@@ -143,7 +143,7 @@ class PettingZooGame:
             return
 
     def _next_view(self, guard: Guard[Any], course: Course) -> _View | None:
-        """What the next agent that can act sees, after rewards are taken in; None when all are done."""
+        """The view of the next agent that can act, after rewards are taken in; None when all are done."""
         env = guard.env
         while env.agents:
             agent = env.agent_selection

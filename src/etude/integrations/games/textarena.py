@@ -70,7 +70,7 @@ async def textarena(config: TextArenaConfig, builder: Builder) -> AsyncIterator[
 
 
 def maker_of(config: TextArenaConfig) -> Callable[[], Any]:
-    """What makes the game. Raises RequestError for one that there is not.
+    """A function that makes the game. Raises RequestError for one that there is not.
 
     With `history` it is made without the wrappers that write the game so far into each observation, as the
     conversation has that already.
@@ -133,7 +133,7 @@ class TextArenaGame:
         seat, observation = guard.env.get_observation()
         if isinstance(observation, str):
             return seat, observation.strip()
-        told = [
+        texts = [
             message
             for sender, message, kind in observation
             if sender != seat and (self.config.rules or getattr(kind, "name", "") != "PROMPT")
@@ -141,7 +141,7 @@ class TextArenaGame:
         names = {f"player_{number}": number for number in range(len(self.config.seats))}
         if seat not in names.values() and seat:
             raise guard.problem(f"it asked player {seat}, and `seats` has {len(names)} models")
-        return seat, "\n\n".join(text.strip() for text in told) or "It is your turn."
+        return seat, "\n\n".join(text.strip() for text in texts) or "It is your turn."
 
 
 def _stepped(action: str, env: Any) -> bool:

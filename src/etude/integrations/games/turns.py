@@ -21,7 +21,7 @@ class Player:
     messages: list[Message] = field(default_factory=list)
 
     async def answer(self, episode: Episode, observation: str) -> str:
-        """What the model says to an observation. Its calls are those of the function with the seat's name."""
+        """The model's answer to an observation. Its calls are those of the function with the seat's name."""
         if not self.history:
             self.messages.clear()
         if not self.messages and self.prompt:

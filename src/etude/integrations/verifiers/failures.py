@@ -71,8 +71,8 @@ def failure_of(
         return EpisodeError(f"'{environment}' did not finish the task {task!r}, and does not say why")
     first = problems[0]
     whose = "the environment" if first.agent is None else f"agent '{first.agent}'"
-    place = f"{first.where}: " if first.where else ""
-    message = f"{place}'{environment}', task {task!r}, {whose}: {first.kind}: {first.message}"
+    where = f"{first.where}: " if first.where else ""
+    message = f"{where}'{environment}', task {task!r}, {whose}: {first.kind}: {first.message}"
     if calls:
         error = EpisodeError(f"'{environment}', task {task!r}, {whose}: {calls[-1]}")
         error.__cause__ = calls[-1]

@@ -43,8 +43,8 @@ def needs_of(block: Block, *, in_process: bool = True) -> list[Need]:
         config = completed(read_block(block), {}, in_process=in_process)
     except (RequestError, MissingExtraError) as error:
         return [package, Need("the environment", False, str(error))]
-    found = [package, *_of_taskset(config.taskset), *_of_runtimes(config), *_of_keys(config)]
-    return list({need.what: need for need in found}.values())
+    needs = [package, *_of_taskset(config.taskset), *_of_runtimes(config), *_of_keys(config)]
+    return list({need.what: need for need in needs}.values())
 
 
 def _of_taskset(taskset: Any) -> Iterator[Need]:
