@@ -142,11 +142,7 @@ def sample_of(
     turns: list[Turn] = []
     messages: list[Message] = []
     known = all(_has_tokens(call) for call in branch.calls)
-    functions = {None, *(call.function for call in branch.calls)}
-    events = [event for event in episode.events if event.agent in functions]
-    returns: Sequence[float | None]
-    returns = step_returns(branch.calls, events, reward, discount) or [None] * len(branch.calls)
-    for call, value in zip(branch.calls, returns, strict=True):
+    for call, value in zip(branch.calls, _returns(branch, episode, reward, discount), strict=True):
         completion = call.completion
         assert completion is not None, "a branch has answered calls"
         prompt, sampled = completion.prompt_ids or (), completion.completion_ids or ()
@@ -186,6 +182,15 @@ def sample_of(
         tools=tuple(branch.calls[-1].request.tools),
         notes={"drifted": branch.drifted, **notes},
     )
+
+
+def _returns(
+    branch: Branch, episode: EpisodeRecord, reward: float, discount: float
+) -> Sequence[float | None]:
+    """The return of each call; None where its agent gave no step rewards."""
+    functions = {None, *(call.function for call in branch.calls)}
+    events = [event for event in episode.events if event.agent in functions]
+    return step_returns(branch.calls, events, reward, discount) or [None] * len(branch.calls)
 
 
 def drawn_by(call: Call) -> Sampling:
