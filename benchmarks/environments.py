@@ -1,24 +1,25 @@
 """How much tiny models learn in environments over several seeds, from the configs in `examples/environments`.
 
 Each row is a config that is trained as it stands, once for each seed, and measured on its own held-out
-examples before training (after the warm-up) and after. A new row is a config, and its name in `ENTRIES`.
+examples before training (after the warm-up) and after. In a game in which one model wins what the other
+loses, each has the other as it was before training for its opponent, both times. A new row is a config, and
+its name in `ENTRIES`.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import re
-import statistics
+import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import environment_turns
 from common import print_json, print_table, progress, silent
 
 import etude
@@ -26,21 +27,26 @@ from etude.core.stats import estimate
 from etude.rewards.scorer import read_score
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import reward_name, stored_data
+from etude.store.stored_config import stored_data
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "environments"
 QUICK = ["finetuning.num_epochs=2", "finetuning.run_configuration.validation_interval=2"]
-TURN_GAMES = 200
-"""Games that the cost of a turn is measured over."""
-
 
 ENTRIES = {
     "gcd": "gcd.yml",
     "letter_counting": "letter_counting.yml",
     "spell_backward": "spell_backward.yml",
     "nim_pool": "../nim/config.yml",
+    "mcp": "../calculator/mcp.yml",
+    "pair": "pair.yml",
+    "kuhn_poker": "kuhn_poker.yml",
 }
-"""The configs, by the names of their rows."""
+"""The configs, by the names of their rows. Of a config with several targets each is a row: `pair_checker`."""
+OPPOSED = {"kuhn_poker.yml"}
+"""Games of two trained models in which one wins what the other loses: each is measured against the other as
+that was before training."""
+NEEDS = {"pair": "verifiers"}
+"""Packages without which a row is skipped by name: they do not go together with all others."""
 
 
 @dataclass(frozen=True)
@@ -62,96 +68,72 @@ class Scores:
         }
 
 
-def trained(config: str, seed: int, folder: Path, quick: bool) -> Scores:
-    """Train a config; its held-out scores. Raises SystemExit when that fails."""
+def trained(config: str, seed: int, folder: Path, quick: bool) -> dict[str, Scores]:
+    """Train a config; its held-out scores, as `measured_in` has them. Raises SystemExit when that fails."""
     settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", *(QUICK if quick else [])]
+    command("train", config, settings, "--name", "run")
+    return measured_apart(config, seed, folder) if config in OPPOSED else measured_in(folder / "run")
+
+
+def command(name: str, config: str, settings: Sequence[str], *options: str) -> str:
+    """The output of an `etude` command for an example's config. Raises SystemExit when it fails."""
     overrides = [part for setting in settings for part in ("-o", setting)]
-    arguments = ["train", str(EXAMPLES / config), *overrides, "--name", "run"]
+    arguments = [name, str(EXAMPLES / config), *overrides, *options]
     done = subprocess.run([sys.executable, "-m", "etude", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"etude {' '.join(arguments)} failed:\n{done.stderr or done.stdout}")
-    run = etude.load_run(folder / "run")
-    return Scores(held_out(run, 0), held_out(run, run.summary["after"]["epoch"]))
+    return done.stdout
 
 
-def held_out(run: etude.Run, epoch: int) -> tuple[float, ...]:
+def measured_in(run: Path) -> dict[str, Scores]:
+    """The held-out scores of a run by its targets; where it has none, under ""."""
+    summary = etude.load_run(run).summary
+    summaries = summary.get("targets") or {"": summary}
+    return {
+        name: Scores(held_out(run, reward, 0), held_out(run, reward, summaries[name]["after"]["epoch"]))
+        for name, reward in rewards_of(run).items()
+    }
+
+
+def measured_apart(config: str, seed: int, folder: Path) -> dict[str, Scores]:
+    """The held-out scores of the targets, where the other's model is that of before training."""
+    run, rewards = etude.load_run(folder / "run"), rewards_of(folder / "run")
+    before, after = (
+        {name: run.version(f"{name}:{which}").export(folder / f"{name}-{which}") for name in rewards}
+        for which in ("warm-up", "last")
+    )
+
+    def played(models: Mapping[str, Path]) -> dict[str, tuple[float, ...]]:
+        settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", "finetuning.warm_up=null"]
+        for name, path in models.items():
+            settings += [f"llms.{name}.model={path}", f"llms.{name}.tiny=null"]
+        scores = [
+            item["scores"] for item in json.loads(command("evaluate", config, settings, "--json"))["items"]
+        ]
+        return {
+            name: tuple(each[name] for each in scores if each[name] is not None) for name in rewards.values()
+        }
+
+    at_first = played(before)
+    return {
+        name: Scores(at_first[reward], played({**before, name: after[name]})[reward])
+        for name, reward in rewards.items()
+    }
+
+
+def rewards_of(run: Path) -> dict[str, str]:
+    """The evaluator that is each target's reward; without targets, under ""."""
+    finetuning = stored_data(run)["finetuning"]
+    blocks = finetuning.get("targets") or {"": finetuning}
+    return {name: block["reward_function"]["name"] for name, block in blocks.items()}
+
+
+def held_out(run: Path, reward: str, epoch: int) -> tuple[float, ...]:
     """The rewards of the validation after an epoch; 0 is the one before training."""
-    reward = str(reward_name(stored_data(run.folder)))
-    with RunFolder.open(run.folder) as folder:
+    with RunFolder.open(run) as folder:
         records = iter_episodes(folder.journal, phase=f"validation/{epoch}")
         items = [read_score(folder.journal, record, reward) for record in records]
     return tuple(item.score for item in items if item is not None and item.score is not None)
-
-
-def overhead() -> float:
-    """Milliseconds of CPU time that a turn takes more than in the environment's own loop: games of Nim."""
-    alone = statistics.median(own_loop(seed) for seed in range(3))
-    here = statistics.median(asyncio.run(in_etude(seed)) for seed in range(3))
-    return here - alone
-
-
-def legal_move(text: str) -> str:
-    """One object of the first pile that is left."""
-    piles = re.findall(r"pile (\d): ([1-9])", text.rpartition("Current Pile")[2])
-    return f"[{piles[0][0]} 1]"
-
-
-def own_loop(seed: int) -> float:
-    """Milliseconds of a turn as TextArena's own examples play."""
-    import textarena
-
-    started, turns = time.process_time(), 0
-    for game in range(TURN_GAMES):
-        env, over = textarena.make("Nim-v0"), False
-        env.reset(num_players=2, seed=seed * TURN_GAMES + game)
-        while not over:
-            _, observation = env.get_observation()
-            over, _ = env.step(action=legal_move(observation))
-            turns += 1
-        env.close()
-    return 1000 * (time.process_time() - started) / turns
-
-
-async def in_etude(seed: int) -> float:
-    """Milliseconds of a turn as a workflow, every call and episode journalled; the model answers at once."""
-    from etude.config.builder import Builder
-    from etude.config.load import parse_config
-    from etude.rollout.collector import Collector, EpisodeJob
-    from etude.store.journal import Journal
-
-    llm = {"_type": "openai", "base_url": "http://127.0.0.1:1/v1"}
-    seats = {name: llm | {"model_name": name} for name in "ab"}
-    workflow = {"_type": "textarena", "id": "Nim-v0", "seats": ["a", "b"], "size": TURN_GAMES, "seed": seed}
-    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "run.db") as journal:
-        async with Builder(parse_config({"llms": seats, "workflow": workflow})) as builder:
-            examples = (await builder.get_dataset()).examples()
-            engine = InstantEngine()
-            collector = Collector(await builder.get_workflow(), dict.fromkeys(seats, engine), journal)
-            started, turns = time.process_time(), 0
-            async for record in collector.collect(EpisodeJob(example.id, example) for example in examples):
-                turns += len(record.calls)
-            return 1000 * (time.process_time() - started) / turns
-
-
-class InstantEngine:
-    """Makes a legal move in no time, with tokens as a real engine has them."""
-
-    version = 0
-
-    async def complete(self, request: Any) -> Any:
-        """The move of the last message."""
-        from etude.core.call import Completion
-
-        text = legal_move(request.messages[-1]["content"])
-        prompt = tuple(range(64 * len(request.messages)))
-        message = {"role": "assistant", "content": text}
-        return Completion(message, prompt_ids=prompt, completion_ids=(1, 2, 3), logprobs=(-0.1, -0.2, -0.3))
-
-    async def adopt(self, version: Any) -> None:
-        """There are no weights."""
-
-    async def close(self) -> None:
-        """There is nothing to free."""
 
 
 def measured(names: Sequence[str], seeds: int, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -161,8 +143,14 @@ def measured(names: Sequence[str], seeds: int, quick: bool, say: Callable[[str],
         for seed in range(seeds):
             say(f"{name}, seed {seed}")
             with tempfile.TemporaryDirectory() as folder:
-                rows.setdefault(name, []).append((seed, trained(ENTRIES[name], seed, Path(folder), quick)))
+                for target, scores in trained(ENTRIES[name], seed, Path(folder), quick).items():
+                    rows.setdefault(f"{name}_{target}" if target else name, []).append((seed, scores))
     return {name: pooled(scores) for name, scores in rows.items()}
+
+
+def skipped(names: Sequence[str]) -> dict[str, str]:
+    """The rows that cannot be measured here, and the package that each lacks."""
+    return {name: NEEDS[name] for name in names if name in NEEDS and find_spec(NEEDS[name]) is None}
 
 
 def pooled(rows: Sequence[tuple[int, Scores]]) -> dict[str, Any]:
@@ -201,14 +189,28 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     given = parser.parse_args()
     say, seeds = silent if given.json else progress, 1 if given.quick else given.seeds
-    environments = measured(given.only or [*ENTRIES], seeds, given.quick, say)
-    result = {"environments": environments, "overhead_ms_per_turn": overhead()}
+    wanted = given.only or [*ENTRIES]
+    left_out = skipped(wanted)
+    environments = measured([name for name in wanted if name not in left_out], seeds, given.quick, say)
+    turns = {}
+    for name in wanted:
+        if name not in left_out:
+            say(f"{name}, the cost of a turn")
+            turns[name] = environment_turns.measured(EXAMPLES / ENTRIES[name], given.quick)
+    overhead = {name: turn["overhead"] for name, turn in turns.items()}
+    result = {
+        "environments": environments,
+        "overhead_ms_per_turn": overhead,
+        "ms_per_turn": turns,
+        "skipped": left_out,
+    }
     if given.json:
         print_json(result)
         return
     columns = ("environment", "seed", "before", "after", "n")
-    note = f"a turn costs {result['overhead_ms_per_turn']:.2f} ms of CPU time more than TextArena's own loop"
-    print_table("Held-out reward, 95 % intervals", columns, [*table_rows(environments)], [note])
+    notes = [f"{name}: a turn costs {ms:.2f} ms of CPU time more than alone" for name, ms in overhead.items()]
+    notes += [f"{name} is skipped: {package} is not installed" for name, package in left_out.items()]
+    print_table("Held-out reward, 95 % intervals", columns, [*table_rows(environments)], notes)
 
 
 if __name__ == "__main__":

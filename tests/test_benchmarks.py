@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from etude.config.document import read_document
 from etude.core.trajectory import TrajectoryCollection
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -192,3 +195,55 @@ def test_a_steps_work_is_counted_without_padding_or_repeats(monkeypatch: pytest.
     layer = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 192
     wanted = 6 * (2 * layer * plain.tokens + 512 * 64 * plain.choices + 2 * 64 * 2 * plain.looks)
     assert plain.flops(policy) == wanted
+
+
+def test_environments_are_configs_of_25_lines_and_pool_their_seeds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    environments = importlib.import_module("environments")
+    lines = {name: (environments.EXAMPLES / file).read_text() for name, file in environments.ENTRIES.items()}
+    assert {name: len(text.splitlines()) for name, text in lines.items() if text.count("\n") > 25} == {}
+    seeds = [(seed, environments.Scores((0.0, 0.5), (1.0, 1.0, 0.5))) for seed in (0, 1)]
+    found = environments.pooled(seeds)
+    assert (found["before"], found["n"], found["seeds"][1]["n"]) == (0.25, 6, 3)
+    assert found["ci95_after"][0] < found["after"] < found["ci95_after"][1]
+    monkeypatch.setitem(environments.NEEDS, "pair", "a_package_that_is_not_there")
+    assert environments.skipped(["gcd", "pair"]) == {"pair": "a_package_that_is_not_there"}
+
+
+@pytest.mark.slow
+def test_each_of_two_trained_models_is_measured_against_the_other_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    pytest.importorskip("textarena")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    environments = importlib.import_module("environments")
+    config = read_document(environments.EXAMPLES / "kuhn_poker.yml").data
+    for llm in config["llms"].values():
+        llm["tiny"] = {"max_context": 1024}  # It has hardly learned to keep it short.
+    config["workflow"] |= {"size": 4, "validation_size": 6}
+    config["trajectory_builders"]["grpo"] |= {"examples_per_epoch": 2, "num_generations": 2}
+    config["finetuning"]["warm_up"]["steps"] = 10
+    shutil.copy(environments.EXAMPLES / "careless.py", tmp_path)
+    small = tmp_path / "small.yml"
+    small.write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(environments, "OPPOSED", {str(small)})
+    scores = environments.trained(str(small), seed=0, folder=tmp_path, quick=True)
+    # What is before is one set of games, in which one wins what the other loses.
+    assert [-score for score in scores["first"].before] == list(scores["second"].before)
+    assert {len(part.after) for part in scores.values()} == {6}
+    played = sorted(tmp_path.glob("*/evaluation.json"), key=lambda path: path.stat().st_mtime)
+    models = [read_document(path.parent / "config.yml").data["llms"] for path in played]
+    assert [[Path(llms[name]["model"]).name for name in ("first", "second")] for llms in models] == [
+        ["first-warm-up", "second-warm-up"],
+        ["first-last", "second-warm-up"],
+        ["first-warm-up", "second-last"],
+    ]
+
+
+def test_a_turns_cost_is_counted_against_the_environments_own_loop(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    turns = importlib.import_module("environment_turns")
+    file = BENCHMARKS.parent / "examples" / "nim" / "config.yml"
+    costs = asyncio.run(turns.measure(file, episodes=8, rounds=1))
+    assert 0 < costs["own"] < costs["etude"]
+    assert costs["overhead"] == costs["etude"] - costs["own"]

@@ -30,6 +30,40 @@ def spell_backward(examples: Sequence[etude.Example], seed: int) -> Iterator[Con
     return answers(examples, seed, 0.3, lambda rng, right: "".join(rng.sample(right, len(right))))
 
 
+def kuhn_poker(examples: Sequence[etude.Example], seed: int) -> Iterator[Conversation]:
+    """Both players' sides of games of Kuhn poker, in which every move is legal and none has a reason."""
+    import textarena
+
+    rng = random.Random(seed)
+    for _ in range(TRANSCRIPTS // 12):
+        env, said, over = textarena.make("KuhnPoker-v0-raw"), ([], []), False
+        env.reset(num_players=2, seed=rng.getrandbits(32))
+        while not over:
+            player, observation = env.get_observation()
+            # As the workflow shows it without the rules: what others said since the player's last turn.
+            others = [seen for seen in observation if seen[0] != player and seen[2].name != "PROMPT"]
+            move = rng.choice([*env.state.game_state["current_legal_action_tree"]])
+            said[player].extend(("\n\n".join(text.strip() for _, text, _ in others), f"[{move}]"))
+            over, _ = env.step(said[player][-1])
+        yield from (talk(*side) for side in said)
+
+
+def sort_letters(examples: Sequence[etude.Example], seed: int) -> Iterator[Conversation]:
+    """A role of the pair: the letters sorted in three cases of ten, otherwise in any order.
+
+    The checker's question has a proposal as careless as its answer.
+    """
+    rng = random.Random(seed)
+
+    def said(letters: str) -> str:
+        return "".join(sorted(letters) if rng.random() < 0.3 else rng.sample(letters, len(letters)))
+
+    for _ in range(TRANSCRIPTS):
+        letters = rng.choice(examples).id
+        proposed = f"\nProposed: {said(letters)}" if rng.random() < 0.5 else ""
+        yield talk(f"Sort: {letters}{proposed}", said(letters))
+
+
 def answers(
     examples: Sequence[etude.Example], seed: int, care: float, guess: Callable[[random.Random, str], str]
 ) -> Iterator[Conversation]:
