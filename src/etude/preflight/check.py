@@ -33,6 +33,7 @@ from etude.core.example import Example
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.stats import estimate
+from etude.core.tools import ToolSet
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
@@ -145,16 +146,22 @@ async def _check_workflow(builder: Builder, findings: Findings) -> None:
         if isinstance(workflow.fn, ProtocolWorkflow):
             for untried in workflow.fn.protocol.untried:
                 findings.warn("protocol", untried)
+        for tools in workflow.tool_sets:
+            with findings.of_errors(f"tools {tools.name}"):
+                await _open_tools(tools, findings)
 
 
 async def _check_tools(builder: Builder, findings: Findings) -> None:
-    """Open each set of tools, as an episode would."""
     for name in builder.config.tools:
         with findings.of_errors(f"tools {name}"):
-            tools = await builder.get_tools(name)
-            async with tools.source.open() as session:
-                offered = ", ".join(tool["function"]["name"] for tool in session.tools)
-            findings.ok(f"tools {name}", offered or "the server offers none")
+            await _open_tools(await builder.get_tools(name), findings)
+
+
+async def _open_tools(tools: ToolSet, findings: Findings) -> None:
+    """Open a set of tools, as an episode would. Raises ToolError."""
+    async with tools.source.open() as session:
+        offered = ", ".join(tool["function"]["name"] for tool in session.tools)
+    findings.ok(f"tools {tools.name}", offered or "the server offers none")
 
 
 async def _examples(builder: Builder, source: Any, what: str, findings: Findings) -> list[Example]:

@@ -124,4 +124,4 @@ async def agent(config: AgentConfig, builder: Builder) -> AsyncIterator[Workflow
 def agent_workflow(config: AgentConfig, agent: Agent) -> Workflow:
     """The workflow of an agent that is asked once."""
     arguments = {"agent": agent, "prompt": config.prompt}
-    return Workflow(config.type_name, answer_prompt, config.timeout, arguments)
+    return Workflow(config.type_name, answer_prompt, config.timeout, arguments, agent.sets)

@@ -16,6 +16,7 @@ from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
 from etude.core.episode import WORKFLOW
 from etude.core.errors import RequestError
+from etude.core.tools import ToolSet
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -38,6 +39,8 @@ class Workflow:
     """Seconds that an episode may take; None leaves it to the config."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments of every call."""
+    tool_sets: tuple[ToolSet, ...] = ()
+    """Tools that it has besides those of the config; `etude check` opens them."""
 
     def check(self, *, complete: bool = False) -> None:
         """Raises RequestError when the function cannot be called with an example and an episode.

@@ -23,6 +23,7 @@ from etude.config.load import load_config, parse_config
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import ConfigError, RequestError
 from etude.preflight.check import check_config
+from etude.preflight.starter import write_environment
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.reply import ToolCall
 from etude.rollout.workflow import Workflow
@@ -303,3 +304,36 @@ async def test_a_check_lists_the_tools_and_says_why_there_are_none() -> None:
     found = {finding.what: finding for finding in report.findings.items}
     assert (found["tools good"].status, found["tools good"].detail) == ("ok", "odd, die, remember")
     assert found["tools bad"].status == "error" and "no license key" in found["tools bad"].detail
+
+
+async def test_a_check_opens_the_server_of_the_workflow() -> None:
+    server = {"_type": "mcp", "command": "python"}
+    for arguments, status, detail in (
+        ([PLAIN], "ok", "odd, die, remember"),
+        ([PLAIN, "dies at once"], "error", "no license key"),
+    ):
+        report = await check_config(parse_config({"workflow": server | {"args": arguments}}))
+        [finding] = [finding for finding in report.findings.items if finding.what == "tools mcp"]
+        assert finding.status == status and detail in finding.detail
+
+
+async def test_a_project_with_a_server_to_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_environment(tmp_path / "new", "mcp", "somewhere/model")
+    report = await check_config(load_config(tmp_path / "new" / "config.yml"))
+    for module in ("tasks", "server"):
+        del sys.modules[module]
+    found = {finding.what: finding for finding in report.findings.items}
+    assert (found["tools mcp"].status, found["tools mcp"].detail) == ("ok", "price")
+    assert (found["examples"].status, found["validation"].status) == ("ok", "ok")
+    assert found["evaluator correct"].status == "ok"
+
+
+def test_a_project_for_a_server_that_there_is(tmp_path: Path) -> None:
+    write_environment(tmp_path / "a", "mcp:npx -y 'a server' /data")
+    write_environment(tmp_path / "b", "mcp:https://search.example/mcp")
+    local, remote = (load_config(tmp_path / name / "config.yml").workflow for name in "ab")
+    assert (local.command, local.args) == ("npx", ["-y", "a server", "/data"])
+    assert (remote.command, remote.url) == (None, "https://search.example/mcp")
+    with pytest.raises(RequestError, match="is no command: No closing quotation"):
+        write_environment(tmp_path / "c", "mcp:npx 'a")

@@ -10,8 +10,9 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from etude.config.component import ToolsConfig
-from etude.config.supplies import Need, package_need
+from etude.config.supplies import Need, Starter, package_need
 from etude.core.errors import RequestError
+from etude.integrations.mcp.starter import starter_of
 from etude.rollout.agent import AgentConfig
 
 
@@ -76,3 +77,8 @@ class McpAgentConfig(AgentConfig, McpToolsConfig, name="mcp"):
             return [package, Need(f"the program {self.program()}", True)]
         except RequestError as error:
             return [package, Need(f"the program {self.command}", False, str(error))]
+
+    @classmethod
+    def starter(cls, task: str | None) -> Starter:
+        """A server to change with questions for it, or the config of one by its address or command."""
+        return starter_of(task)
