@@ -1,16 +1,19 @@
 """How much tiny models learn in environments over several seeds, from the configs in `examples/environments`.
 
 Each row is a config that is trained as it stands, once for each seed, and measured on its own held-out
-examples before training (after the warm-up) and after. A new row is a config, and its name in `ENTRIES`.
+examples before training (after the warm-up) and after. In a game in which one model wins what the other
+loses, each has the other as it was before training for its opponent, both times. A new row is a config, and
+its name in `ENTRIES`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,8 +39,12 @@ ENTRIES = {
     "nim_pool": "../nim/config.yml",
     "mcp": "../calculator/mcp.yml",
     "pair": "pair.yml",
+    "kuhn_poker": "kuhn_poker.yml",
 }
 """The configs, by the names of their rows. Of a config with several targets each is a row: `pair_checker`."""
+OPPOSED = {"kuhn_poker.yml"}
+"""Games of two trained models in which one wins what the other loses: each is measured against the other as
+that was before training."""
 NEEDS = {"pair": "verifiers"}
 """Packages without which a row is skipped by name: they do not go together with all others."""
 
@@ -64,24 +71,61 @@ class Scores:
 def trained(config: str, seed: int, folder: Path, quick: bool) -> dict[str, Scores]:
     """Train a config; its held-out scores, as `measured_in` has them. Raises SystemExit when that fails."""
     settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", *(QUICK if quick else [])]
+    command("train", config, settings, "--name", "run")
+    return measured_apart(config, seed, folder) if config in OPPOSED else measured_in(folder / "run")
+
+
+def command(name: str, config: str, settings: Sequence[str], *options: str) -> str:
+    """The output of an `etude` command for an example's config. Raises SystemExit when it fails."""
     overrides = [part for setting in settings for part in ("-o", setting)]
-    arguments = ["train", str(EXAMPLES / config), *overrides, "--name", "run"]
+    arguments = [name, str(EXAMPLES / config), *overrides, *options]
     done = subprocess.run([sys.executable, "-m", "etude", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"etude {' '.join(arguments)} failed:\n{done.stderr or done.stdout}")
-    return measured_in(folder / "run")
+    return done.stdout
 
 
 def measured_in(run: Path) -> dict[str, Scores]:
     """The held-out scores of a run by its targets; where it has none, under ""."""
-    finetuning, summary = stored_data(run)["finetuning"], etude.load_run(run).summary
-    blocks = finetuning.get("targets") or {"": finetuning}
+    summary = etude.load_run(run).summary
     summaries = summary.get("targets") or {"": summary}
-    rewards = {name: block["reward_function"]["name"] for name, block in blocks.items()}
     return {
-        name: Scores(held_out(run, rewards[name], 0), held_out(run, rewards[name], each["after"]["epoch"]))
-        for name, each in summaries.items()
+        name: Scores(held_out(run, reward, 0), held_out(run, reward, summaries[name]["after"]["epoch"]))
+        for name, reward in rewards_of(run).items()
     }
+
+
+def measured_apart(config: str, seed: int, folder: Path) -> dict[str, Scores]:
+    """The held-out scores of the targets, where the other's model is that of before training."""
+    run, rewards = etude.load_run(folder / "run"), rewards_of(folder / "run")
+    before, after = (
+        {name: run.version(f"{name}:{which}").export(folder / f"{name}-{which}") for name in rewards}
+        for which in ("warm-up", "last")
+    )
+
+    def played(models: Mapping[str, Path]) -> dict[str, tuple[float, ...]]:
+        settings = [f"finetuning.seed={seed}", f"finetuning.output_dir={folder}", "finetuning.warm_up=null"]
+        for name, path in models.items():
+            settings += [f"llms.{name}.model={path}", f"llms.{name}.tiny=null"]
+        scores = [
+            item["scores"] for item in json.loads(command("evaluate", config, settings, "--json"))["items"]
+        ]
+        return {
+            name: tuple(each[name] for each in scores if each[name] is not None) for name in rewards.values()
+        }
+
+    at_first = played(before)
+    return {
+        name: Scores(at_first[reward], played({**before, name: after[name]})[reward])
+        for name, reward in rewards.items()
+    }
+
+
+def rewards_of(run: Path) -> dict[str, str]:
+    """The evaluator that is each target's reward; without targets, under ""."""
+    finetuning = stored_data(run)["finetuning"]
+    blocks = finetuning.get("targets") or {"": finetuning}
+    return {name: block["reward_function"]["name"] for name, block in blocks.items()}
 
 
 def held_out(run: Path, reward: str, epoch: int) -> tuple[float, ...]:

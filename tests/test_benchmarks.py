@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from etude.config.document import read_document
 from etude.core.trajectory import TrajectoryCollection
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -205,6 +208,36 @@ def test_environments_are_configs_of_25_lines_and_pool_their_seeds(monkeypatch: 
     assert found["ci95_after"][0] < found["after"] < found["ci95_after"][1]
     monkeypatch.setitem(environments.NEEDS, "pair", "a_package_that_is_not_there")
     assert environments.skipped(["gcd", "pair"]) == {"pair": "a_package_that_is_not_there"}
+
+
+@pytest.mark.slow
+def test_each_of_two_trained_models_is_measured_against_the_other_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    pytest.importorskip("textarena")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    environments = importlib.import_module("environments")
+    config = read_document(environments.EXAMPLES / "kuhn_poker.yml").data
+    for llm in config["llms"].values():
+        llm["tiny"] = {"max_context": 1024}  # It has hardly learned to keep it short.
+    config["workflow"] |= {"size": 4, "validation_size": 6}
+    config["trajectory_builders"]["grpo"] |= {"examples_per_epoch": 2, "num_generations": 2}
+    config["finetuning"]["warm_up"]["steps"] = 10
+    shutil.copy(environments.EXAMPLES / "careless.py", tmp_path)
+    small = tmp_path / "small.yml"
+    small.write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(environments, "OPPOSED", {str(small)})
+    scores = environments.trained(str(small), seed=0, folder=tmp_path, quick=True)
+    # What is before is one set of games, in which one wins what the other loses.
+    assert [-score for score in scores["first"].before] == list(scores["second"].before)
+    assert {len(part.after) for part in scores.values()} == {6}
+    played = sorted(tmp_path.glob("*/evaluation.json"), key=lambda path: path.stat().st_mtime)
+    models = [read_document(path.parent / "config.yml").data["llms"] for path in played]
+    assert [[Path(llms[name]["model"]).name for name in ("first", "second")] for llms in models] == [
+        ["first-warm-up", "second-warm-up"],
+        ["first-last", "second-warm-up"],
+        ["first-warm-up", "second-last"],
+    ]
 
 
 def test_a_turns_cost_is_counted_against_the_environments_own_loop(monkeypatch: pytest.MonkeyPatch):

@@ -30,6 +30,24 @@ def spell_backward(examples: Sequence[etude.Example], seed: int) -> Iterator[Con
     return answers(examples, seed, 0.3, lambda rng, right: "".join(rng.sample(right, len(right))))
 
 
+def kuhn_poker(examples: Sequence[etude.Example], seed: int) -> Iterator[Conversation]:
+    """Both players' sides of games of Kuhn poker, in which every move is legal and none has a reason."""
+    import textarena
+
+    rng = random.Random(seed)
+    for _ in range(TRANSCRIPTS // 12):
+        env, said, over = textarena.make("KuhnPoker-v0-raw"), ([], []), False
+        env.reset(num_players=2, seed=rng.getrandbits(32))
+        while not over:
+            player, observation = env.get_observation()
+            # As the workflow shows it without the rules: what others said since the player's last turn.
+            others = [seen for seen in observation if seen[0] != player and seen[2].name != "PROMPT"]
+            move = rng.choice([*env.state.game_state["current_legal_action_tree"]])
+            said[player].extend(("\n\n".join(text.strip() for _, text, _ in others), f"[{move}]"))
+            over, _ = env.step(said[player][-1])
+        yield from (talk(*side) for side in said)
+
+
 def sort_letters(examples: Sequence[etude.Example], seed: int) -> Iterator[Conversation]:
     """A role of the pair: the letters sorted in three cases of ten, otherwise in any order.
 

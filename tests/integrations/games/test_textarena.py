@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import re
+from itertools import islice
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("textarena")
 
+from etude.config.document import read_document
 from etude.config.load import parse_config
 from etude.core.errors import RequestError
 from etude.core.example import Example
@@ -16,6 +20,7 @@ from tests.integrations.games.playing import played, scores
 
 NIM = {"_type": "textarena", "id": "Nim-v0", "seats": ["alice", "bob"], "max_turns": 20}
 PLAYERS = ("alice", "bob")
+EXAMPLES = Path(__file__).parents[3] / "examples" / "environments"
 
 
 def greedy(request):
@@ -79,6 +84,27 @@ async def test_one_player_and_a_game_without_a_result(journal):
 async def test_a_game_that_there_is_not(journal):
     with pytest.raises(RequestError, match=r"no game of TextArena's 'Nym-v0'; did you mean 'Nim-v0'"):
         await played(NIM | {"id": "Nym-v0"}, journal, greedy, models=PLAYERS)
+
+
+async def test_the_warm_up_of_the_example_shows_what_players_are_shown(journal, monkeypatch):
+    """A tiny model reads what it was warmed up on, or nothing."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    transcripts = list(islice(importlib.import_module("careless").kuhn_poker([], seed=0), 1000))
+    imitated = {conversation[0]["content"] for conversation in transcripts}
+    moves = [message["content"] for conversation in transcripts for message in conversation[1::2]]
+    assert 0.45 < sum(move in ("[bet]", "[call]") for move in moves) / len(moves) < 0.55
+
+    draw = random.Random(0)
+
+    def any_legal_move(request):
+        actions = request.messages[-1]["content"].rpartition("Your available actions are: ")[2]
+        return draw.choice(re.findall(r"'(\[\w+\])'", actions))
+
+    game = read_document(EXAMPLES / "kuhn_poker.yml").data["workflow"]
+    records = await played(game, journal, any_legal_move, models=("first", "second"), games=64)
+    shown = {call.request.messages[0]["content"] for record in records for call in record.calls}
+    assert len(shown) == 9 and shown <= imitated  # Three cards: to begin, after a check, after a bet.
+    assert all(scores(record)["invalid"] == 0 for record in records)
 
 
 def test_two_trained_players_have_a_target_and_a_reward_each():
