@@ -72,11 +72,9 @@ _LFM2 = Family("<|im_end|>", "<|tool_call_start|> <|tool_call_end|>", "<|startof
 FAMILIES = {
     "cohere": Family("<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
     "cohere2": Family("<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
-    "deepseek_r1_distill": replace(_DEEPSEEK, drifts="later system messages take the first's place"),
+    "deepseek_r1_distill": _DEEPSEEK,
     "deepseekv3": replace(
-        _DEEPSEEK,
-        drifts="its prompts open a thought, which a call without one leaves out, and system messages are "
-        "gathered at the beginning",
+        _DEEPSEEK, drifts="its prompts open a thought, which a call without one leaves out"
     ),
     "gemma": _GEMMA,
     "gemma3": _GEMMA,
@@ -186,6 +184,7 @@ def row(name: str) -> list[str]:
         way["answers are read by"].detail,
         way["tool calls"].detail,
         way["thinking"].detail,
+        way["system messages"].detail,
         f"{extends}; drifts, because {why}" if why else extends,
         way["conversations are extended by"].detail,
     ]
@@ -193,7 +192,15 @@ def row(name: str) -> list[str]:
 
 def render() -> str:
     """The page."""
-    heads = ["chat template", "answers are read by", "tool calls", "thinking", "extends", "by"]
+    heads = [
+        "chat template",
+        "answers are read by",
+        "tool calls",
+        "thinking",
+        "system messages",
+        "extends",
+        "by",
+    ]
     lines = ["| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *map(row, FAMILIES))]
     return INTRODUCTION + "\n".join(lines) + "\n"
 
@@ -221,6 +228,13 @@ where that goes on as the template does, otherwise by the difference of the temp
 families leave earlier thinking out of the prompt. There the conversation begins anew on purpose: a new
 branch is trained on, and it is not counted as drift. Where a template writes the earlier conversation
 differently for another reason, that is drift, and it is counted.
+
+No message is lost. Agents send several system messages, some of the role `developer` and some in
+mid-conversation. Each is written as the template writes it, `developer` as `system`. Where a template refuses
+such messages, leaves them out, or moves them, those at the beginning become one, or else the beginning of the
+user's turn, and each later one is `<system>` … `</system>` in a turn of the user. Where it wants user and
+assistant to take turns, turns of the user that follow each other become one. If it leaves out a message all
+the same, like the result of a tool where it knows no tools, the call fails by that message's name.
 
 A request's `chat_template_kwargs` and `reasoning_effort` reach the template. One that it does not know is
 refused by name, with the names that it knows; but where it has no word for an effort, `none` turns thinking

@@ -231,7 +231,7 @@ def test_many_transcripts_at_once_are_those_of_each_by_itself(style, talks):
 
 
 def test_a_transcript_that_the_template_refuses_is_named_among_many():
-    template = template_of(CHATML + "{%- if messages[0].role != 'user' %}{{ 1 + '' }}{% endif %}")
+    template = template_of(CHATML + "{%- if messages[0].content == 's' %}{{ 1 + '' }}{% endif %}")
     refused = [{"role": "system", "content": "s"}, user("a"), said("b")]
     with pytest.raises(EngineError, match=r"refused the messages .* roles: \['system', 'user'\]"):
         template.transcripts([[user("a"), said("b")], refused])

@@ -18,8 +18,8 @@ RESTLESS = CHATML.replace(
 )
 """Results of tools are cut short once they have been seen."""
 
-STRICT = "{%- if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
-"""As Gemma's: there is no role for the system."""
+STRICT = "{%- if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + CHATML
+"""As Gemma's: there is no role for tools."""
 
 assert len({CHATML, COUNTED, RESTLESS, STRICT}) == 4
 
@@ -34,7 +34,7 @@ def audited(style):
 @pytest.mark.parametrize("style", [None, CHATML, SEALED], ids=["tiny", "chatml", "sealed"])
 def test_a_plain_template_extends_every_shape(style):
     found = audited(style)
-    assert list(found)[4:] == [shape.name for shape in SHAPES]
+    assert list(found)[5:] == [shape.name for shape in SHAPES]
     assert {status for status, _ in found.values()} == {"ok"}
     assert found["a single turn"][1] == "renders"
 
@@ -60,6 +60,7 @@ def test_the_way_of_reading_is_said():
     assert found["conversations are extended by"] == ("ok", "the difference of the template's renderings")
     assert found["tool calls"] == ("ok", "understood")
     assert found["thinking"] == ("ok", "the template knows none")
+    assert found["system messages"] == ("ok", "as they are")
 
 
 def test_calls_that_nothing_reads_are_a_warning():
@@ -93,5 +94,5 @@ def test_a_first_line_that_changes_is_drift_everywhere():
 
 def test_what_a_template_refuses_is_said():
     found = told(STRICT)
-    assert "several turns without a system message" not in found
-    assert "no system" in found["several turns"]
+    assert "several turns" not in found
+    assert "no tools" in found["a tool call and its result"]

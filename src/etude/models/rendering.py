@@ -7,12 +7,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.message import Message, Tool, is_text, text_of
 from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL
 from etude.models.reply import decoded
+from etude.models.roles import Roles, left_out
 
 _KEPT_TEXTS = 1024
 """Renderings that are remembered: the generations of one example begin with the same prompt."""
@@ -20,6 +22,9 @@ _OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "documents", "raise_exception", "strftime_now"}
 )
 """Of a template, which a request's own fields fill."""
+_SHOWN_CHARACTERS = 60
+_MARK = 73_019_000_000
+"""A content that a template writes as it is, whatever it makes of words."""
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 INLINE = "content"
 """Where a template knows thinking as a part of the content, in `<think>` tags."""
@@ -86,13 +91,8 @@ class Rendering:
         try:
             if not all(conversations):
                 raise ValueError("there is no message")
-            texts = self.tokenizer.apply_chat_template(
-                [[self.for_template(message) for message in messages] for messages in conversations],
-                tools=list(tools) or None,
-                add_generation_prompt=ask,
-                tokenize=False,
-                **options,
-            )
+            fitted = [self.roles.fitted([*map(self.for_template, messages)]) for messages in conversations]
+            texts = self._apply(fitted, tools, options, ask=ask)
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             if len(conversations) != 1:
                 # One by one, so that the error is about the one that is refused.
@@ -102,7 +102,50 @@ class Rendering:
                 f"roles: {[message.get('role') for message in conversations[0]]}",
                 param="messages",
             ) from error
+        for messages, text in zip(fitted, texts, strict=True):
+            self._refuse_lost(messages, text, tools, options)
+        return texts
+
+    def _apply(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        tools: Sequence[Tool],
+        options: Options,
+        *,
+        ask: bool,
+    ) -> list[str]:
+        """The template's own renderings. It may raise whatever the template raises."""
+        texts = self.tokenizer.apply_chat_template(
+            conversations, tools=list(tools) or None, add_generation_prompt=ask, tokenize=False, **options
+        )
         return [str(text) for text in texts]
+
+    def _refuse_lost(
+        self, messages: Sequence[Message], text: str, tools: Sequence[Tool], options: Options
+    ) -> None:
+        """Raises ImpossibleCall where the template leaves a message out.
+
+        It may write one in other words, and cut a tool's result short once an answer has followed.
+        """
+        said = max((at for at, each in enumerate(messages) if each.get("role") == "assistant"), default=0)
+        missing = [at for at in left_out(messages, text) if at > said or messages[at].get("role") != "tool"]
+        if not missing:
+            return
+        marks = {index: str(_MARK + index) for index in missing}
+        marked = [
+            message | {"content": marks[index]} if index in marks else message
+            for index, message in enumerate(messages)
+        ]
+        written = self._raw(marked, tools, options)
+        lost = next((index for index, mark in marks.items() if written and mark not in written), None)
+        if lost is not None:
+            role, content = messages[lost].get("role"), str(messages[lost]["content"])
+            raise ImpossibleCall(
+                f"the model's chat template leaves out the message of the role {role!r} that begins with "
+                f"{content[:_SHOWN_CHARACTERS]!r}; say it in a message of the user, or choose a model whose "
+                "template writes it",
+                param="messages",
+            )
 
     def ids_of(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Token ids of texts, with no other special tokens than those that stand in them."""
@@ -204,13 +247,26 @@ class Rendering:
 
     def _probed(self, answer: Message) -> str | None:
         """The raw rendering of an answer, with its arguments as they are or, if need be, as objects."""
+        tools = [TOOL] if answer.get("tool_calls") else []
+        text = self._raw([QUESTION, answer], tools)
+        return self._raw([QUESTION, _with_objects(answer)], tools) if text is None and tools else text
+
+    def _raw(
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: Options = MappingProxyType({})
+    ) -> str | None:
+        """The template's own rendering, None where it refuses the messages."""
         from jinja2 import TemplateError
 
-        tools = [TOOL] if answer.get("tool_calls") else None
-        for tried in (answer, _with_objects(answer) if tools else answer):
-            with contextlib.suppress(TemplateError, TypeError, KeyError, ValueError):
-                return str(self.tokenizer.apply_chat_template([QUESTION, tried], tools=tools, tokenize=False))
+        with contextlib.suppress(TemplateError, TypeError, KeyError, ValueError):
+            return self._apply([messages], tools, options, ask=False)[0]
         return None
+
+    @cached_property
+    def roles(self) -> Roles:
+        """The roles that the template can write."""
+        return Roles(
+            lambda messages, tools: self._raw([*map(self.for_template, messages)], tools), self.end_of_turn
+        )
 
 
 def common_length(first: str, second: str) -> int:

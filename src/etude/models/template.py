@@ -246,7 +246,7 @@ class ChatTemplate:
     def _rewritten(self, messages: Sequence[Message], index: int, now: str, reason: str) -> Fault:
         """The fault of a message that the rendering `now` of all has in other words than before."""
         message = messages[index]
-        is_over = any(later.get("role") == "user" for later in messages[index + 1 :])
+        is_over = any(later.get("role") not in ("assistant", "tool") for later in messages[index + 1 :])
         is_meant = self.drops_thinking if is_over else self.drops_thinking_at_once
         thinking = message.get("reasoning_content")
         is_dropped = not thinking or thinking not in now

@@ -96,7 +96,7 @@ class Way:
 
 
 def ways(template: ChatTemplate) -> dict[str, Way]:
-    """The way of reading answers, of extending conversations, of tool calls and of thinking."""
+    """The way of reading answers, of extending conversations, of tool calls, thinking and system messages."""
     family = template.family()
     reading = f"{family.reader.name}, by {family.reader.way}"
     if family.extender is None:
@@ -109,6 +109,7 @@ def ways(template: ChatTemplate) -> dict[str, Way]:
         "conversations are extended by": Way(extending),
         "tool calls": _tools(template),
         "thinking": _thinking(template),
+        "system messages": Way(template.rendering.roles.way),
     }
 
 
