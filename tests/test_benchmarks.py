@@ -247,3 +247,13 @@ def test_a_turns_cost_is_counted_against_the_environments_own_loop(monkeypatch: 
     costs = asyncio.run(turns.measure(file, episodes=8, rounds=1))
     assert 0 < costs["own"] < costs["etude"]
     assert costs["overhead"] == costs["etude"] - costs["own"]
+
+
+async def test_an_environment_is_played_at_random(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    run = importlib.import_module("environments_run")
+    row = await run.play("Blackjack-v1", *run.ENVIRONMENTS["Blackjack-v1"], 4)
+    assert (row["episodes"], row["failed"], row["invalid"]) == (4, 0, 0.0)
+    assert -1 <= row["rewards"]["reward"] <= 1 <= row["answers"]
+    [*_, line] = run.markdown({"Blackjack-v1": row})
+    assert line.startswith("| gym `Blackjack-v1` | 4 of 4 |")

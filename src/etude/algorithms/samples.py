@@ -81,9 +81,16 @@ def is_targeted(call: Call, target_functions: Collection[str], target_model: str
     """Whether a call was answered, by a model and for a function that are meant."""
     if call.completion is None or call.function == SIMULATED_USER:
         return False
-    if not {call.function, EVERY_FUNCTION} & set(target_functions):
+    if call.function not in target_functions and EVERY_FUNCTION not in target_functions:
         return False
     return target_model is None or call.model == target_model
+
+
+def _has_tokens(call: Call) -> bool:
+    completion = call.completion
+    return (
+        completion is not None and completion.prompt_ids is not None and completion.completion_ids is not None
+    )
 
 
 def _sequence_of(call: Call) -> tuple[int, ...] | None:
@@ -134,8 +141,8 @@ def sample_of(
     mask: list[bool] = []
     turns: list[Turn] = []
     messages: list[Message] = []
-    known = all(_sequence_of(call) is not None for call in branch.calls)
-    for call in branch.calls:
+    known = all(_has_tokens(call) for call in branch.calls)
+    for call, value in zip(branch.calls, _returns(branch, episode, reward, discount), strict=True):
         completion = call.completion
         assert completion is not None, "a branch has answered calls"
         prompt, sampled = completion.prompt_ids or (), completion.completion_ids or ()
@@ -151,6 +158,7 @@ def sample_of(
                 message=len(messages),
                 sampling=drawn_by(call),
                 model_version=completion.model_version,
+                value=value,
                 call=call.index,
                 function=call.function,
                 finish_reason=completion.finish_reason,
@@ -159,7 +167,7 @@ def sample_of(
             )
         )
         messages.append(completion.message)
-    made = Sample(
+    return Sample(
         ids=tuple(ids),
         mask=tuple(mask),
         logprobs=_logprobs(branch, episode, turns, len(ids)),
@@ -174,9 +182,15 @@ def sample_of(
         tools=tuple(branch.calls[-1].request.tools),
         notes={"drifted": branch.drifted, **notes},
     )
+
+
+def _returns(
+    branch: Branch, episode: EpisodeRecord, reward: float, discount: float
+) -> Sequence[float | None]:
+    """The return of each call; None where its agent gave no step rewards."""
     functions = {None, *(call.function for call in branch.calls)}
     events = [event for event in episode.events if event.agent in functions]
-    return with_turns(made, "value", step_returns(branch.calls, events, reward, discount))
+    return step_returns(branch.calls, events, reward, discount) or [None] * len(branch.calls)
 
 
 def drawn_by(call: Call) -> Sampling:
@@ -262,7 +276,7 @@ def _keys(messages: Sequence[Message]) -> list[str]:
 def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> None:
     """Raise TrainingError unless every call of the branch has its token ids (and logprobs)."""
     for call in branch.calls:
-        has_ids = _sequence_of(call) is not None
+        has_ids = _has_tokens(call)
         has_logprobs = call.completion is not None and call.completion.logprobs is not None
         if not has_ids or (logprobs and not has_logprobs):
             missing = "logprobs" if has_ids else "token ids"

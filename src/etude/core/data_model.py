@@ -37,6 +37,8 @@ def number(value: Any) -> float:
     Raises ValueError, naming what came, for everything else, text that looks like a number included,
     and for what is too large for a float.
     """
+    if type(value) is float:
+        return value
     if not isinstance(value, numbers.Real | Decimal):
         if getattr(value, "ndim", None) != 0 or not callable(getattr(value, "item", None)):
             raise ValueError(f"a number is expected, found {kind_of(value)}")

@@ -113,15 +113,14 @@ class Episode:
             "seed": seed,
             "constraint": read_format(schema_of(response_format), "response_format"),
         }
-        offered = describe_tools(tools) if tools else ()
-        asked = choose_tools(ChatBody("", plain_messages(messages), offered), tool_choice)
+        allowed, choice = choose_tools(describe_tools(tools), tool_choice)
         _, call = await self._recorder.ask(
-            asked.messages,
+            plain_messages(messages),
             model=model,
-            tools=asked.tools,
+            tools=allowed,
             sampling=sampling,
             function=current_function(),
-            tool_choice=asked.tool_choice,
+            tool_choice=choice,
             template_options=chat_template_kwargs,
         )
         return reply_of(call)

@@ -29,6 +29,7 @@ _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
 _FREE_FORM = ["auto", True, {}]
 """Tool choice, parallel calls and the template's options of most requests, which are hashed only where they
 differ."""
+_JSON = json.JSONEncoder(default=asdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +203,11 @@ class Recorder:
         """The call with its answer, from the model or from the journal."""
 
         async def sample() -> Call:
-            answered = (call for call in self.calls() if call.completion is not None)
-            earlier = tuple(call for call in answered if call.model == asked.model)
+            earlier = tuple(
+                call
+                for call in self._calls
+                if call is not None and call.model == asked.model and call.completion is not None
+            )
             engine, request = self.models.engines[asked.model], asked.request
             completion = await engine.complete(replace(request, earlier=earlier, on_delta=on_delta))
             return replace(asked, completion=completion, retries=count.retries)
@@ -255,7 +259,7 @@ def _digest(model: str, request: ChatRequest) -> str:
     )
     form += [] if request.prompt_logprobs is None else ["prompt", request.prompt_logprobs]
     parts = [model, request.messages, request.tools, chosen + [rest] * bool(rest)]
-    text = json.dumps(parts + form * (form != _FREE_FORM), default=asdict)
+    text = _JSON.encode(parts + form * (form != _FREE_FORM))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

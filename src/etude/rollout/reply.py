@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, Field, create_model
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
 from etude.core.call import Call
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
@@ -87,8 +90,6 @@ def _tool_call(wire: Any) -> ToolCall:
 
 def schema_of(response_format: Any) -> Any:
     """A pydantic model as OpenAI's `response_format`; anything else as it is."""
-    from pydantic import BaseModel
-
     if not (isinstance(response_format, type) and issubclass(response_format, BaseModel)):
         return response_format
     return {"type": "json_schema", "json_schema": {"schema": response_format.model_json_schema()}}
@@ -117,9 +118,6 @@ def describe_function(fn: Callable[..., Any]) -> Tool:
     Text under `Args:` in the docstring describes the arguments. Raises RequestError when an
     annotation has no JSON schema.
     """
-    from pydantic import Field, create_model
-    from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
-
     name = getattr(fn, "__name__", type(fn).__name__)
     summary, descriptions = _read_docstring(inspect.getdoc(fn) or "")
     try:

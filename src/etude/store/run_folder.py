@@ -191,7 +191,9 @@ def describe_environment(*, seed: int | None = None) -> dict[str, Any]:
 
     Environment variables are left out on purpose: they hold keys.
     """
-    packages = {package.metadata["Name"]: package.version for package in importlib.metadata.distributions()}
+    # Each `metadata` reads and parses a file.
+    about = [package.metadata for package in importlib.metadata.distributions()]
+    packages = {package["Name"]: package["Version"] for package in about}
     return {
         "etude": importlib.metadata.version("etude"),
         "python": platform.python_version(),

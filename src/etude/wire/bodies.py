@@ -145,16 +145,17 @@ class ChatCompletionBody(InferenceBody):
     def request(self) -> ChatBody:
         """The request with its messages and tools."""
         effort = effort_options(self.reasoning_effort, "reasoning_effort")
-        asked = replace(
+        tools, tool_choice = choose_tools(tuple(self.tools or ()), self.tool_choice)
+        return replace(
             super().request(),
             messages=tuple(map(without_unset, self.messages)),
-            tools=tuple(self.tools or ()),
+            tools=tools,
+            tool_choice=tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             template_options=effort | (self.chat_template_kwargs or {}),
             logprobs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
         )
-        return choose_tools(asked, self.tool_choice)
 
 
 class CompletionBody(InferenceBody):
@@ -223,6 +224,8 @@ def without_unset(message: Message) -> Message:
     SDK objects spell out fields that are not set. Without those, a message that comes back from a client is
     the message that went out.
     """
+    if None not in message.values():
+        return message
     return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
@@ -232,12 +235,11 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         _check_message(message, where)
-        called.update(call.get("id") for call in message.get("tool_calls") or ())
+        if calls := message.get("tool_calls"):
+            called.update(call.get("id") for call in calls)
         if message["role"] == "tool" and (id := message.get("tool_call_id")) not in called - {None}:
-            raise RequestError(
-                f"{where}.tool_call_id must be the id of a tool call of an earlier message, found {id!r:.80}",
-                param=f"{where}.tool_call_id",
-            )
+            problem = f"must be the id of a tool call of an earlier message, found {id!r:.80}"
+            raise _wrong(f"{where}.tool_call_id", problem)
     for index, tool in enumerate(tools or ()):
         if not _has_function(tool):
             raise RequestError(
@@ -257,7 +259,7 @@ def _check_message(message: Any, where: str) -> None:
     role, content, calls = message["role"], message.get("content"), message.get("tool_calls")
     if role not in _ROLES:
         raise _wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}, found {role!r:.80}")
-    if not isinstance(content, str | list | None):
+    if content is not None and not isinstance(content, str | list):
         raise _wrong(f"{where}.content", "must be a string, a list of parts or null")
     if content is None and not (role == "assistant" and {"content", "tool_calls"} & message.keys()):
         raise _wrong(

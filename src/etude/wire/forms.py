@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from etude.core.call import Constraint
 from etude.core.errors import RequestError
-from etude.wire.dialect import ChatBody
+from etude.core.message import Tool
 
 Wish: TypeAlias = str | dict[str, Any]
 """A parameter that is a word, or an object with a `type`."""
@@ -89,28 +88,27 @@ def only_one(constraints: Sequence[Constraint | None]) -> dict[str, Constraint]:
     return {"constraint": asked[0]} if asked else {}
 
 
-def choose_tools(asked: ChatBody, value: Wish | None) -> ChatBody:
-    """The request with a `tool_choice` of OpenAI's or Anthropic's.
+def choose_tools(tools: tuple[Tool, ...], value: Wish | None) -> tuple[tuple[Tool, ...], str]:
+    """The tools of a request, and its `tool_choice`, OpenAI's or Anthropic's, as in `ChatRequest`.
 
     Tools that are not among the allowed ones are left out: the model does not know them. Raises RequestError
     for what is no choice, and for tools that the request does not have.
     """
     if value is None:
-        return asked
+        return tools, "auto"
     choice, names = _read_choice(value)
-    offered = [tool["function"]["name"] for tool in asked.tools]
+    offered = [tool["function"]["name"] for tool in tools]
     for name in names or ():
         if name not in offered:
             raise RequestError(f"tool_choice: there is no tool '{name}' in tools", param="tool_choice")
     if choice == "none":
         # The tools stay in the prompt, which goes on from an earlier one that had them.
-        return replace(asked, tool_choice="none" if offered else "auto")
+        return tools, "none" if offered else "auto"
     if choice == "required" and not offered:
         raise RequestError("tool_choice: there are no tools to call", param="tool_choice")
     if choice == "function":
-        return replace(asked, tool_choice=f"function:{(names or [''])[0]}")
-    tools = tuple(tool for tool in asked.tools if names is None or tool["function"]["name"] in names)
-    return replace(asked, tools=tools, tool_choice=choice)
+        return tools, f"function:{(names or [''])[0]}"
+    return tuple(tool for tool in tools if names is None or tool["function"]["name"] in names), choice
 
 
 def _read_choice(value: Wish) -> tuple[str, list[str] | None]:

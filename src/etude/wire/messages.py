@@ -238,8 +238,9 @@ class MessagesDialect(Dialect):
             earlier = self._continued(known.thread.previous_message_id)
             asked = replace(asked, messages=(*earlier.messages, *asked.messages), tools=earlier.tools)
         check_conversation(asked.messages, asked.tools)
-        asked = choose_tools(asked, known.tool_choice)
-        return replace(asked, messages=self._memory.restored(asked.messages))
+        tools, tool_choice = choose_tools(asked.tools, known.tool_choice)
+        messages = self._memory.restored(asked.messages)
+        return replace(asked, messages=messages, tools=tools, tool_choice=tool_choice)
 
     def _continued(self, name: str | None) -> ChatBody:
         conversation = self._memory.conversations.get(name or "")

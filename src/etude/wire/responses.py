@@ -146,16 +146,18 @@ class ResponsesBody(RequestBody):
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         effort = effort_options(self.reasoning.effort if self.reasoning else None, "reasoning.effort")
         has_logprobs = _LOGPROBS in (self.include or ())
-        asked = replace(
+        offered = tuple(chat for tool in self.tools or () for chat in tool.as_chat())
+        tools, tool_choice = choose_tools(offered, self.tool_choice)
+        return replace(
             super().request(),
             messages=(*first, *_messages(self.input)),
-            tools=tuple(chat for tool in self.tools or () for chat in tool.as_chat()),
+            tools=tools,
+            tool_choice=tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             template_options=effort | (self.chat_template_kwargs or {}),
             logprobs=has_logprobs,
             top_logprobs=(self.top_logprobs or 0) if has_logprobs else 0,
         )
-        return choose_tools(asked, self.tool_choice)
 
 
 class ResponsesDialect(Dialect):
