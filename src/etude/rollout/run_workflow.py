@@ -23,7 +23,7 @@ from etude.rollout.reply import Reply, ToolCall
 from etude.rollout.threads import BlockedLoop, call_in_thread, watch_loop
 from etude.rollout.workflow import Workflow
 from etude.store.plain import plain
-from etude.wire.gateway import ERROR_HEADER
+from etude.wire.dialect import ERROR_HEADER
 
 GRACE_SECONDS = 1.0
 """How long code that was told to stop may take to clean up, before it is left to itself."""

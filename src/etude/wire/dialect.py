@@ -34,6 +34,9 @@ BOOKKEEPING = frozenset(
 Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
 """Values of parameters."""
 
+ERROR_HEADER = "x-etude-error"
+"""Response header: the class of the error that is behind a status of 400 or more."""
+
 _KEPT_CONVERSATIONS = 4096
 """Of all clients of a server together."""
 

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import httpx
-
 from etude.core.errors import RequestError
 from etude.wire.dialect import AnswerMemory
-from etude.wire.gateway import Gateway, Handler, error_response
 from etude.wire.tokens import Readers
 
 if TYPE_CHECKING:
+    import httpx
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+    from etude.wire.gateway import Gateway, Handler
 
 _SHUTDOWN_SECONDS = 1
 _BACKLOG = 512
@@ -104,6 +104,8 @@ class EndpointServer:
 
         `memory` holds the answers that the episode's other clients were given; `readers` are the models.
         """
+        from etude.wire.gateway import Gateway
+
         self.start()
         name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         self._gateways[name] = (secret, Gateway(handler, memory, readers))
@@ -139,6 +141,8 @@ class EndpointServer:
         from starlette.applications import Starlette
         from starlette.routing import Route
 
+        from etude.wire.gateway import error_response
+
         async def record(request: Request) -> Response:
             path, gateway = request.url.path, self.authorized(request.headers)
             if gateway is None:
@@ -151,12 +155,13 @@ class EndpointServer:
                 response = await gateway.answer(request.method, path, request.headers, await request.body())
             return as_starlette(response)
 
-        methods = ["GET", "POST", "PUT", "DELETE", "PATCH"]
+        methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
         return Starlette(routes=[Route("/{path:path}", record, methods=methods)])
 
 
 def as_starlette(response: httpx.Response) -> Response:
     """The response of a gateway as a server sends it."""
+    import httpx
     from starlette.responses import Response, StreamingResponse
 
     headers = dict(response.headers)

@@ -19,7 +19,7 @@ from etude.core.errors import EngineError, EtudeError, ImpossibleCall, PromptToo
 from etude.wire.answers import Heading, RecordedCompletion
 from etude.wire.chat import ChatDialect
 from etude.wire.completions import CompletionsDialect
-from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, server_sent
+from etude.wire.dialect import ERROR_HEADER, AnswerMemory, ChatBody, Dialect, server_sent
 from etude.wire.logprobs import require_asked
 from etude.wire.messages import MessagesDialect
 from etude.wire.responses import ResponsesDialect
@@ -43,9 +43,6 @@ class RunOnLoop(Protocol):
 
 FUNCTION_HEADER = "x-etude-function"
 """Request header: the function of the agent that makes the call."""
-
-ERROR_HEADER = "x-etude-error"
-"""Response header: the class of the error that is behind a status of 400 or more."""
 
 _DIALECTS: Mapping[str, type[Dialect]] = {
     "/chat/completions": ChatDialect,
@@ -304,8 +301,10 @@ def param_of(error: EtudeError) -> str | None:
 
 
 def code_of(error: EtudeError) -> str | None:
-    """OpenAI's code for an error of the model's."""
-    return "context_length_exceeded" if isinstance(error, PromptTooLong) else None
+    """OpenAI's code for an error, where it has one."""
+    if isinstance(error, PromptTooLong):
+        return "context_length_exceeded"
+    return "invalid_value" if isinstance(error, RequestError | ImpossibleCall) else None
 
 
 def _status_of(error: EtudeError) -> int:
