@@ -61,7 +61,7 @@ def test_nothing_is_loaded_where_it_is_refused(folder):
 
 def checked(folder, lora):
     llm = LocalLlmConfig(model=folder, device="cpu", quantization="4bit")
-    return check_local_model("policy", llm, LocalAdapterConfig(lora=lora), [], Findings())
+    return check_local_model("policy", llm, str(folder), LocalAdapterConfig(lora=lora), [], Findings())
 
 
 def test_the_check_of_a_config_refuses_too_and_counts_half_a_byte_a_weight(folder, monkeypatch):

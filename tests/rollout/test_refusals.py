@@ -27,6 +27,7 @@ ODD = {"type": "object", "properties": {"a": {"type": "string", "not": {"minLeng
 ODD_FORMAT = {"type": "json_schema", "json_schema": {"name": "odd", "schema": ODD}}
 STRICT = {"type": "function", "function": {"name": "odd", "parameters": ODD, "strict": True}}
 RESPONSES_FORMAT = {"type": "json_schema", "name": "odd", "schema": ODD}
+RESULT = {"role": "tool", "tool_call_id": "x", "content": "3"}
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/chat/completions", {"messages": IMAGE}, "messages"),
@@ -36,7 +37,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/chat/completions", {"logit_bias": {"100000": 1}}, "logit_bias"),
     ("/chat/completions", {"stop_token_ids": [100000]}, "stop_token_ids"),
     ("/chat/completions", {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
-    ("/chat/completions", {"min_tokens": 50}, "min_tokens"),
     ("/chat/completions", {"temperature": -1}, "temperature"),
     ("/chat/completions", {"min_p": 2}, "min_p"),
     ("/chat/completions", {"logit_bias": {"5": 101}}, "logit_bias[5]"),
@@ -45,12 +45,29 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/chat/completions", {"guided_grammar": "start: missing"}, "guided_grammar"),
     ("/chat/completions", {"tool_choice": "required"}, "tool_choice"),
     ("/chat/completions", {"tools": [STRICT]}, "tools"),
+    ("/chat/completions", {"temperature": "hot"}, "temperature"),
+    ("/chat/completions", {"max_tokens": 0}, "max_tokens"),
+    ("/chat/completions", {"stop": 5}, "stop"),
+    ("/chat/completions", {"messages": "hi"}, "messages"),
+    ("/chat/completions", {"messages": []}, "messages"),
+    ("/chat/completions", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ("/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
+    ("/chat/completions", {"messages": [*ASK, RESULT]}, "messages[1].tool_call_id"),
+    ("/completions", {"prompt": 5}, "prompt"),
+    ("/completions", {"prompt": "yes", "temperature": "hot"}, "temperature"),
     ("/completions", {"prompt": [7, 100000]}, "prompt"),
     ("/completions", {"prompt": "yes or no? " * 400}, "prompt"),
     ("/completions", {"prompt": "yes", "structured_outputs": {"json": ODD}}, "structured_outputs"),
     ("/responses", {"input": "yes or no? " * 400}, "input"),
+    ("/responses", {"input": 5}, "input"),
+    ("/responses", {"input": "yes", "max_output_tokens": "few"}, "max_output_tokens"),
+    ("/responses", {"input": [{"role": "wizard", "content": "x"}]}, "input[0].message.role"),
+    ("/responses", {"input": [{"type": "function_call_output", "call_id": "x", "output": "3"}]}, "input"),
     ("/responses", {"input": "yes", "text": {"format": RESPONSES_FORMAT}}, "text.format"),
 ]
+"""Refused by an endpoint and a server alike."""
+TOO_FEW: tuple[str, dict[str, Any], str] = ("/chat/completions", {"min_tokens": 50}, "min_tokens")
+"""For an engine with fewer `max_tokens` of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +82,16 @@ async def test_the_field_that_is_refused_is_named(engine: EmbeddedEngine, journa
         headers = {"authorization": f"Bearer {episode.endpoint.api_key}"}
         async with httpx.AsyncClient(base_url=episode.endpoint.base_url, headers=headers) as http:
             for stream in (False, True):
-                for path, fields, param in REFUSED:
+                for path, fields, param in (*REFUSED, TOO_FEW):
                     chat = {"messages": ASK} if path == "/chat/completions" else {}
                     reply = await http.post(path, json={**chat, **fields, "stream": stream})
                     assert reply.status_code == 400, (fields, reply.text)
                     error = reply.json()["error"]
                     assert (reply.status_code, error["param"]) == (400, param), (fields, error)
                     assert error["type"] == "invalid_request_error"
+                    assert error["code"] in ("invalid_value", "context_length_exceeded")
+            reply = await http.options("/chat/completions")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (405, "method_not_allowed")
         settings = {"base_url": episode.endpoint.anthropic_base_url, "api_key": episode.endpoint.api_key}
         async with anthropic.AsyncAnthropic(**settings) as claude:
             with pytest.raises(anthropic.BadRequestError, match="context is 256 tokens"):
@@ -95,8 +115,8 @@ async def test_an_endpoints_reason_is_passed_on(
             client = outer.openai()
             for fields, param, code in (
                 ({"messages": ASK * 99}, "messages", "context_length_exceeded"),
-                ({"logit_bias": {"100000": 1}}, "logit_bias", None),
-                ({"extra_body": {"guided_regex": "(a"}}, "guided_regex", None),
+                ({"logit_bias": {"100000": 1}}, "logit_bias", "invalid_value"),
+                ({"extra_body": {"guided_regex": "(a"}}, "guided_regex", "invalid_value"),
             ):
                 with pytest.raises(openai.BadRequestError) as refused:
                     await client.chat.completions.create(**{"model": "m", "messages": ASK, **fields})

@@ -29,6 +29,14 @@ def test_a_file_comes_back_as_it_was(client: openai.OpenAI) -> None:
         assert caught.value.code == "file_not_found"
 
 
+def test_an_expiry_that_would_not_be_kept_is_refused(client: openai.OpenAI) -> None:
+    expiry = {"anchor": "created_at", "seconds": 3600}
+    content = json.dumps(supervised(1)[0]).encode()
+    with pytest.raises(openai.BadRequestError, match="leave 'expires_after' out") as refused:
+        client.files.create(file=("a.jsonl", content), purpose="fine-tune", expires_after=expiry)
+    assert refused.value.param == "expires_after"
+
+
 def test_files_come_in_pages_the_newest_first(client: openai.OpenAI) -> None:
     made = [upload(client, supervised(1), f"{number}.jsonl") for number in range(5)]
     found = [file.id for file in client.files.list(limit=2, purpose="fine-tune")]

@@ -83,7 +83,7 @@ def _api_error(request: Request, error: Exception) -> ApiError:
         case RequestError():
             return ApiError(400, str(error), param=error.param, code="invalid_value")
         case ImpossibleCall():
-            return ApiError(400, str(error), param=param_of(error), code=code_of(error) or "invalid_value")
+            return ApiError(400, str(error), param=param_of(error), code=code_of(error))
         case DBAPIError():
             _LOG.error("%s: the database: %s", where, error)
             message = "the server's database does not answer; its log has the reason"

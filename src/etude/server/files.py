@@ -175,8 +175,16 @@ def file_routes(files: FileStore) -> APIRouter:
     router = APIRouter(prefix="/v1/files", tags=["files"])
 
     @router.post("", summary="Upload a training file")
-    def create_file(file: UploadFile, purpose: Annotated[Literal["fine-tune"], Form()]) -> dict[str, Any]:
+    def create_file(
+        file: UploadFile,
+        purpose: Annotated[Literal["fine-tune"], Form()],
+        anchor: Annotated[str | None, Form(alias="expires_after[anchor]")] = None,
+        seconds: Annotated[str | None, Form(alias="expires_after[seconds]")] = None,
+    ) -> dict[str, Any]:
         """JSON lines for one method of training, each of them checked; a wrong file is not kept."""
+        if anchor is not None or seconds is not None:
+            message = "files stay until they are deleted here; leave 'expires_after' out"
+            raise ApiError(400, message, param="expires_after", code="invalid_value")
         # The name alone: clients may send a path.
         name = PurePosixPath((file.filename or "").replace("\\", "/")).name[:255]
         return file_object(files.upload(name or "upload.jsonl", file.file))

@@ -155,7 +155,7 @@ class EndpointServer:
                 response = await gateway.answer(request.method, path, request.headers, await request.body())
             return as_starlette(response)
 
-        methods = ["GET", "POST", "PUT", "DELETE", "PATCH"]
+        methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
         return Starlette(routes=[Route("/{path:path}", record, methods=methods)])
 
 

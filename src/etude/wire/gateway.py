@@ -301,8 +301,10 @@ def param_of(error: EtudeError) -> str | None:
 
 
 def code_of(error: EtudeError) -> str | None:
-    """OpenAI's code for an error of the model's."""
-    return "context_length_exceeded" if isinstance(error, PromptTooLong) else None
+    """OpenAI's code for an error, where it has one."""
+    if isinstance(error, PromptTooLong):
+        return "context_length_exceeded"
+    return "invalid_value" if isinstance(error, RequestError | ImpossibleCall) else None
 
 
 def _status_of(error: EtudeError) -> int:

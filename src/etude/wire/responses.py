@@ -179,7 +179,12 @@ class ResponsesDialect(Dialect):
         messages = (*asked.messages[:head], *earlier, *self._memory.restored(asked.messages[head:]))
         if not messages:
             raise RequestError("input must hold at least one message, found none", param="input")
-        check_conversation(messages, asked.tools)
+        try:
+            check_conversation(messages, asked.tools)
+        except RequestError as error:
+            if not (error.param or "").startswith("messages"):
+                raise
+            raise RequestError(f"input: {error}", param="input") from error
         return replace(asked, messages=messages)
 
     def reply(
