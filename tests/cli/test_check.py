@@ -231,7 +231,7 @@ def test_a_form_that_training_knows_nothing_of_is_named(local):
 
 
 def test_an_option_that_the_chat_template_does_not_have_is_named(local):
-    change(local / "config.yml", llms__policy__chat_template_kwargs={"enable_thinking": False})
+    change(local / "config.yml", llms__policy__chat_template_kwargs={"enable_thinking": True})
     report, code = checked("config.yml")
     assert code == 2 and not report["ready"]
     assert "has no option 'enable_thinking'" in details(report, "error")["model policy"]

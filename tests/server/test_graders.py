@@ -71,7 +71,8 @@ def test_a_run_without_a_reward_says_why(client: openai.OpenAI) -> None:
     [
         (CHECK | {"operation": "regex"}, "grader.string_check.operation", "eq"),
         (JUDGE | {"model": "gone"}, "grader", "no model of this server"),
-        ({"type": "label_model"}, "grader", "label_model"),
+        ({"type": "label_model"}, "grader.label_model.model", "required"),
+        ({"type": "endpoint"}, "grader", "endpoint"),
     ],
 )
 def test_wrong_graders_are_refused_with_their_field(

@@ -155,7 +155,7 @@ def test_a_grader_that_has_no_score_ends_the_job_with_the_reason(server: ServerP
     ("changed", "param", "said"),
     [
         ({"method": {"type": "reinforcement"}}, "method.reinforcement.grader", "required"),
-        ({"grader": {"type": "label_model"}}, "method.reinforcement.grader", "label_model"),
+        ({"grader": {"type": "endpoint"}}, "method.reinforcement.grader", "endpoint"),
         (
             {"options": {"eval_samples": 2}},
             "method.reinforcement.hyperparameters.eval_samples",
