@@ -36,7 +36,8 @@ def kuhn_poker(examples: Sequence[etude.Example], seed: int) -> Iterator[Convers
 
     rng = random.Random(seed)
     for _ in range(TRANSCRIPTS // 12):
-        env, said, over = textarena.make("KuhnPoker-v0-raw"), ([], []), False
+        env, over = textarena.make("KuhnPoker-v0-raw"), False
+        said: tuple[list[str], list[str]] = ([], [])
         env.reset(num_players=2, seed=rng.getrandbits(32))
         while not over:
             player, observation = env.get_observation()

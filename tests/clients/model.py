@@ -22,6 +22,8 @@ from tests.clients.drive import CODING_TASK, QUESTION
 _SHOWN_CHARACTERS = 112
 _REMINDER, _ENVIRONMENT = "</system-reminder>\\n\\n", "</environment_context>"
 """The ends of texts in which coding agents tell of the place where they are."""
+_BEGINNINGS = ("New task:", "Answer in JSON")
+"""The words of a user's after which nothing of the system message can come, which stands before them."""
 _TOOLS = ("add", "final_answer", "Sum", "final_result", "transfer_to_adder", "Bash", "exec_command")
 """Coding agents have dozens of others."""
 _STEPS = 150
@@ -29,11 +31,15 @@ _LEARNING_RATE = 6e-3
 _SHARPNESS = 3.0
 """The model's logits are stretched by as much: it says what it has learned, whatever the seed."""
 
+_LAST_WORDS = f"message.content.split('{_REMINDER}')[-1]"
+for _beginning in _BEGINNINGS:
+    _after = f"('{_beginning}' ~ message.content.split('{_beginning}')[-1])"
+    _LAST_WORDS = f"({_after} if '{_beginning}' in message.content else {_LAST_WORDS})"
 _TEMPLATE = (
     CHAT_TEMPLATE.replace(
         "{{ message.content }}",
         "{% if message.role == 'assistant' %}{{ message.content }}"
-        f"{{% else %}}{{{{ message.content.split('{_REMINDER}')[-1][-{_SHOWN_CHARACTERS}:] }}}}{{% endif %}}",
+        f"{{% else %}}{{{{ ({_LAST_WORDS})[-{_SHOWN_CHARACTERS}:] }}}}{{% endif %}}",
     )
     .replace(
         "for message in messages %}",

@@ -57,9 +57,8 @@ class Grpo(Algorithm, name="grpo"):
 
     credit: Literal["episode", "agent", "turn"] = "episode"  # type: ignore[assignment]
     """`agent`: each agent of the model is compared with itself in the other episodes, by what it earned: in a
-    protocol, or by its own measured score "reward". `turn`: and each of its answers by what it earned from
-    there on; where a play branches, with the other answers to its prompt. `episode`: all have the episode's
-    reward."""
+    protocol, or by its own measured score "reward". `turn`: and each answer by what was earned from it on;
+    where a play branches, with the other answers to its prompt. `episode`: all by the episode's reward."""
     drop_flat_groups: bool = True
     """Leave out groups with no advantage."""
     variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = "dapo"
