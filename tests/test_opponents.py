@@ -174,12 +174,12 @@ def test_the_example_is_a_config_of_25_lines_with_nothing_else_to_make():
     ("answers", "scores"), [(("2", "1"), {0.0, 1.0}), (("9", "1"), {0.0}), (("1", "none"), {1.0})]
 )
 async def test_who_takes_the_last_stone_wins_and_an_illegal_move_loses(tmp_path, answers, scores):
-    load_config(EXAMPLE / "config.yml")  # Makes the agent's module importable.
-    agent = importlib.import_module("agent")
+    load_config(EXAMPLE / "config.yml")  # Makes the game importable.
+    game = importlib.import_module("nim")
     seats = {name: ScriptedEngine([text]) for name, text in zip(("policy", "opponent"), answers, strict=True)}
     work = [EpisodeJob(f"train/1/{seed}/0", Example(str(seed), {"seed": seed})) for seed in range(12)]
     with Journal(tmp_path / "games.db") as journal:
-        games = await collect(agent.play, journal, models=seats, work=work)
+        games = await collect(game.play, journal, models=seats, work=work)
     assert {game.output for game in games} == scores
 
 
