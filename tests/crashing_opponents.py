@@ -8,8 +8,6 @@ it comes there for the COUNT-th time: `request`, `guess` (of an opponent), `subm
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from etude.rollout.collector import Collector, Limits
 from etude.rollout.workflow import Workflow
 from etude.runtime import Runtime
 from etude.store.run_folder import RunFolder
+from tests.killing import Killer
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Run, examples, learning_engine
 
@@ -80,18 +79,7 @@ def main(folder: Path, place: str = "never", count: str = "0") -> None:
     run.engine = learning_engine()
     run.adapter = FakeAdapter(folder / "backend", lose_jobs=True)
     run.examples, run.validation = examples(6), examples(4, "v")
-    left = int(count)
-
-    def dying(name: str, method: Any) -> Any:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            if name == place:
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return await method(*args, **kwargs)
-
-        return call
+    dying = Killer(place, count).at
 
     run.guess = lambda method: dying("guess", method)
     run.engine.complete = dying("request", run.engine.complete)  # type: ignore[method-assign]

@@ -9,14 +9,12 @@ PLACE is where the process gets kill -9 when it comes there for the COUNT-th tim
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.job import TrainingJobStatus
+from tests.killing import Killer
 from tests.training import FakeAdapter, Run, examples, learning_engine
 
 
@@ -37,18 +35,7 @@ def main(folder: Path, mode: str, place: str = "never", count: str = "0") -> Non
     if mode == "ahead":
         run.finetuning.collect_ahead = True
         run.adapter.behave = after_a_moment
-    left = int(count)
-
-    def dying(name: str, method: Any) -> Any:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            if name == place:
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return await method(*args, **kwargs)
-
-        return call
+    dying = Killer(place, count).at
 
     run.engine.complete = dying("request", run.engine.complete)  # type: ignore[method-assign]
     run.engine.adopt = dying("adopt", run.engine.adopt)  # type: ignore[method-assign]

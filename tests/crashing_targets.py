@@ -7,30 +7,17 @@ about: `request`, `submit`, `wait`, `adopt`, `prune` or `never`.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from tests import several, training
+from tests.killing import Killer
 from tests.several import Several, config
 
 
 def main(folder: Path, mode: str, place: str = "never", count: str = "0") -> None:
     run = Several(folder / "run")
-    left = int(count)
-
-    def dying(name: str, method: Any) -> Any:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            if name == place:
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return await method(*args, **kwargs)
-
-        return call
+    dying = Killer(place, count).at
 
     for name in run.engines:
         engine = training.learning_engine(log=folder / f"sampled-{name}.log", base=30 + 5 * len(name))

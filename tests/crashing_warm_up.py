@@ -8,8 +8,6 @@ the warm-up is), `prune` or `never`.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from etude.loop.record import Record
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
+from tests.killing import Killer
 
 PLACES = {
     "request": (EmbeddedEngine, "complete"),
@@ -92,19 +91,9 @@ def config(folder: Path) -> Any:
 
 def main(folder: Path, place: str = "never", count: str = "0") -> None:
     """Train, or go on."""
-    left = int(count)
     if place != "never":
         owner, name = PLACES[place]
-        method = getattr(owner, name)
-
-        async def dying(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return await method(*args, **kwargs)
-
-        setattr(owner, name, dying)
+        setattr(owner, name, Killer(place, count).at(place, getattr(owner, name)))
     settings = config(folder)
     if (folder / "run").exists():
         with RunFolder.open(folder / "run") as run:

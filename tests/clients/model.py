@@ -23,7 +23,7 @@ _SHOWN_CHARACTERS = 112
 _REMINDER, _ENVIRONMENT = "</system-reminder>\\n\\n", "</environment_context>"
 """The ends of texts in which coding agents tell of the place where they are."""
 _BEGINNINGS = ("New task:", "Answer in JSON")
-"""The words of a user's after which nothing of the system message can come, which stands before them."""
+"""Where a user's own words begin in a turn that has the system message before them."""
 _TOOLS = ("add", "final_answer", "Sum", "final_result", "transfer_to_adder", "Bash", "exec_command")
 """Coding agents have dozens of others."""
 _STEPS = 150
@@ -31,15 +31,21 @@ _LEARNING_RATE = 6e-3
 _SHARPNESS = 3.0
 """The model's logits are stretched by as much: it says what it has learned, whatever the seed."""
 
-_LAST_WORDS = f"message.content.split('{_REMINDER}')[-1]"
-for _beginning in _BEGINNINGS:
-    _after = f"('{_beginning}' ~ message.content.split('{_beginning}')[-1])"
-    _LAST_WORDS = f"({_after} if '{_beginning}' in message.content else {_LAST_WORDS})"
+
+def _last_words() -> str:
+    """The template's expression for what is shown of a message."""
+    words = f"message.content.split('{_REMINDER}')[-1]"
+    for beginning in _BEGINNINGS:
+        question = f"('{beginning}' ~ message.content.split('{beginning}')[-1])"
+        words = f"({question} if '{beginning}' in message.content else {words})"
+    return f"({words})[-{_SHOWN_CHARACTERS}:]"
+
+
 _TEMPLATE = (
     CHAT_TEMPLATE.replace(
         "{{ message.content }}",
         "{% if message.role == 'assistant' %}{{ message.content }}"
-        f"{{% else %}}{{{{ ({_LAST_WORDS})[-{_SHOWN_CHARACTERS}:] }}}}{{% endif %}}",
+        f"{{% else %}}{{{{ {_last_words()} }}}}{{% endif %}}",
     )
     .replace(
         "for message in messages %}",

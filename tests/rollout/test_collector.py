@@ -9,7 +9,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from etude.core.errors import EngineAway, EngineError, ImpossibleCall, RequestError, StoreError
+from etude.core.errors import EngineAway, EngineError, ImpossibleCall, PromptTooLong, RequestError, StoreError
 from etude.rollout import run_workflow
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow, workflow
@@ -441,12 +441,17 @@ def test_wrong_settings_are_refused_before_anything_runs(journal: Journal) -> No
         EpisodeJob("1", examples(1)[0], sampling={"temprature": 0})
 
 
+class OfAnotherEngine(ImpossibleCall):
+    """As a user's own engine may have it."""
+
+
 @pytest.mark.parametrize(
     ("error", "origin"),
     [
         (EngineError("overloaded"), "model"),
         (EngineAway("restarting"), "model"),
-        (ImpossibleCall("the prompt has 9 tokens, and the context ends at 8"), "agent"),
+        (PromptTooLong("the prompt has 9 tokens, and the context ends at 8"), "agent"),
+        (OfAnotherEngine("no such language"), "agent"),
     ],
 )
 @pytest.mark.parametrize("client", [False, True])

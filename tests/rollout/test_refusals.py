@@ -12,13 +12,11 @@ import httpx
 import openai
 import pytest
 
-from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 from etude.inference.embedded import EmbeddedEngine
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one, tiny_engine
-from tests.support import ScriptedEngine
 
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
@@ -135,30 +133,3 @@ async def test_an_endpoints_reason_is_passed_on(
     with Journal(tmp_path / "inner.db") as inner:
         record = await collect_one(workflow, inner, engine=engine)
     assert record.failure is None, record.failure
-
-
-class OfAnotherEngine(ImpossibleCall):
-    """As a user's own engine may have it."""
-
-
-@pytest.mark.parametrize(
-    ("error", "origin"),
-    [
-        (PromptTooLong("the prompt has 9 tokens, and the context ends at 8"), "agent"),
-        (OfAnotherEngine("no such language"), "agent"),
-        (EngineError("overloaded"), "model"),
-    ],
-)
-@pytest.mark.parametrize("client", [False, True])
-async def test_a_kind_of_impossible_call_is_the_agents_failure_too(
-    journal: Journal, error: EngineError, origin: str, client: bool
-) -> None:
-    async def play(example: Any, episode: Any) -> None:
-        if client:
-            await episode.openai().chat.completions.create(model="m", messages=ASK)
-        else:
-            await episode.chat(ASK)
-
-    record = await collect_one(play, journal, engine=ScriptedEngine([error]))
-    assert record.failure is not None
-    assert (record.failure.kind, record.failure.origin) == ("call_failed", origin)

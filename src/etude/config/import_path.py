@@ -14,8 +14,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import ValidationError
-
 from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
 
@@ -97,6 +95,8 @@ def where_raised(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
+    from pydantic_core import ValidationError  # Only here: `etude --help` does without.
+
     if isinstance(error, ValidationError):
         problems = [
             ": ".join(filter(None, [".".join(map(str, details["loc"])), details["msg"]]))

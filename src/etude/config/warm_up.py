@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from etude.config.import_path import import_object, is_import_path, where_raised
+from etude.config.jsonl import read_jsonl
 from etude.core.data_model import DataModel
 from etude.core.errors import DatasetError, EtudeError
 from etude.core.example import Example
@@ -118,12 +118,7 @@ def _made(source: str, examples: Sequence[Example], seed: int) -> Iterator[tuple
 
 def _read(file: Path) -> Iterator[tuple[str, Any]]:
     try:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield f"{file}:{number}", json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DatasetError(f"{file}:{number}: not JSON: {error.msg}") from error
+        yield from read_jsonl(file)
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"{file}: the transcripts cannot be read: {error}") from error
 

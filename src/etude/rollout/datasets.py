@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from etude.config.component import DatasetConfig
 from etude.config.import_path import import_object
+from etude.config.jsonl import read_jsonl
 from etude.config.nearest import alternatives, nearest
 from etude.config.registry import register_dataset
 from etude.core.errors import DatasetError, EtudeError, MissingExtraError
@@ -138,14 +139,8 @@ class JsonlDatasetConfig(FileDatasetConfig, name="jsonl"):
     """A JSON Lines file: one object per line."""
 
     def _rows(self) -> Iterator[Row]:
-        with self.file_path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                where = f"{self.file_path}:{number}"
-                try:
-                    if line.strip():
-                        yield Row(where, json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise DatasetError(f"{where}:{error.colno}: broken JSON: {error.msg}") from error
+        for where, content in read_jsonl(self.file_path):
+            yield Row(where, content)
 
 
 class CsvDatasetConfig(FileDatasetConfig, name="csv"):

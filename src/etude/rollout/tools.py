@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -15,6 +13,7 @@ from typing import Any
 from etude.config.nearest import alternatives
 from etude.core.episode import Event
 from etude.core.errors import RequestError, ToolError
+from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.tools import ToolResult, ToolSession, ToolSet, ToolUse
 from etude.rollout.reply import ToolCall
@@ -74,8 +73,7 @@ class EpisodeTools:
 
     async def result(self, opened: _OpenSet, name: str, arguments: dict[str, Any]) -> ToolResult:
         """The result of a call, from the journal or from the tool. Raises ToolError when there is none."""
-        text = json.dumps([opened.set.name, name, arguments], sort_keys=True)
-        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        digest = content_hash([opened.set.name, name, arguments])
         count = self._asked[digest]
         self._asked[digest] += 1
         is_new = False

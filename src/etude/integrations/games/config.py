@@ -86,6 +86,14 @@ class GameConfig(SizesConfig):
         )
 
 
+def own_maker(path: str, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    """A function that makes the environment of a user's own. Raises RequestError for what makes none."""
+    make = import_object(path)
+    if not callable(make):
+        raise RequestError(f"id: '{path}' is no class or function that makes an environment")
+    return lambda: make(**arguments)
+
+
 def own_function(path: str | None, key: str) -> Callable[..., Any] | None:
     """The function that a key names. Raises RequestError for what is none."""
     if path is None:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, FiniteFloat
 
-from etude.config.import_path import import_object, is_import_path
+from etude.config.import_path import is_import_path
 from etude.config.references import LlmRef
 from etude.config.registry import register_workflow
 from etude.config.supplies import Starter, Supplies
 from etude.core.data_model import kind_of
 from etude.core.episode import WORKFLOW
-from etude.core.errors import RequestError
 from etude.core.example import Example
 from etude.integrations.games.actions import Reader, reader_of
-from etude.integrations.games.config import GameConfig, own_function, unknown
+from etude.integrations.games.config import GameConfig, own_function, own_maker, unknown
 from etude.integrations.games.guard import Guard, guarded
 from etude.integrations.games.observations import text_of_observation
 from etude.integrations.games.turns import Course, Player
@@ -79,10 +78,7 @@ def maker_of(config: GymConfig) -> Callable[[], Any]:
     """A function that makes the environment. Raises RequestError for one that there is not."""
     gymnasium = config.library()
     if is_import_path(config.id):
-        made = import_object(config.id)
-        if not callable(made):
-            raise RequestError(f"id: '{config.id}' is no class or function that makes an environment")
-        return lambda: made(**config.arguments)
+        return own_maker(config.id, config.arguments)
     names = {*gymnasium.registry, *(name.rpartition("-v")[0] for name in gymnasium.registry)}
     if config.id not in names:
         raise unknown("environment of Gymnasium's", config.id, names)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, FiniteFloat
 
-from etude.config.import_path import import_object, is_import_path
+from etude.config.import_path import is_import_path
 from etude.config.references import LlmRef
 from etude.config.registry import register_workflow
 from etude.config.supplies import Starter, Supplies
 from etude.core.data_model import kind_of
 from etude.core.example import Example
 from etude.integrations.games.actions import reader_of
-from etude.integrations.games.config import GameConfig, own_function, unknown
+from etude.integrations.games.config import GameConfig, own_function, own_maker, unknown
 from etude.integrations.games.guard import Guard, guarded
 from etude.integrations.games.observations import text_of_observation
 from etude.integrations.games.turns import Course, Player
@@ -81,8 +81,7 @@ def maker_of(config: PettingZooConfig) -> Callable[[], Any]:
     """A function that makes the environment. Raises RequestError for one that there is not."""
     library = config.library()
     if is_import_path(config.id):
-        made = import_object(config.id)
-        return lambda: made(**config.arguments)
+        return own_maker(config.id, config.arguments)
     if config.id not in library.aec_registry:
         raise unknown("environment of PettingZoo's with turns", config.id, library.aec_registry)
     return lambda: library.make("aec", config.id, **config.arguments)

@@ -6,11 +6,11 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from etude.config.component import CHANGEABLE, DatasetConfig
+from etude.config.component import DatasetConfig
 from etude.config.references import LlmRef
 from etude.config.registry import register_dataset, register_workflow
 from etude.config.supplies import Starter, Supplies
@@ -79,8 +79,6 @@ class ReasoningGymDatasetConfig(DatasetConfig, name="reasoning_gym"):
     """Draws other questions."""
     split: Literal["train", "validation"] = "train"
     """Which of the two."""
-    call_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """Seconds that making a task may take."""
 
     def examples(self) -> list[Example]:
         """The examples. Raises DatasetError where the task has too few different questions."""

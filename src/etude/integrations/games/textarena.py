@@ -131,6 +131,9 @@ class TextArenaGame:
     def _observed(self, guard: Guard[Any]) -> tuple[int, str]:
         """Whose turn it is, and what was said or happened since its last one."""
         seat, observation = guard.env.get_observation()
+        models = max(1, len(self.config.seats))
+        if seat not in range(models):
+            raise guard.problem(f"it asked player {seat}, and `seats` has {models} models")
         if isinstance(observation, str):
             return seat, observation.strip()
         texts = [
@@ -138,9 +141,6 @@ class TextArenaGame:
             for sender, message, kind in observation
             if sender != seat and (self.config.rules or getattr(kind, "name", "") != "PROMPT")
         ]
-        names = {f"player_{number}": number for number in range(len(self.config.seats))}
-        if seat not in names.values() and seat:
-            raise guard.problem(f"it asked player {seat}, and `seats` has {len(names)} models")
         return seat, "\n\n".join(text.strip() for text in texts) or "It is your turn."
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from typing import Any
 
 import verifiers.v1 as vf
 
+from etude.config.import_path import where_raised
 from etude.core.errors import EpisodeError
 from etude.core.example import Example
 from etude.integrations.verifiers.client import EpisodeCalls, EpisodeClientConfig
@@ -38,12 +38,8 @@ class Player:
         context = vf.ModelContext(model=DEFAULT_MODEL, client=EpisodeClientConfig.of(calls))
         try:
             played = await self.env.run_episode(task, context)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
-            raise EpisodeError(
-                f"'{self.name}', task {example.id!r}: {type(error).__name__}: {error}"
-            ) from error
+            raise EpisodeError(f"'{self.name}', task {example.id!r}: {where_raised(error)}") from error
         if not self.env.complete(played):
             raise failure_of(self.name, example.id, list(problems_of(played)), calls.errors)
         for score in scores_of([_given(trace) for trace in played.traces]):
