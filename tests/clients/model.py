@@ -20,8 +20,9 @@ from etude.models.tiny import CHAT_TEMPLATE, TinyShape, build_policy, build_toke
 from tests.clients.drive import CODING_TASK, QUESTION
 
 _SHOWN_CHARACTERS = 112
-_REMINDER, _ENVIRONMENT = "</system-reminder>\\n\\n", "</environment_context>"
-"""The ends of texts in which coding agents tell of the place where they are."""
+_REMINDER = "</system-reminder>\\n\\n"
+_NOTHING_ASKED = ("</environment_context>", "</system>")
+"""The ends of messages in which coding agents tell of the place where they are, or the system says more."""
 _BEGINNINGS = ("New task:", "Answer in JSON")
 """Where a user's own words begin in a turn that has the system message before them."""
 _TOOLS = ("add", "final_answer", "Sum", "final_result", "transfer_to_adder", "Bash", "exec_command")
@@ -50,7 +51,7 @@ _TEMPLATE = (
     .replace(
         "for message in messages %}",
         "for message in messages if message.role not in ('system', 'developer') "
-        f"and not (message.content or '').endswith('{_ENVIRONMENT}') %}}",
+        f"and not (message.content or '').endswith({_NOTHING_ASKED!r}) %}}",
     )
     .replace("for tool in tools %}", f"for tool in tools if tool.function.name in {_TOOLS!r} %}}")
 )
