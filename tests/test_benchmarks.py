@@ -162,6 +162,7 @@ def test_the_engines_json_has_the_keys_that_others_read(monkeypatch: pytest.Monk
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_the_gpus_benchmark_runs_small_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_nothing_mixes_devices():
     files = [str(TESTS / room / "on_a_device.py") for room in ("inference", "learner")]
     path = os.pathsep.join([str(TESTS.parent), str(TESTS.parent / "src")])

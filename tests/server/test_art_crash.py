@@ -57,6 +57,7 @@ def begun(server: ServerProcess, model: dict[str, Any]) -> Any:
     raise AssertionError("no job")
 
 
+@pytest.mark.slow
 def test_a_killed_server_and_worker_lose_no_training_and_double_none(server: ServerProcess) -> None:
     agent = registered(server, "agent")
     body = train_body(agent, pair())

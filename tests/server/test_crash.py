@@ -103,6 +103,7 @@ def test_a_stopped_server_lets_its_job_go_on_later(server: ServerProcess) -> Non
     check_whole(server.client(), job)
 
 
+@pytest.mark.slow
 def test_a_job_can_be_cancelled_at_any_time(server: ServerProcess) -> None:
     client = server.client()
     file = upload(client, supervised(8))

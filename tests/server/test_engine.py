@@ -41,6 +41,7 @@ def test_after_a_while_they_are_told_to_come_again(model: Path, tmp_path: Path) 
         running.client().chat.completions.create(model="tiny", messages=ASK, max_tokens=1)
 
 
+@pytest.mark.slow
 def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
     model: Path, tmp_path: Path
 ) -> None:

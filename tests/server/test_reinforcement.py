@@ -210,6 +210,7 @@ def test_a_response_format_is_the_form_of_the_answers(shared: openai.OpenAI) -> 
         create(shared, upload(shared, prompts(2)), request={"method": method})
 
 
+@pytest.mark.slow
 def test_a_judge_cannot_be_deleted_while_a_job_needs_it(shared: openai.OpenAI) -> None:
     part: Any = {"type": "score_model", "model": "tiny", "input": [{"role": "user", "content": "?"}]}
     file = upload(shared, prompts(2))

@@ -39,7 +39,7 @@ def test_vllm_answers_with_what_jobs_trained_and_comes_back_from_a_crash(
 
         untrained = said("tiny")
         assert untrained != YES["content"]
-        hyper = {"n_epochs": 6, "batch_size": 4, "learning_rate": 0.02}
+        hyper = {"n_epochs": 10, "batch_size": 4, "learning_rate": 0.02}
         file = upload(client, supervised(8))
         for rank in (4, 0):  # LoRA weights beside the base model, then a whole model in its place.
             job = wait(client, create(client, file, lora_rank=rank, **hyper).id)

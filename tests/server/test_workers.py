@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.server.data import create, messages, supervised, upload, wait
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, worker_of
@@ -76,6 +78,7 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
     eventually(lambda: is_gone(last))
 
 
+@pytest.mark.slow
 def test_the_process_that_is_ready_ends_with_a_server_that_is_killed(model: Path, tmp_path: Path) -> None:
     server = ServerProcess(model, tmp_path)
     server.start()
@@ -86,6 +89,7 @@ def test_the_process_that_is_ready_ends_with_a_server_that_is_killed(model: Path
     eventually(lambda: is_gone(nursery))
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_before_its_worker_is_there_leaves_none(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path) as server:
         client = server.client()
