@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -206,8 +207,11 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         say_wrapped(f"drift           {count} branches, {fault} (see `etude doctor --drift MODEL`)")
     show_addresses(addresses_of(history))
     entries: list[Entry] = [*history.validations, *history.epochs]
-    retries = sum((entry.metrics.get("calls") or {}).get("retries", 0) for entry in entries)
-    show_troubles(run, {"retries": retries}, causes_in(entries))
+    calls = Counter[str]()
+    for entry in entries:
+        calls.update(entry.metrics.get("calls") or {})
+    # What was cut off is a warning of the entry's own.
+    show_troubles(run, {**calls, "cut_off": 0}, causes_in(entries))
 
 
 def shown_share(share: float | None) -> str | None:

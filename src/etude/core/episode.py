@@ -79,7 +79,11 @@ def cut_off_share(calls: Mapping[str, int]) -> float | None:
 
 
 def call_counts(record: EpisodeRecord) -> Counter[str]:
-    """The model calls of an episode: `answers`, of them `cut_off` ones, `failed` ones and `retries`."""
+    """The model calls of an episode: `answers`, of them `cut_off` ones, `failed` ones and `retries`.
+
+    Where it called tools, also `tool_calls`, and of them, by outcome, `tool_error`, `tool_refused` and
+    `tool_failed` ones, if there are any.
+    """
     counts = Counter(answers=0, cut_off=0, failed=0, retries=0)
     for call in record.calls:
         counts["retries"] += call.retries
@@ -88,6 +92,10 @@ def call_counts(record: EpisodeRecord) -> Counter[str]:
         else:
             counts["answers"] += 1
             counts["cut_off"] += call.completion.finish_reason == "length"
+    for event in record.events:
+        if event.tool is not None:
+            outcome = event.tool.outcome
+            counts.update(["tool_calls"] if outcome == "ok" else ["tool_calls", f"tool_{outcome}"])
     return counts
 
 
