@@ -41,6 +41,7 @@ ROOMS = [
     "verbs",
     "preflight",
     "demo",
+    "cluster",
     "server",
     "components",
     "integrations",

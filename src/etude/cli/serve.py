@@ -41,6 +41,13 @@ def serve(
     training_processes: Annotated[
         int | None, option("Processes that train a job together; left out: one for each GPU.", min=1)
     ] = None,
+    on: Annotated[
+        str | None,
+        option("Train on the nodes of a Ray cluster: auto, or the HOST:PORT of its head."),
+    ] = None,
+    fewest_processes: Annotated[
+        int | None, option("With --on: processes that a job goes on with when nodes are lost.", min=1)
+    ] = None,
     shard_training: Annotated[
         bool, option("Share weights and optimiser out among them.", "--shard-training")
     ] = False,
@@ -57,6 +64,8 @@ def serve(
     """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
     options = dict(locals())
     api_key_env, max_file_mb = options.pop("api_key_env"), options.pop("max_file_mb")
+    on, fewest = options.pop("on"), options.pop("fewest_processes")
+    options["cluster"] = _cluster(on, training_processes, fewest)
     options |= {"algorithms": tuple(algorithms or ()), "vllm_args": tuple(options.pop("vllm_arg") or ())}
     _require_extras()
     from etude.models.source import folder_of, locate
@@ -76,6 +85,17 @@ def serve(
 
 def _say_ready(name: str, address: str) -> None:
     say(f"serving {name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it.")
+
+
+def _cluster(on: str | None, processes: int | None, fewest: int | None) -> dict[str, object] | None:
+    """The cluster that trains, as the settings have it."""
+    from etude.core.errors import RequestError
+
+    if on is None:
+        if fewest is not None:
+            raise RequestError("--fewest-processes is for training on a cluster; name one: --on auto")
+        return None
+    return {"address": on, "learners": processes or 1, "fewest_learners": fewest}
 
 
 def _key(variable: str | None) -> str | None:

@@ -50,9 +50,9 @@ class RayLauncher:
             raise MissingExtraError("training on a Ray cluster", "ray")
         if config.address.startswith("ray://"):
             raise RequestError(
-                f"{config.address} is the address of Ray's client, and this machine must be a node of the "
-                "cluster to start processes that train: `ray start --address=HOST:6379 --num-cpus=0` makes it "
-                "one that runs nothing else, and the address is then `auto`"
+                f"{config.address} is an address for Ray's client, and to start processes that train this "
+                "machine must be a node of the cluster: `ray start --address=HOST:6379 --num-cpus=0` makes "
+                "it one that runs nothing else, and the address is then `auto`"
             )
         self._config = config
         self._desk = desk

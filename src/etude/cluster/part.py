@@ -50,11 +50,13 @@ class Part:
 
 def _line_to(desk: Any) -> Any:
     import ray
-    from ray.exceptions import GetTimeoutError, RayActorError
+    from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
     def call(name: str, *args: Any, **options: Any) -> Any:
         try:
             return ray.get(getattr(desk, name).remote(*args, **options), timeout=_CALL_SECONDS)
+        except RayTaskError as error:
+            raise error.cause from error
         except (RayActorError, GetTimeoutError) as error:
             raise HeadLost(
                 "the process on the head that started this one ended, or does not answer"

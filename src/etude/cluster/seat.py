@@ -92,16 +92,20 @@ class Seat:
             problem = "is shared without file locks, so that two teams could write at once"
         if problem is not None:
             raise StoreError(
-                f"{self.folder} on node {self.node} {problem}; keep the data folder (--data-dir, or the run's "
-                "folder) on storage that all nodes mount at the same path, with locks, as NFS 4 has them"
+                f"{self.folder} on node {self.node} {problem}; keep the data folder (--data-dir) on "
+                "storage that all nodes mount at the same path, with file locks, as NFS 4 has them"
             )
 
-    def lock(self) -> RunLock | None:
-        """Held by the process that writes, for as long as it lives; None where another team's does not end."""
+    def lock(self, *, leads: bool) -> RunLock | None:
+        """Held by a process for as long as it lives, so that of two teams one writes.
+
+        None where a process of another team that `leads` as this one does not end.
+        """
         end = time.monotonic() + _LOCK_SECONDS
+        path = self.folder / ("leader" if leads else f"member-{self.rank}")
         while time.monotonic() < end:
             with suppress(StoreError):
-                return RunLock(self.folder / "leader")
+                return RunLock(path)
             time.sleep(_PAUSE_SECONDS)
         return None
 

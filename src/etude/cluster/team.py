@@ -18,6 +18,7 @@ from etude.store.files import write_atomically
 from etude.store.lock import RunLock
 
 _LOOK_SECONDS = 0.2
+_JOIN_SECONDS = 90.0
 _LAST_WORDS_SECONDS = 3.0
 """In which processes that ended after the first are heard: that one may only have lost its peer."""
 _BEGIN_SECONDS = 120.0
@@ -56,13 +57,27 @@ def _join(order: TeamOrder) -> None:
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     import ray
 
+    seconds = min(_JOIN_SECONDS, order.config.learner_wait)
+    nothing = (
+        f"there is no Ray cluster at {order.config.address} that this machine is a node of; start one "
+        "(`ray start --head`), or join one (`ray start --address=HOST:6379`): "
+    )
+
+    def give_up() -> None:
+        sys.stderr.write(f"{CAUSE}{nothing}no answer within {seconds:g} s\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    # Ray itself tries for many minutes where nobody answers, and cannot be stopped meanwhile.
+    alarm = threading.Timer(seconds, give_up)
+    alarm.daemon = True
+    alarm.start()
     try:
         ray.init(order.config.address, log_to_driver=True, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise TeamLost(
-            f"there is no Ray cluster at {order.config.address} that this machine is a node of "
-            f"({_line(error)}); start one (`ray start --head`), or join one (`ray start --address=HOST:6379`)"
-        ) from error
+        raise TeamLost(f"{nothing}{_line(error)}") from error
+    finally:
+        alarm.cancel()
 
 
 def _run(order: TeamOrder, stopping: threading.Event) -> None:
