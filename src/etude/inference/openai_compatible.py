@@ -49,6 +49,7 @@ class OpenAiEngine(Engine):
         self._lanes = HttpLanes(self._headers())
         self._model = config.model_name
         self._version = 0
+        self.adopted: ModelVersion | None = None
         self._closed = False
         # Each retry would be a line; what came of them all is on the call.
         logging.getLogger("stamina").propagate = False
@@ -130,7 +131,7 @@ class OpenAiEngine(Engine):
 
     async def adopt(self, version: ModelVersion) -> None:
         """Ask for `version.location`, the endpoint's name for the new weights, from the next attempt on."""
-        self._model, self._version = version.location, version.number
+        self._model, self._version, self.adopted = version.location, version.number, version
 
     async def close(self) -> None:
         self._closed = True
