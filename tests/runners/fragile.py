@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import etude
 
@@ -63,3 +64,12 @@ def length(example: etude.Example, output: str) -> float:
     if example.inputs.get("do") == "exit in evaluator":
         os._exit(4)
     return float(len(output))
+
+
+@etude.workflow
+async def stream(example: etude.Example, episode: etude.Episode) -> list[str]:
+    """The pieces in which an answer came."""
+    client = episode.openai()
+    question: Any = [{"role": "user", "content": str(example.inputs["question"])}]
+    pieces = await client.chat.completions.create(model="policy", messages=question, stream=True)
+    return [piece.choices[0].delta.content or "" async for piece in pieces if piece.choices[0].delta.content]

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from etude.core.call import ChatRequest, Completion
-from etude.core.errors import EtudeError, PromptTooLong
+from etude.core.call import ChatRequest, Completion, Delta
+from etude.core.errors import EngineError, EtudeError, PromptTooLong
 from etude.core.example import Example
+from etude.inference.engine import note_failed_attempt, note_retry
 from etude.runners import opening
 from tests.runners.playing import config_with, evaluate, examples, opened, stored
 from tests.support import EchoEngine, ScriptedEngine
@@ -196,3 +197,31 @@ async def test_an_interrupted_evaluation_goes_on_in_runners(tmp_path: Path):
         output = await runtime.evaluation.run(examples("", ""), phase="eval")
     assert [item.is_scored for item in output.results_of("length")] == [True, True]
     assert len(sampled(tmp_path / "sampled")) == 4
+
+
+class Streaming(EchoEngine):
+    """Answers in pieces, after failed attempts."""
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        note_retry()
+        note_failed_attempt("http://a")
+        completion = await super().complete(request)
+        if request.on_delta is not None:
+            for letter in str(completion.message["content"]):
+                request.on_delta(Delta(content=letter, ids=(1,), logprobs=(-0.5,), top=(((1, -0.5),),)))
+        if "What is 1" in str(request.messages[-1]["content"]):
+            raise EngineError("the last attempt failed")
+        return completion
+
+
+async def test_pieces_and_failed_attempts_come_through(tmp_path: Path):
+    config = config_with(workflow="stream", isolation="process", runners=1)
+    await evaluate(tmp_path / "run", config, Streaming(), examples("", ""))
+    _, records = stored(tmp_path / "run")
+    assert [len(record.calls) for record in records] == [1, 1]
+    for record in records:
+        assert (record.calls[0].retries, record.calls[0].failed_at) == (1, ("http://a",))
+    answer = records[0].calls[0].completion
+    assert answer is not None
+    assert records[0].output == list(str(answer.message["content"]))
+    assert records[1].calls[0].error == "the last attempt failed"

@@ -14,7 +14,7 @@ from etude.core.call import Call
 from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Engine, Portable
 from etude.core.job import ModelVersion
-from etude.inference.engine import counting_retries
+from etude.inference.engine import RetryCount, counting_retries
 from etude.rollout.collector import EpisodeJob
 from etude.runners.calls import Known, decode_request, encode_answer, encode_delta
 from etude.runners.frames import Disconnected, Stream
@@ -40,25 +40,29 @@ class Head:
     """Seconds that a runner's event loop may stand still."""
     memory: float | None
     """Gigabytes that a runner may use."""
-    answers: defaultdict[str, list[tuple[Call, int]]] = field(default_factory=lambda: defaultdict(list))
-    """Calls of each episode under way that were answered, with their retries: a runner may die before it has
-    committed one, and the episode then asks again."""
+    answers: defaultdict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    """Calls of each episode under way that were answered: a runner may die before it has committed one, and
+    the episode then asks again."""
 
-    async def answer(self, asked: Call) -> tuple[Call, int]:
-        """The call with its answer and its retries, sampled unless that has been done. Raises EngineError."""
+    async def answer(self, asked: Call, count: RetryCount) -> Call:
+        """The call with its answer, which is sampled unless that has been done. Raises EngineError."""
         answers = self.answers[asked.request.conversation] if asked.request.conversation else []
-        for call, retries in answers:
+        for call in answers:
             # The key first: it differs unless the agent has set a seed.
             same_key = call.request.key == asked.request.key and call.model == asked.model
             if same_key and call.request == asked.request:
-                return call, retries
-        with counting_retries() as count:
-            completion = await self.engines[asked.model].complete(asked.request)
+                count.retries, count.failed_at[:] = call.retries, call.failed_at
+                return call
+        completion = await self.engines[asked.model].complete(asked.request)
         call = replace(
-            asked, request=replace(asked.request, earlier=(), on_delta=None), completion=completion
+            asked,
+            request=replace(asked.request, earlier=(), on_delta=None),
+            completion=completion,
+            retries=count.retries,
+            failed_at=tuple(count.failed_at),
         )
-        answers.append((call, count.retries))
-        return call, count.retries
+        answers.append(call)
+        return call
 
 
 class RunnerDied(EtudeError):
@@ -173,11 +177,15 @@ class RemoteRunner:
         asked = decode_request(parameters, known)
         request = asked.request
         if parameters["streams"]:
-            request = replace(request, on_delta=lambda delta: note(encode_delta(delta)))
-        call, retries = await self._head.answer(replace(asked, request=request))
+            request = replace(request, on_delta=lambda delta: note(["delta", encode_delta(delta)]))
+        with counting_retries() as count:
+            try:
+                call = await self._head.answer(replace(asked, request=request), count)
+            finally:
+                if count.retries or count.failed_at:
+                    note(["tried", [count.retries, count.failed_at]])
         known[parameters["number"]] = call
-        answer = encode_answer(call, known, parameters["earlier"])
-        return {"completion": answer, "retries": retries}
+        return encode_answer(call, known, parameters["earlier"])
 
     async def _tell_versions(self) -> None:
         """Have the engines that it has built itself adopt what the head's have adopted."""

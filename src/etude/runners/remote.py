@@ -19,7 +19,7 @@ from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, StoreError
 from etude.core.interfaces import Engine, Run
 from etude.core.job import ModelVersion
-from etude.inference.engine import note_retry
+from etude.inference.engine import note_failed_attempt, note_retry
 from etude.runners.calls import Known, decode_answer, decode_delta, encode_request
 from etude.runners.link import Link
 from etude.store.journal import Json
@@ -97,12 +97,23 @@ class RemoteEngine(Engine):
         """Have the head sample. Raises what its engine raises."""
         known = self._known[request.conversation] if request.conversation else {}
         asked = encode_request(request, self._name, next(self._numbers), known)
-        on_delta = request.on_delta
-        listener = None if on_delta is None else lambda data: on_delta(decode_delta(data))
-        answer = await self._link.ask("sample", asked, listener)
-        for _ in range(answer["retries"]):
-            note_retry()
-        return decode_answer(asked, answer["completion"], known)
+        tried: list[Any] = [0, []]
+
+        def listen(note: Any) -> None:
+            if note[0] == "tried":
+                tried[:] = note[1]
+            elif request.on_delta is not None:
+                request.on_delta(decode_delta(note[1]))
+
+        try:
+            answer = await self._link.ask("sample", asked, listen)
+        finally:
+            # Here, in the task of the call whose attempts are counted.
+            for _ in range(tried[0]):
+                note_retry()
+            for address in tried[1]:
+                note_failed_attempt(address)
+        return decode_answer(asked, answer, known)
 
     async def adopt(self, version: ModelVersion) -> None:
         """Raises EngineError: the head's engine adopts versions."""
