@@ -29,6 +29,7 @@ ROOMS = [
     "protocols",
     "scenarios",
     "graders",
+    "runners",
     "runtime",
     "algorithms",
     "jobs",

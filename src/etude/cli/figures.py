@@ -81,6 +81,12 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: list[dict[str, An
         say(f"                {show_command(path_shown(run), cause)}")
 
 
+def show_addresses(addresses: Mapping[str, Mapping[str, int]]) -> None:
+    """How many calls each of a model's several addresses answered, and how many attempts failed there."""
+    for url, counts in addresses.items():
+        say_wrapped(f"address         {url}: {counts['answers']} answers, {counts['failed']} failed attempts")
+
+
 def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
     """Rows of what was measured in the runs: before and after training, the reward and each evaluator."""
     columns = [_columns(run) for run in facts]

@@ -5,8 +5,8 @@ This is the finished value. The live object that a workflow is handed is `etude.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,7 +43,8 @@ class Event:
 class Failure:
     """Why an episode has no output. A failure is data: it is counted and shown, never a reward."""
 
-    kind: Literal["raised", "timeout", "no_output", "call_failed", "tool_failed"]
+    kind: Literal["raised", "timeout", "no_output", "call_failed", "tool_failed", "died"]
+    """`died`: the process that played it ended."""
     reason: str
     origin: Literal["agent", "model", "tool", "environment"] = "agent"
     """Whose failure it is: the agent's own, that of a model or a tool that did not answer, or not in time, or
@@ -97,3 +98,24 @@ def call_counts(record: EpisodeRecord) -> Counter[str]:
             outcome = event.tool.outcome
             counts.update(["tool_calls"] if outcome == "ok" else ["tool_calls", f"tool_{outcome}"])
     return counts
+
+
+def address_counts(record: EpisodeRecord) -> dict[str, Counter[str]]:
+    """The attempts at model calls of an episode, where a model has several addresses: `answers` and `failed`
+    ones, by address."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(lambda: Counter(answers=0, failed=0))
+    for call in record.calls:
+        for address in call.failed_at:
+            counts[address]["failed"] += 1
+        if call.completion is not None and call.completion.address:
+            counts[call.completion.address]["answers"] += 1
+    return dict(counts)
+
+
+def added_up(counts: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """Counts by address, of several episodes or collections, as one."""
+    sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for by_address in counts:
+        for address, count in by_address.items():
+            sums[address].update(count)
+    return {address: dict(sums[address]) for address in sorted(sums)}
