@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from etude.backup.attach import backed_up
+from etude.backup.replicator import Replicator
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
 from etude.config.finetuning import TargetConfig
@@ -50,6 +52,8 @@ class Runtime:
     progress: Progress = field(default_factory=Progress)
     report: Report | None = None
     """Called after every epoch and validation, once it is journalled."""
+    backup: Replicator | None = None
+    """Backs the run up while it goes on, where the config has a storage."""
 
 
 @asynccontextmanager
@@ -63,10 +67,11 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Build the agent, its models, evaluators and examples; all are closed again at the end.
 
-    `engines` take the place of entries of `llms` by the same name; they are not closed. Raises
-    RequestError or DatasetError for what cannot be built; nothing is sampled.
+    `engines` take the place of entries of `llms` by the same name; they are not closed. The run is backed up
+    meanwhile, and once more at the end. Raises RequestError or DatasetError for what cannot be built.
     """
-    async with Builder(config, run) as builder:
+    progress = progress or Progress()
+    async with backed_up(config.storage, run, progress) as backup, Builder(config, run) as builder:
         workflow: Workflow = await builder.get_workflow()
         given = dict(engines or {})
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
@@ -108,8 +113,9 @@ async def open_runtime(
             engines=models,
             target_model=target,
             validation_examples=validation,
-            progress=progress or Progress(),
+            progress=progress,
             report=report,
+            backup=backup,
         )
 
 
